@@ -1,0 +1,52 @@
+"""doxa: any PyTorch network, made Bayesian.
+
+posterior = doxa.fit(net, (x, y), "deep-ensemble")
+p = posterior.predict(x_new)
+p.mean, p.aleatoric, p.epistemic
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from doxa import errors, nets
+from doxa.engine import Engine
+from doxa.fit import fit
+from doxa.likelihoods import (
+    Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT,
+)  # fmt: skip
+from doxa.method import Method
+from doxa.model import Model
+from doxa.posterior import MixturePosterior, Posterior, load
+from doxa.predictive import Predictive
+from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
+from doxa.registry import get_method, methods
+from doxa.runs import Runs, Sweep
+
+if TYPE_CHECKING:
+    from doxa.ensemble.deep import DeepEnsemble
+    from doxa.exact.linear import BayesianLinear
+    from doxa.function.gp import GP
+    from doxa.laplace.laplace import Laplace
+    from doxa.mcmc.hmc import HMC
+    from doxa.point.map import MAP
+    from doxa.vi.mc_dropout import MCDropout
+    from doxa.vi.mean_field import MeanField
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GP", "HMC", "MAP", "BayesianLinear", "Bernoulli", "Categorical", "DeepEnsemble", "Engine",
+    "FanInNormal", "Gaussian", "HeteroscedasticGaussian", "Laplace", "LaplacePrior", "MCDropout",
+    "MeanField", "Method", "MixturePosterior", "Model", "Normal", "Poisson", "Posterior",
+    "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "errors", "fit",
+    "get_method", "load", "methods", "nets",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Method classes are imported when first used."""
+    for row in methods():
+        if row.target.endswith(f":{name}"):
+            return get_method(row.name)
+    raise AttributeError(f"module 'doxa' has no attribute {name!r}")

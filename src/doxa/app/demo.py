@@ -1,0 +1,183 @@
+"""`doxa demo`: every method on a regression with a gap, and two moons with and without a posterior.
+
+A good posterior is sure where there are data and unsure in the gap; the point estimate of a
+classifier is sure everywhere, its posterior is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import nn
+
+import doxa
+from doxa import data_sets, nets
+from doxa.app import figures
+from doxa.app.predictions import array, flat
+from doxa.app.tables import Array
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method and its settings, fixed beforehand."""
+
+    method: str
+    note: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = (
+    Case("linear", "Fourier features, exact", {"features": "fourier"}),
+    Case("gp", "RBF kernel, exact"),
+    Case("map", "one point", {}, {"steps": 3000}),
+    Case("deep-ensemble", "members", {}, {"steps": 3000, "members": 10}),
+    Case("mc-dropout", "p = 0.1", {"p": 0.1}, {"steps": 3000}),
+    Case("mean-field", "variational", {}, {"steps": 5000}),
+    Case("laplace", "full, linearised", {"structure": "full"}, {"steps": 3000}),
+    Case("hmc", "4 chains", {}, {"members": 4}),
+)
+MOONS = (
+    Case("map", "point estimate", {}, {"steps": 2000}),
+    Case("hmc", "posterior", {}, {"members": 4}),
+)
+GRID = np.linspace(-5.0, 5.0, 241)
+
+
+def run(folder: Path, seed: int, console: Console) -> None:
+    """Fit, print two tables, write two figures and say where."""
+    figures.import_pyplot()  # before the fits, not after them
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(CASES) + len(MOONS))
+
+        def tell(text: str) -> None:
+            progress.update(task, description=text)
+
+        def done() -> None:
+            progress.advance(task)
+
+        gap_table = _gap(folder / "regression.png", seed, tell, done)
+        moons_table = _moons(folder / "two_moons.png", seed, tell, done)
+    console.print(gap_table)
+    console.print(moons_table)
+    for name in ("regression.png", "two_moons.png"):
+        console.print(f"figure: {escape(str((folder / name).resolve()))}", soft_wrap=True)
+
+
+def _fit(case: Case, net: nn.Module, points: data_sets.Points, likelihood: str, seed: int) -> Any:
+    cls = doxa.get_method(case.method)
+    return doxa.fit(
+        net if cls.needs_network else None,
+        (points.x, points.y),
+        cls(**case.settings),
+        likelihood=likelihood,
+        standardize=True,
+        seed=seed,
+        progress=False,
+        **case.options,
+    )
+
+
+def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
+    train = data_sets.gap_regression(80, seed)
+    near = data_sets.gap_regression(400, seed + 1)
+    gap = data_sets.gap_regression(400, seed + 1, inside=True)
+    table = Table(
+        "method", "log lik.", "RMSE", "coverage", "gap log lik.", "gap coverage", "gap std",
+        "seconds", "status", title="regression with a gap (held out; 95 % intervals)",
+    )  # fmt: skip
+    panels = []
+    for case in CASES:
+        tell(f"regression: {case.method}")
+        start = time.perf_counter()
+        posterior = _fit(case, nets.mlp(1, 1, (50,), "tanh"), train, "gaussian", seed)
+        seconds = time.perf_counter() - start
+        here, there = _score(posterior, near), _score(posterior, gap)
+        table.add_row(
+            case.method,
+            *(f"{v:.2f}" for v in (here["ll"], here["rmse"], here["coverage"])),
+            *(f"{v:.2f}" for v in (there["ll"], there["coverage"], there["std"], seconds)),
+            str(posterior.status),
+        )
+        p = posterior.predict(GRID[:, None])
+        draws = array(posterior.functions(GRID[:, None], n=_draws(posterior)))
+        panels.append(
+            figures.Panel(
+                case.method,
+                case.note,
+                flat(p.mean),
+                flat(p.aleatoric),
+                flat(p.epistemic),
+                draws.reshape(len(draws), len(GRID)),
+            )
+        )
+        done()
+    truth = data_sets.gap_function(GRID)
+    figures.regression_figure(path, GRID, truth, train.x[:, 0], train.y, panels, data_sets.GAP)
+    return table
+
+
+def _draws(posterior: Any, wanted: int = 12) -> int:
+    """As many function draws as there are: a point estimate has one, an ensemble its members."""
+    kept = len(array(posterior.predict(GRID[:1, None]).samples))
+    return min(wanted, kept)
+
+
+def _score(posterior: Any, points: data_sets.Points) -> dict[str, float]:
+    p = posterior.predict(points.x)
+    low, high = (flat(bound) for bound in p.interval(0.95))
+    y = points.y
+    return {
+        "ll": float(array(p.log_prob(y)).mean()),
+        "rmse": float(np.sqrt(np.mean((flat(p.mean) - y) ** 2))),
+        "coverage": float(np.mean((low <= y) & (y <= high))),
+        "std": float(flat(p.std).mean()),
+    }
+
+
+def _moons(path: Path, seed: int, tell: Any, done: Any) -> Table:
+    train = data_sets.two_moons(120, 0.15, seed)
+    test = data_sets.two_moons(1000, 0.15, seed + 1)
+    xs, ys = np.linspace(-3.0, 4.0, 141), np.linspace(-2.75, 3.25, 121)
+    plane = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
+    far = np.linalg.norm(plane - [0.5, 0.25], axis=1) > 2.5
+    table = Table(
+        "method", "log lik.", "accuracy", "confidence far away", "mutual information far away",
+        "seconds", "status", title="two moons (held out)",
+    )  # fmt: skip
+    fields: list[tuple[str, Array, str]] = []
+    for case in MOONS:
+        tell(f"two moons: {case.method}")
+        start = time.perf_counter()
+        posterior = _fit(case, nets.mlp(2, 2, (50,), "tanh"), train, "categorical", seed)
+        seconds = time.perf_counter() - start
+        p, q = posterior.predict(test.x), posterior.predict(plane)
+        probs, information = array(q.probs), flat(q.mutual_information)
+        table.add_row(
+            case.method,
+            f"{array(p.log_prob(test.y)).mean():.3f}",
+            f"{np.mean(array(p.probs).argmax(1) == test.y):.3f}",
+            f"{probs[far].max(1).mean():.3f}",
+            f"{information[far].mean():.3f}",
+            f"{seconds:.2f}",
+            str(posterior.status),
+        )
+        shape = (len(ys), len(xs))
+        fields.append((f"{case.method}: {case.note}", probs[:, 1].reshape(shape), "probability"))
+        if case is MOONS[-1]:
+            title = f"{case.method}: what it does not know"
+            fields.append((title, information.reshape(shape), "information"))
+        done()
+    figures.moons_figure(path, xs, ys, fields, train)
+    return table

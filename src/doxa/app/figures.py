@@ -1,0 +1,149 @@
+"""The pictures of the demo: what a posterior believes, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from doxa.app.tables import Array
+from doxa.errors import MissingExtra
+
+INK, GRID = "#22303c", "#e3e8ec"
+MEAN, EPISTEMIC, ALEATORIC, DRAW = "#0b4f8a", "#3d8fd1", "#a9d0ee", "#0b4f8a"
+CLASS_COLOURS = ("#c8553d", "#2a6f97")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One method's beliefs on a line: [G] each, variances in squared units; draws [S, G]."""
+
+    title: str
+    note: str
+    mean: Array
+    aleatoric: Array
+    epistemic: Array
+    draws: Array
+
+
+def import_pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingExtra("figures need matplotlib: pip install 'doxa[plots]'") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+        # A figure of its own, not pyplot's: no global state, and no display is needed.
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure, figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+
+    return matplotlib, subplots
+
+
+def regression_figure(
+    path: Path, grid: Array, truth: Array, x: Array, y: Array, panels: Sequence[Panel], shade: Any
+) -> None:
+    """One panel a method: mean, bands of two standard deviations, function draws and the data."""
+    _, subplots = import_pyplot()
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = subplots(rows, columns, (3.6 * columns, 2.9 * rows + 0.5))
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        epistemic = 2.0 * np.sqrt(panel.epistemic)
+        total = 2.0 * np.sqrt(panel.epistemic + panel.aleatoric)
+        _plain(ax)
+        ax.axvspan(*shade, color="#f5f1e8", lw=0, zorder=0)
+        ax.fill_between(
+            grid,
+            panel.mean - total,
+            panel.mean + total,
+            color=ALEATORIC,
+            lw=0,
+            alpha=0.65,
+            label="aleatoric + epistemic (±2σ)",
+            zorder=1,
+        )
+        ax.fill_between(
+            grid,
+            panel.mean - epistemic,
+            panel.mean + epistemic,
+            color=EPISTEMIC,
+            lw=0,
+            alpha=0.55,
+            label="epistemic (±2σ)",
+            zorder=2,
+        )
+        for k, draw in enumerate(panel.draws):
+            ax.plot(
+                grid,
+                draw,
+                color=DRAW,
+                lw=0.6,
+                alpha=0.35,
+                zorder=3,
+                label="function draws" if k == 0 else None,
+            )
+        ax.plot(grid, truth, color=INK, lw=1.0, ls=(0, (4, 3)), label="truth", zorder=4)
+        ax.plot(grid, panel.mean, color=MEAN, lw=2.0, label="mean", zorder=5)
+        ax.plot(x, y, ".", color=INK, ms=3.5, alpha=0.75, label="data", zorder=6)
+        ax.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK)
+        ax.set_title(panel.note, loc="right", fontsize=9, color="#5b6b78")
+    for ax in list(axes.flat)[len(panels) :]:
+        ax.set_visible(False)
+    span = float(np.ptp(np.concatenate([truth, y])))
+    middle = float(np.mean([truth.min(), truth.max()]))
+    axes.flat[0].set_ylim(middle - 0.95 * span, middle + 0.95 * span)
+    axes.flat[0].set_xlim(grid[0], grid[-1])
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10
+    )
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def moons_figure(
+    path: Path, xs: Array, ys: Array, fields: Sequence[tuple[str, Array, str]], points: Any
+) -> None:
+    """Maps over the plane: (title, values [H, W], "probability" or "information") each."""
+    _, subplots = import_pyplot()
+    figure, axes = subplots(1, len(fields), (4.6 * len(fields), 4.0))
+    for ax, (title, values, kind) in zip(axes.flat, fields, strict=True):
+        _plain(ax)
+        ax.grid(visible=False)
+        if kind == "probability":
+            style: dict[str, Any] = {"levels": np.linspace(0.0, 1.0, 21), "cmap": "RdBu"}
+        else:
+            style = {"levels": 21, "cmap": "magma"}
+        drawn = ax.contourf(xs, ys, values, **style)
+        if kind == "probability":
+            ax.contour(xs, ys, values, levels=[0.5], colors=INK, linewidths=1.4)
+        bar = figure.colorbar(
+            drawn,
+            ax=ax,
+            shrink=0.9,
+            pad=0.02,
+            label="P(class 1)" if kind == "probability" else "nats",
+        )
+        bar.outline.set_visible(False)
+        for k, colour in enumerate(CLASS_COLOURS):
+            own = points.x[points.y == k]
+            ax.plot(own[:, 0], own[:, 1], "o", ms=4, mfc=colour, mec="white", mew=0.6)
+        ax.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+        ax.set_aspect("equal")
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def _plain(ax: Any) -> None:
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color("#9aa7b1")
+    ax.tick_params(colors="#5b6b78", labelsize=9, length=3)
+    ax.grid(color=GRID, lw=0.6)
+    ax.set_axisbelow(True)

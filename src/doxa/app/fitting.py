@@ -1,0 +1,150 @@
+"""From a table to a saved posterior: what `doxa fit` and `doxa compare` share."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import doxa
+from doxa import nets
+from doxa.app.schema import Schema
+from doxa.app.settings import make_method
+from doxa.app.tables import Array
+from doxa.errors import MethodError, ModelError, StoreError
+from doxa.store import decode, read_artefact
+from doxa.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the user asked of a fit, besides data and method. None leaves it to the method."""
+
+    net: str | None = None  # module:builder
+    hidden: tuple[int, ...] = (50,)
+    members: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    batch_size: int | None = None
+    device: str | None = None
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        asked = {
+            "members": self.members,
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "lr": self.lr,
+            "batch_size": self.batch_size,
+            "device": self.device,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def fit_arrays(
+    schema: Schema,
+    x: Array,
+    y: Array,
+    method: str,
+    settings: Sequence[str],
+    plan: Plan,
+    checkpoint: Path | None = None,
+    progress: bool = True,
+) -> Any:
+    """The posterior, with the schema in its metadata."""
+    chosen = make_method(method, settings)
+    if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
+        raise MethodError(
+            f"method {method!r} is for regression only, and {schema.target!r} is a class; "
+            "choose another method, or --likelihood gaussian for a number"
+        )
+    net = make_net(plan, schema.inputs, schema.outputs) if chosen.needs_network else None
+    posterior = doxa.fit(
+        net,
+        (x, y),
+        chosen,
+        likelihood=schema.likelihood,
+        standardize=True,
+        seed=plan.seed,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        progress=progress,
+        **plan.options(),
+    )
+    posterior.metadata["table"] = schema.to_json()
+    posterior.metadata["method"] = method
+    if net is not None and nets.builder_of(net) is None:
+        posterior.metadata["net"] = plan.net
+    return posterior
+
+
+def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:
+    """The default MLP, or what the user's `module:builder` gives for (inputs, outputs)."""
+    if plan.net is None:
+        return nets.mlp(inputs, outputs, plan.hidden)
+    module_name, colon, function = plan.net.partition(":")
+    if not colon or not function or module_name.endswith(".py"):
+        raise ModelError(f"--net takes module:builder, such as mynets:wide, not {plan.net!r}")
+    folder = os.getcwd()
+    if folder not in sys.path:  # a module beside the data is what people mean
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ModelError(f"--net {plan.net}: cannot import {module_name!r}: {error}") from error
+    builder = getattr(module, function, None)
+    if builder is None:
+        hint = did_you_mean(function, [name for name in vars(module) if not name.startswith("_")])
+        raise ModelError(f"--net {plan.net}: {module_name!r} has no {function!r}{hint}")
+    try:
+        net = builder(inputs, outputs)
+    except TypeError as error:
+        raise ModelError(
+            f"--net {plan.net}: called as {function}(inputs, outputs): {error}"
+        ) from error
+    if not isinstance(net, nn.Module):
+        raise ModelError(f"--net {plan.net} gave {type(net).__name__}, not a torch.nn.Module")
+    return net
+
+
+def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
+    """A posterior that `doxa fit` saved, and its schema."""
+    # The network's shape is in the schema, which must be read before the network can be made.
+    record = decode(read_artefact(run)[1].get("record", {}), "record")
+    metadata = record.get("metadata", {})
+    if "table" not in metadata:
+        raise StoreError(f"{run} holds a posterior that was not fitted from a table")
+    schema = Schema.from_json(metadata["table"])
+    own = metadata.get("net")
+    if own is not None and net is None:
+        raise ModelError(f"{run} was fitted with a network of your own: pass --net {own}")
+    made = None if net is None else make_net(Plan(net=net), schema.inputs, schema.outputs)
+    return doxa.load(str(run), net=made), schema
+
+
+def prepare_out(out: Path, resume: bool) -> Path:
+    """Check, before anything is fitted, that `out` can be written; give the checkpoint's place.
+
+    The checkpoint lies beside `out` and not in it: saving replaces the whole folder at once.
+    """
+    if out.exists() and not out.is_dir():
+        raise StoreError(f"{out} is a file; --out is a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / "meta.json").exists():
+        raise StoreError(f"{out} holds other files; choose an empty or a new folder for --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = out.with_name(out.name + ".checkpoint")
+    if checkpoint.exists() and not resume:
+        shutil.rmtree(checkpoint)
+    return checkpoint
+
+
+def forget_checkpoint(checkpoint: Path) -> None:
+    """The posterior is saved: nothing is left to resume."""
+    shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""A predictive as columns of a table, in the units and labels of the target.
+
+Regression: mean, std, aleatoric and epistemic (variances, which add up to std²), low and high of
+a central interval. Classification: one probability a class, the predicted class, the entropy of
+the prediction and the part of it that more data could remove (mutual information), in nats.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from doxa.app.schema import Schema
+from doxa.app.tables import Array, import_pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROWS_AT_ONCE = 8192  # bounds the memory of a prediction; rows do not depend on each other
+
+
+def predict_table(
+    posterior: Any, schema: Schema, frame: pd.DataFrame, level: float = 0.95
+) -> tuple[pd.DataFrame, list[str]]:
+    """Predictions for every row of `frame`, with its index, and notes for the user."""
+    pandas = import_pandas()
+    x, notes = schema.features(frame)
+    parts = [
+        columns(posterior.predict(x[start : start + ROWS_AT_ONCE]), schema, level)
+        for start in range(0, len(x), ROWS_AT_ONCE)
+    ]
+    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return pandas.DataFrame(table, index=frame.index), notes
+
+
+def columns(p: Any, schema: Schema, level: float) -> dict[str, Array]:
+    """{column name: [N]} of one predictive."""
+    if schema.classes is None:
+        low, high = (flat(bound) for bound in p.interval(level))
+        return {
+            "mean": flat(p.mean),
+            "std": flat(p.std),
+            "aleatoric": flat(p.aleatoric),
+            "epistemic": flat(p.epistemic),
+            "low": low,
+            "high": high,
+        }
+    probs = class_probs(p, schema)
+    table = {f"p({label})": probs[:, k] for k, label in enumerate(schema.classes)}
+    labels = np.array(schema.classes, dtype=object)
+    table["predicted"] = labels[probs.argmax(axis=1)]
+    table["entropy"] = flat(p.entropy)
+    table["mutual_information"] = flat(p.mutual_information)
+    return table
+
+
+def class_probs(p: Any, schema: Schema) -> Array:
+    """[N, C], also for a Bernoulli likelihood, whose one number is P(second class)."""
+    if schema.likelihood == "bernoulli":
+        second = flat(p.mean)
+        return np.stack([1.0 - second, second], axis=1)
+    return array(p.probs)
+
+
+def flat(values: Tensor) -> Array:
+    return array(values).reshape(len(values))
+
+
+def array(values: Tensor) -> Array:
+    return values.detach().cpu().double().numpy()

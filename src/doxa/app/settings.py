@@ -1,0 +1,93 @@
+"""A method's hyper-parameters on the command line: its dataclass fields are the flags.
+
+`--set rank=20 --set temperature=0.1` makes `SWAG(rank=20, temperature=0.1)`. Values are read as
+Python literals (numbers, true/false, none, tuples), and as plain text where they are none.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import doxa
+from doxa.errors import MethodError
+from doxa.suggest import did_you_mean
+
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+def make_method(name: str, settings: Sequence[str] = ()) -> Any:
+    """The method with `--set` values applied; a value it refuses is its own error."""
+    cls = doxa.get_method(name)
+    fields = {field.name for field in dataclasses.fields(cls) if field.init}
+    chosen: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals:
+            raise MethodError(f"--set takes NAME=VALUE, not {setting!r}")
+        if key not in fields:
+            hint = did_you_mean(key, sorted(fields)) if fields else "; it has no settings"
+            raise MethodError(f"method {name!r} has no setting {key!r}{hint}")
+        chosen[key] = read_value(text)
+    try:
+        return cls(**chosen)
+    except (TypeError, AttributeError) as error:  # a check in __post_init__ met the wrong type
+        shown = ", ".join(settings)
+        raise MethodError(f"method {name!r} cannot use {shown}: {error}") from error
+
+
+def fields_of(cls: Any) -> list[tuple[str, str, str]]:
+    """(setting, type, default) of every hyper-parameter."""
+    rows = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        if field.default is not dataclasses.MISSING:
+            default = repr(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        else:
+            default = "required"
+        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+        rows.append((field.name, str(kind), default))
+    return rows
+
+
+def show_methods(console: Console) -> None:
+    """The table of methods."""
+    table = Table("method", "family", "needs", "cost (MAP = 1)", "what it is")
+    for row in doxa.methods():
+        table.add_row(*map(escape, (row.name, row.family, row.needs, row.cost, row.summary)))
+    console.print(table)
+    console.print("doxa methods NAME lists a method's settings")
+
+
+def show_method(name: str, console: Console) -> None:
+    """One method: what it is, where it comes from, its settings."""
+    row, cls = doxa.methods()[name], doxa.get_method(name)
+    console.print(f"[bold]{escape(row.name)}[/] ({escape(row.family)}): {escape(row.summary)}")
+    for what in ("paper", "needs", "cost"):
+        console.print(f"{what}: {escape(getattr(row, what))}", highlight=False)
+    console.print(escape(inspect.cleandoc(cls.__doc__ or "")), highlight=False)
+    table = Table("--set", "type", "default")
+    for field in fields_of(cls):
+        table.add_row(*map(escape, field))
+    console.print(table if table.row_count else "no settings")
+
+
+def read_value(text: str) -> Any:
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,411 @@
+"""What goes in: rows, checked, standardised and handed out in batches.
+
+`Data` holds inputs and targets for R runs. Small data lies on the device and is indexed there;
+datasets and arrays beyond a quarter of the free memory stay where they are and are read by the
+batch. The batch at step t is a pure function of (seed, stage, member, t).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from doxa.errors import DataError, ShapeError
+from doxa.noise import generator
+
+log = logging.getLogger("doxa")
+
+Inputs = Any
+_BLOCK_BYTES = 32 << 20  # how much is gathered at once
+
+
+def free_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that can be had on a device now."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
+
+
+@dataclass
+class Batch:
+    """Rows for one step. `shared` rows have no member axis: x [B, ...]; otherwise x [M, B, ...]."""
+
+    x: Inputs
+    y: Any
+    scale: Tensor  # [M], rows in the data set / rows in the batch
+    weight: Tensor | None = None  # [B] or [M, B]
+    shared: bool = True
+
+    def members(self, s: slice) -> Batch:
+        """The rows of some members."""
+        if self.shared:
+            weight = self.weight
+            if weight is not None and weight.ndim == 2:
+                weight = weight[s]
+            return replace(self, scale=self.scale[s], weight=weight)
+        pick: Callable[[Any], Any] = lambda tree: tree_map(lambda t: t[s], tree)  # noqa: E731
+        weight = None if self.weight is None else self.weight[s]
+        return Batch(pick(self.x), pick(self.y), self.scale[s], weight, shared=False)
+
+
+@dataclass(frozen=True)
+class Standardisation:
+    """Locations and scales of one run: fitted value = (value − loc) / scale. None leaves it alone."""
+
+    x_loc: Any = None
+    x_scale: Any = None
+    y_loc: Any = None
+    y_scale: Any = None
+
+    def x(self, x: Inputs) -> Inputs:
+        if self.x_loc is None:
+            return x
+        return tree_map(
+            lambda t, loc, scale: (t - loc) / scale if t.is_floating_point() else t,
+            x, self.x_loc, self.x_scale,
+        )  # fmt: skip
+
+    def y(self, y: Any) -> Any:
+        return y if self.y_loc is None else (y - self.y_loc) / self.y_scale
+
+
+class _Rows(Dataset[Any]):
+    """Reads rows of a map-style dataset by index."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def take(self, index: Tensor) -> tuple[Inputs, Any]:
+        x, y = self.collate([self.dataset[int(i)] for i in index.flatten()])
+        return x, y
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """A tensor from what people pass; memmaps are not read."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if hasattr(value, "to_numpy"):  # pandas
+        value = value.to_numpy()
+    array = np.asarray(value) if not isinstance(value, np.ndarray) else value
+    if array.dtype == object or array.dtype.kind in "US":
+        raise DataError(f"{what} holds {array.dtype} values; encode text as numbers first")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    if isinstance(array, np.memmap) and not array.flags.writeable:
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.from_numpy(array)
+    return torch.as_tensor(array)
+
+
+def parse(data: Any) -> tuple[Any, Any, _Rows | None]:
+    """(x, y, source): tensors, or a source to read from when the rows should stay where they are."""
+    if isinstance(data, DataLoader):
+        if isinstance(data.dataset, IterableDataset):
+            raise DataError(
+                "a DataLoader over an IterableDataset has no rows to pick: batches here are a "
+                "function of the step; pass a map-style Dataset"
+            )
+        source = _Rows(data.dataset, data.collate_fn)
+    elif isinstance(data, Dataset):
+        source = _Rows(data, default_collate)
+    elif isinstance(data, tuple | list) and len(data) == 2:
+        x, y = data
+        x = tree_map(lambda v: as_tensor(v, "x"), x, is_leaf=_is_array)
+        y = tree_map(lambda v: as_tensor(v, "y"), y, is_leaf=_is_array)
+        return x, y, None
+    else:
+        raise DataError(
+            f"data must be a pair (x, y), a Dataset or a DataLoader, not {type(data).__name__}"
+        )
+    n = len(source)
+    if n == 0:
+        raise DataError("the dataset is empty (N = 0)")
+    one = source.take(torch.tensor([0]))
+    size = n * sum(t.numel() * t.element_size() for t in tree_flatten(one)[0])
+    if size <= min(free_memory() // 8, 2 << 30):
+        x, y = source.take(torch.arange(n))
+        return x, y, None
+    return one[0], one[1], source
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, dict | tuple):
+        return False
+    if isinstance(value, list):
+        return not (value and isinstance(value[0], Tensor | np.ndarray))
+    return True
+
+
+def rows_of(tree: Any, what: str) -> int:
+    leaves = tree_flatten(tree)[0]
+    if any(leaf.ndim == 0 for leaf in leaves):
+        raise ShapeError(f"{what} is a scalar; the first axis must be the rows")
+    lengths = {leaf.shape[0] for leaf in leaves}
+    if len(lengths) != 1:
+        raise ShapeError(f"the parts of {what} have different lengths: {sorted(lengths)}")
+    return int(lengths.pop())
+
+
+def check_finite(tree: Any, what: str) -> None:
+    """Raise naming the first row and column that is NaN or infinite."""
+    for leaf in tree_flatten(tree)[0]:
+        if not leaf.is_floating_point() or leaf.numel() == 0:
+            continue
+        step = max(1, _BLOCK_BYTES // max(1, leaf[0].numel() * leaf.element_size()))
+        for start in range(0, leaf.shape[0], step):
+            bad = ~torch.isfinite(leaf[start : start + step])
+            if bad.any():
+                place = [int(i) for i in bad.nonzero()[0]]
+                row, column = start + place[0], place[1:]
+                value = leaf[(row, *column)].item()
+                where = f", column {column[0] if len(column) == 1 else column}" if column else ""
+                raise DataError(
+                    f"{what} is {value} at row {row}{where}; remove or fill missing values first"
+                )
+
+
+@dataclass
+class Data:
+    """Rows of R runs, on a device.
+
+    x, y: tensors [N, ...], or [R·N, ...] when every run has its own scales (`banked`).
+    rows: the row numbers of each run; validation: those held out of each run.
+    """
+
+    x: Inputs
+    y: Any
+    rows: list[Tensor]
+    scales: list[Standardisation]
+    device: torch.device
+    dtype: torch.dtype
+    total: int
+    validation: list[Tensor] | None = None
+    weight: Tensor | None = None  # [N] or [M, N]
+    banked: bool = False
+    source: _Rows | None = None
+    prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
+
+    @property
+    def runs(self) -> int:
+        return len(self.rows)
+
+    def take(self, index: Tensor, run: Tensor | None = None) -> tuple[Inputs, Any]:
+        """Rows by number, in fitted units; `run` (broadcastable to index) says whose scales."""
+        if self.source is not None:
+            x, y = self.source.take(index)
+            shape = tuple(index.shape)
+            x = tree_map(lambda t: t.reshape(shape + t.shape[1:]), self._place(x))
+            y = self.prepare_y(y)
+            y = tree_map(lambda t: t.reshape(shape + t.shape[1:]), self._place(y))
+            return self.scales[0].x(x), self.scales[0].y(y)
+        if self.banked and run is not None:
+            index = index + run * self.total
+        place = tree_flatten(self.x)[0][0].device
+        index = index.to(place)
+        x, y = (tree_map(lambda t: t[index], tree) for tree in (self.x, self.y))
+        return self._place(x), self._place(y)
+
+    def _place(self, tree: Any) -> Any:
+        return tree_map(lambda t: cast(t, self.device, self.dtype), tree)
+
+    def of_run(self, r: int) -> tuple[Inputs, Any]:
+        """All training rows of one run, in fitted units."""
+        return self.take(self.rows[r], torch.tensor(r))
+
+    def held_out(self, r: int) -> tuple[Inputs, Any]:
+        assert self.validation is not None
+        return self.take(self.validation[r], torch.tensor(r))
+
+    def total_weight(self, run_of: Sequence[int]) -> Tensor:
+        """n for each member: the sum of its rows' weights, [M]."""
+        totals = []
+        for m, r in enumerate(run_of):
+            if self.weight is None:
+                totals.append(float(len(self.rows[r])))
+            else:
+                w = self.weight if self.weight.ndim == 1 else self.weight[m]
+                totals.append(float(w[self.rows[r].to(w.device)].sum()))
+        return torch.tensor(totals, device=self.device, dtype=self.dtype)
+
+
+def cast(t: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """Floats to the model's type; integers and booleans pass."""
+    return t.to(device, dtype) if t.is_floating_point() else t.to(device)
+
+
+def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> list[Standardisation]:
+    """Scales of each run from its own training rows: columns for matrices, one number beyond."""
+
+    def moments(t: Tensor, index: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        if not t.is_floating_point():
+            return torch.zeros(()), torch.ones(())
+        part = t[index].double()
+        axes = [0] if t.ndim <= 2 else list(range(t.ndim))
+        loc = part.mean(axes)
+        scale = part.std(axes, correction=0)
+        constant = scale <= 1e-12 * (loc.abs() + 1e-300)
+        if constant.any():
+            columns = constant.nonzero().flatten().tolist() if constant.ndim else "all"
+            log.warning("%s: constant column %s gets scale 1", name, columns)
+        return loc, torch.where(constant, torch.ones_like(scale), scale)
+
+    scales = []
+    for index in rows:
+        pairs = tree_map(lambda t, i=index: moments(t, i, "x"), x)
+        leaves_are_pairs = lambda v: isinstance(v, tuple) and len(v) == 2  # noqa: E731
+        is_pair = leaves_are_pairs if not isinstance(x, Tensor) else None
+        x_loc = pairs[0] if is_pair is None else tree_map(lambda p: p[0], pairs, is_leaf=is_pair)
+        x_scale = pairs[1] if is_pair is None else tree_map(lambda p: p[1], pairs, is_leaf=is_pair)
+        y_loc = y_scale = None
+        if scale_y and isinstance(y, Tensor):
+            y_loc, y_scale = moments(y, index, "y")
+        scales.append(Standardisation(x_loc, x_scale, y_loc, y_scale))
+    return scales
+
+
+class Batches:
+    """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time."""
+
+    def __init__(
+        self, data: Data, run_of: Sequence[int], keys: Sequence[object], size: int,
+        seed: int, stage: str,
+    ) -> None:  # fmt: skip
+        self.data = data
+        self.run_of = list(run_of)
+        self.keys = list(keys)
+        self.counts = [len(data.rows[r]) for r in self.run_of]
+        self.size = max(1, min(size, *self.counts))
+        self.per_epoch = [count // self.size for count in self.counts]
+        self.seed = seed
+        self.stage = stage
+        self.scale = torch.tensor(
+            [count / self.size for count in self.counts], device=data.device, dtype=data.dtype
+        )
+        self._runs = torch.tensor(self.run_of)
+        self._orders: dict[tuple[int, int], Tensor] = {}
+        self._block: tuple[int, Any, Any, Tensor | None] | None = None
+        x, y = data.take(data.rows[0][:1], torch.tensor(0))
+        row = sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
+        self.block = max(1, min(64, _BLOCK_BYTES // max(1, row * self.size * len(self.keys))))
+
+    def epoch_steps(self) -> int:
+        return max(self.per_epoch)
+
+    def _order(self, m: int, epoch: int) -> Tensor:
+        """The rows of member m in the order of an epoch."""
+        key = (m, epoch)
+        if key not in self._orders:
+            self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
+            g = generator("batches", self.seed, self.stage, self.keys[m], epoch)
+            rows = self.data.rows[self.run_of[m]]
+            self._orders[key] = rows[torch.randperm(self.counts[m], generator=g)]
+        return self._orders[key]
+
+    def index(self, t: int, steps: int) -> Tensor:
+        """Row numbers of steps t … t + steps − 1: [steps, M, B]."""
+        columns = []
+        for m, per_epoch in enumerate(self.per_epoch):
+            parts, at, left = [], t, steps
+            while left > 0:
+                epoch, step = divmod(at, per_epoch)
+                count = min(left, per_epoch - step)
+                order = self._order(m, epoch)
+                parts.append(order[step * self.size : (step + count) * self.size])
+                at, left = at + count, left - count
+            columns.append(torch.cat(parts).reshape(steps, self.size))
+        return torch.stack(columns, dim=1)
+
+    def batch(self, t: int) -> Batch:
+        if self._block is None or not self._block[0] <= t < self._block[0] + self.block:
+            start = t - t % self.block
+            index = self.index(start, self.block)
+            x, y = self.data.take(index, self._runs[None, :, None])
+            self._block = (start, x, y, _gather_weight(self.data, index))
+        start, x, y, weight = self._block
+        j = t - start
+        shared = len(self.keys) == 1
+        pick = (lambda v: v[j, 0]) if shared else (lambda v: v[j])
+        return Batch(
+            tree_map(pick, x), tree_map(pick, y), self.scale,
+            None if weight is None else weight[j], shared,
+        )  # fmt: skip
+
+
+class Pass:
+    """Every row exactly once, in order: `steps` batches; short runs are padded with weight 0."""
+
+    def __init__(self, data: Data, run_of: Sequence[int], size: int | None = None) -> None:
+        self.data = data
+        self.run_of = list(run_of)
+        counts = [len(data.rows[r]) for r in self.run_of]
+        self.longest = max(counts)
+        self.size = self.longest if size is None else max(1, min(size, self.longest))
+        self.steps = math.ceil(self.longest / self.size)
+        self.single = len(set(self.run_of)) == 1
+        self.scale = torch.ones(len(self.run_of), device=data.device, dtype=data.dtype)
+        self._cache: Batch | None = None
+
+    def batch(self, t: int) -> Batch:
+        if self._cache is not None:
+            return self._cache
+        start, stop = t * self.size, min((t + 1) * self.size, self.longest)
+        if self.single:
+            run = self.run_of[0]
+            index = self.data.rows[run][start:stop]
+            x, y = self.data.take(index, torch.tensor(run))
+            members = index.expand(len(self.run_of), -1)
+            batch = Batch(x, y, self.scale, _gather_weight(self.data, members))
+        else:
+            index, real = self._padded(start, stop)
+            x, y = self.data.take(index, torch.tensor(self.run_of)[:, None])
+            weight = _gather_weight(self.data, index)
+            real = real.to(self.data.device, self.data.dtype)
+            if weight is not None:
+                real = real * weight
+            padded = weight is not None or not bool(real.all())
+            batch = Batch(x, y, self.scale, real if padded else None, shared=False)
+        if self.steps == 1:
+            self._cache = batch
+        return batch
+
+    def _padded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        index = torch.zeros(len(self.run_of), stop - start, dtype=torch.long)
+        real = torch.zeros(index.shape, dtype=torch.bool)
+        for m, r in enumerate(self.run_of):
+            rows = self.data.rows[r][start:stop]
+            index[m, : len(rows)] = rows
+            index[m, len(rows) :] = self.data.rows[r][0]
+            real[m, : len(rows)] = True
+        return index, real
+
+
+def _gather_weight(data: Data, index: Tensor) -> Tensor | None:
+    """Weights of rows [..., M, B]."""
+    if data.weight is None:
+        return None
+    index = index.to(data.weight.device)
+    if data.weight.ndim == 1:
+        return data.weight[index]
+    members = torch.arange(data.weight.shape[0], device=index.device)[:, None]
+    return data.weight[members, index]

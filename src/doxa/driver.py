@@ -1,0 +1,301 @@
+"""The loop: stages, steps, validation, the non-finite guard, checkpoints, progress.
+
+The driver knows no method. It hands each stage its batches and clock, keeps draws, watches each
+member, and can stop at any instant: everything that changes is in the checkpoint, and everything
+else (data order, noise) is a function of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batches, Pass
+from doxa.errors import MethodError
+from doxa.execute import Executor, choose_mode
+from doxa.method import Clock, Info, Method, Run, Stage, State
+from doxa.optim import schedule
+from doxa.progress import Progress
+
+log = logging.getLogger("doxa")
+
+Callback = Callable[[int, dict[str, Any]], Any]
+
+
+@dataclass
+class Options:
+    """What the caller of `fit` decided about the loop itself."""
+
+    steps: int
+    batch_size: int
+    seed: int
+    schedule: Any = "cosine"
+    patience: int = 10
+    checkpoint: store.Checkpoints | None = None
+    checkpoint_seconds: float = 30.0
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+    mode: str | None = None  # None: chosen here
+    fingerprint: str = ""
+
+
+@dataclass
+class Progressed:
+    """What a fit has come to: all of it is checkpointed."""
+
+    state: State
+    kept: list[Tensor] = field(default_factory=list)
+    stage: int = 0
+    t: int = 0
+    done: int = 0
+    mode: str | None = None
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    good: State = field(default_factory=dict)  # the last state known to be finite
+    best: State = field(default_factory=dict)  # the best state on validation, of this stage
+    best_score: list[float] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)  # validations since then
+    diverged: dict[int, int] = field(default_factory=dict)  # member row: step
+    stopped: str = ""
+
+
+class Driver:
+    """Runs a method's stages on stacked members."""
+
+    def __init__(self, run: Run, method: Method, options: Options) -> None:
+        self.run = run
+        self.method = method
+        self.options = options
+        self._saved_at = time.monotonic()
+
+    def drive(self) -> Progressed:
+        at = self._resume() or Progressed(dict(self.method.init(self.run)))
+        stages = self.method.stages(self.run, self.options.steps)
+        total = self.method.total_steps(self.options.steps)
+        with Progress(self.options.progress, self.method.name, total, at.done) as bar:
+            try:
+                for i, stage in enumerate(stages):
+                    if i < at.stage:
+                        continue
+                    self._run_stage(i, stage, at, bar)
+                    if at.stopped:
+                        break
+                    at.stage, at.t = i + 1, 0
+            except KeyboardInterrupt:
+                if self.options.checkpoint is not None:
+                    self._save(at)
+                    log.warning("interrupted at step %d; checkpoint written, fit again to resume", at.done)  # fmt: skip
+                raise
+        return at
+
+    def _run_stage(self, number: int, stage: Stage, at: Progressed, bar: Progress) -> None:
+        run, options = self.run, self.options
+        source: Batches | Pass
+        if stage.batch == "mini":
+            source = self._batches(stage)
+        elif stage.batch in ("all", "pass"):
+            size = None if stage.batch == "all" else options.batch_size
+            source = Pass(run.data, run.run_of, size)
+        else:
+            raise MethodError(f"stage {stage.name!r} asks for unknown batches {stage.batch!r}")
+        steps = source.steps if stage.batch == "pass" else stage.steps  # type: ignore[union-attr]
+        if at.t == 0:
+            if stage.enter is not None:
+                at.state = stage.enter(run, at.state)
+            at.good = _copy(at.state)
+            at.best, at.best_score, at.waited = {}, [], []
+        if steps == 0:
+            return
+        rates = self._rates(steps)
+        ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
+        noise = run.noise(f"stage/{number}")
+
+        def step(state: State, batch: Any, t: Tensor, rate: Tensor) -> tuple[State, Info]:
+            return stage.step(run, state, batch, Clock(t, rate, steps, noise))
+
+        if at.mode is None or at.t == 0:
+            wanted = options.mode
+            if wanted is None:
+                trial = lambda: (dict(at.state), source.batch(0), ticks[0], rates[0])  # noqa: E731
+                wanted = choose_mode(step, trial, run, steps if stage.capturable else 0)
+            at.mode = wanted if stage.capturable else "eager"
+        executor = Executor(step, at.mode)
+        every = max(1, steps // 200)
+        validate = self._validation_interval(stage)
+        while at.t < steps:
+            t = at.t
+            at.state, info = executor(at.state, source.batch(t), ticks[t], rates[t])
+            at.t, at.done = t + 1, at.done + 1
+            if stage.keep and at.t % stage.keep == 0:
+                at.kept.append(self.method.parameters(run, at.state).clone())
+            if at.t % every == 0 or at.t == steps:
+                self._tick(number, stage, at, info, bar)
+            if validate and (at.t % validate == 0 or at.t == steps) and self._validate(at):
+                log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
+                break
+            if at.stopped:
+                break
+            self._maybe_save(at)
+        at.mode = executor.mode
+        if at.best:
+            at.state = at.best
+        bar.advance_to(at.done)
+
+    def _batches(self, stage: Stage) -> Batches:
+        run = self.run
+        keys = [f"{s}/{m}" for s, m in zip(run.seeds, run.members, strict=True)]
+        return Batches(run.data, run.run_of, keys, self.options.batch_size, 0, stage.name)
+
+    def _rates(self, steps: int) -> Tensor:
+        """The learning rate of each step: [steps], or [steps, M, 1] where runs differ."""
+        run = self.run
+        shape = schedule(self.options.schedule, steps).to(run.device)
+        if "lr" in run.hyper:
+            rates = shape[:, None, None] * run.hyper["lr"].double()[None, :, None]
+        else:
+            rates = shape * run.rate
+        return rates.to(run.dtype)
+
+    def _tick(self, number: int, stage: Stage, at: Progressed, info: Info, bar: Progress) -> None:
+        """Record for people, check that every member is finite, tell callbacks."""
+        values = {name: value.detach().cpu().tolist() for name, value in info.items()}
+        at.history.setdefault("step", []).append(at.done)
+        at.history.setdefault("stage", []).append(stage.name)
+        for name, value in values.items():
+            at.history.setdefault(name, []).append([at.done, value])
+        self._guard(at, info)
+        bar.show(at.done, stage.name, values)
+        for callback in self.options.callbacks:
+            if callback(at.done, values):
+                at.stopped = f"a callback stopped the run at step {at.done}"
+
+    def _guard(self, at: Progressed, info: Info) -> None:
+        """Members that went non-finite go back to their last good state, and are named."""
+        fine = _finite_members(at.state)
+        for name in ("loss", "log_density"):
+            if name in info:
+                fine = fine & torch.isfinite(info[name])
+        if bool(fine.all()):
+            at.good = _copy(at.state)
+            return
+        for m in (~fine).nonzero().flatten().tolist():
+            if m not in at.diverged:
+                at.diverged[m] = at.done
+                log.warning("member %d became non-finite by step %d; its last good state is kept",
+                            self.run.members[m], at.done)  # fmt: skip
+        at.state = _choose(fine, at.state, at.good)
+        at.good = _copy(at.state)
+        if len(at.diverged) == self.run.size:
+            at.stopped = "every member became non-finite"
+
+    def _validation_interval(self, stage: Stage) -> int:
+        if not stage.validates or self.run.data.validation is None:
+            return 0
+        return max(1, self.run.epoch_steps)
+
+    def _validate(self, at: Progressed) -> bool:
+        """Score the current parameters on the held-out rows; True when no member may improve."""
+        run = self.run
+        theta = self.method.parameters(run, at.state)
+        held = replace(run.data, rows=run.data.validation, weight=None)
+        rows = Pass(held, run.run_of, 4096)
+        total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
+        with torch.no_grad():
+            for t in range(rows.steps):
+                for part in run.engine.chunks(run.size):
+                    buffers = {k: v[part] for k, v in run.buffers(at.state).items()}
+                    batch = rows.batch(t).members(part)
+                    total[part] += run.log_likelihood(
+                        theta[part], batch, part, buffers=buffers or None
+                    )
+        scores = total.cpu().tolist()
+        if not at.best:
+            at.best, at.best_score, at.waited = _copy(at.state), scores, [0] * run.size
+            return False
+        better = [new > old for new, old in zip(scores, at.best_score, strict=True)]
+        mask = torch.tensor(better, device=run.device)
+        at.best = _choose(mask, at.state, at.best)
+        at.best_score = [max(a, b) for a, b in zip(scores, at.best_score, strict=True)]
+        at.waited = [0 if b else w + 1 for b, w in zip(better, at.waited, strict=True)]
+        at.history.setdefault("validation", []).append([at.done, scores])
+        return min(at.waited) >= self.options.patience
+
+    def _maybe_save(self, at: Progressed) -> None:
+        if self.options.checkpoint is None:
+            return
+        if time.monotonic() - self._saved_at >= self.options.checkpoint_seconds:
+            self._save(at)
+
+    def _save(self, at: Progressed) -> None:
+        assert self.options.checkpoint is not None
+        tensors = {f"state.{k}": v for k, v in at.state.items()}
+        tensors |= {f"good.{k}": v for k, v in at.good.items()}
+        tensors |= {f"best.{k}": v for k, v in at.best.items()}
+        if at.kept:
+            tensors["kept"] = torch.stack(at.kept)
+        meta = {
+            "fingerprint": self.options.fingerprint, "stage": at.stage, "t": at.t, "done": at.done,
+            "mode": at.mode, "engine": self.run.engine.kind, "native": self.run.engine.native,
+            "chunk": self.run.engine.chunk, "history": store.encode(at.history),
+            "best_score": store.encode(at.best_score), "waited": at.waited,
+            "diverged": [[k, v] for k, v in at.diverged.items()],
+        }  # fmt: skip
+        self.options.checkpoint.save(at.done, tensors, meta)
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> Progressed | None:
+        if self.options.checkpoint is None:
+            return None
+        found = self.options.checkpoint.latest()
+        if found is None:
+            return None
+        if found.meta["fingerprint"] != self.options.fingerprint:
+            raise MethodError(
+                "the checkpoint belongs to another fit (other data, method, seed or members): "
+                "use another folder, or remove it to start over"
+            )
+        meta, tensors = found.meta, {k: v.to(self.run.device) for k, v in found.tensors.items()}
+        under = lambda prefix: {
+            k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)
+        }  # noqa: E731, E501
+        self.run.engine = replace(
+            self.run.engine, kind=meta["engine"], native=meta["native"], chunk=meta["chunk"]
+        )
+        log.info("resuming at step %d", meta["done"])
+        return Progressed(
+            under("state."), list(tensors["kept"].unbind()) if "kept" in tensors else [],
+            meta["stage"], meta["t"], meta["done"], meta["mode"], store.decode(meta["history"]),
+            under("good."), under("best."), store.decode(meta["best_score"]), meta["waited"],
+            {k: v for k, v in meta["diverged"]},
+        )  # fmt: skip
+
+
+def _copy(state: State) -> State:
+    return {k: v.clone() for k, v in state.items()}
+
+
+def _choose(mask: Tensor, yes: State, no: State) -> State:
+    """Rows of `yes` where the mask holds, of `no` elsewhere."""
+    return {
+        k: torch.where(mask.reshape(-1, *(1,) * (v.ndim - 1)), v, no[k]) for k, v in yes.items()
+    }
+
+
+def _finite_members(state: State) -> Tensor:
+    """Which members' parameters are finite: [M]."""
+    checks = [
+        torch.isfinite(v).reshape(v.shape[0], -1).all(1)
+        for k, v in state.items()
+        if v.is_floating_point() and k == "theta"
+    ]
+    return torch.stack(checks).all(0) if checks else torch.ones(_members(state), dtype=torch.bool)
+
+
+def _members(state: State) -> int:
+    return next(iter(state.values())).shape[0]

@@ -1,0 +1,50 @@
+"""Every error doxa raises on purpose: what is wrong, where, and what to do.
+
+All inherit `DoxaError` and the built-in exception a caller would expect.
+"""
+
+from __future__ import annotations
+
+
+class DoxaError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class DataError(DoxaError, ValueError):
+    """The data cannot be used: missing values, wrong length, empty, unknown class."""
+
+
+class ShapeError(DataError):
+    """Two shapes do not fit; nothing is ever broadcast against targets."""
+
+
+class ModelError(DoxaError, ValueError):
+    """The network, likelihood or prior cannot be used as asked."""
+
+
+class MethodError(DoxaError, ValueError):
+    """A method's setting is out of range, or the method cannot do what was asked."""
+
+
+class MemoryBudgetError(DoxaError, MemoryError):
+    """The result would not fit the memory budget; the message gives its size."""
+
+
+class NumericalError(DoxaError, ArithmeticError):
+    """A computation broke down: a failed Cholesky, a non-finite objective."""
+
+
+class StoreError(DoxaError, OSError):
+    """A file could not be written or read."""
+
+
+class CorruptedArtefact(StoreError):
+    """A stored artefact's contents do not match its checksums."""
+
+
+class Unavailable(DoxaError, AttributeError):
+    """This posterior or predictive does not have the quantity asked for."""
+
+
+class MissingExtra(DoxaError, ImportError):
+    """An optional dependency is needed; the message names the extra."""

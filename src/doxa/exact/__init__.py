@@ -1,0 +1,1 @@
+"""Conjugate models, where Bayes needs no approximation."""

@@ -1,0 +1,1 @@
+"""Inference over functions rather than weights."""

@@ -1,0 +1,1 @@
+"""A Gaussian at the maximum: curvature, evidence, linearised predictive."""

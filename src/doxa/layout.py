@@ -1,0 +1,93 @@
+"""How a parameter dict lies in one flat vector.
+
+Every stacked state in doxa holds parameters as `[M, P]`: one row a member. A row is the
+concatenation of all trainable tensors, so an optimiser step, a norm, a momentum or a noise
+draw is one operation for all tensors of all members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the parameter dict."""
+
+    name: str
+    shape: tuple[int, ...]
+    fan_in: int = 1
+    centre: float = 0.0  # where a prior on it is centred: 1 for normalisation scales
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An ordered list of entries, and the way between dicts and flat vectors."""
+
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [entry.size for entry in self.entries]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        slices, start = {}, 0
+        for entry in self.entries:
+            slices[entry.name] = slice(start, start + entry.size)
+            start += entry.size
+        return slices
+
+    def unflatten(self, flat: Tensor) -> Params:
+        """[..., P] to {name: [..., *shape]}. `split` keeps the backward pass a single `cat`."""
+        lead = flat.shape[:-1]
+        parts = flat.split(self.sizes, dim=-1)
+        return {
+            entry.name: part.reshape(lead + entry.shape)
+            for entry, part in zip(self.entries, parts, strict=True)
+        }
+
+    def flatten(self, params: Mapping[str, Tensor]) -> Tensor:
+        """{name: [..., *shape]} to [..., P]."""
+        parts = []
+        for entry in self.entries:
+            value = params[entry.name]
+            lead = value.shape[: value.ndim - len(entry.shape)]
+            parts.append(value.reshape(lead + (entry.size,)))
+        return torch.cat(parts, dim=-1)
+
+    def index(self, names: Iterable[str]) -> Tensor:
+        """Positions in the flat vector of the named entries, in layout order."""
+        wanted = set(names)
+        ranges = [torch.arange(s.start, s.stop) for n, s in self.slices.items() if n in wanted]
+        return torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.long)
+
+    def select(self, names: Sequence[str]) -> Layout:
+        wanted = set(names)
+        return Layout(tuple(entry for entry in self.entries if entry.name in wanted))
+
+    def per_element(self, values: Iterable[float]) -> Tensor:
+        """One number an entry, spread over its elements: [P]."""
+        return torch.repeat_interleave(
+            torch.tensor(list(values), dtype=torch.float64), torch.tensor(self.sizes)
+        )

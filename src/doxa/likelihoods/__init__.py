@@ -1,0 +1,47 @@
+"""What a network's outputs mean: p(y | f), by name or as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from doxa.errors import ModelError
+from doxa.likelihoods.base import Likelihood, Theta
+from doxa.likelihoods.classes import Bernoulli, Categorical
+from doxa.likelihoods.compose import Affine, Heads
+from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from doxa.likelihoods.poisson import Poisson
+from doxa.likelihoods.student_t import StudentT
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    kind.name: kind
+    for kind in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, Poisson)
+}
+
+__all__ = [
+    "LIKELIHOODS",
+    "Affine",
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "Heads",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "Poisson",
+    "StudentT",
+    "Theta",
+    "likelihood",
+]
+
+
+def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihood:
+    """A likelihood from its name, itself, or a sequence of either: one for each head."""
+    if isinstance(spec, Likelihood):
+        return spec
+    if isinstance(spec, str):
+        if spec not in LIKELIHOODS:
+            known = ", ".join(sorted(LIKELIHOODS))
+            raise ModelError(f"no likelihood is called {spec!r}; there are {known}")
+        return LIKELIHOODS[spec]()
+    if isinstance(spec, tuple | list):
+        return Heads(tuple(likelihood(part) for part in spec))
+    raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")

@@ -1,0 +1,269 @@
+"""What a network's outputs mean: the interface of every likelihood, and its shape rules.
+
+A likelihood is a frozen dataclass of settings. It holds no tensors that are learned: those are
+`theta`, a dict whose values have shape [*lead, *own]. Shapes everywhere:
+
+    f      [*lead, N, *output]         what the network gave; lead counts the axes before N
+    y      [N, *event] or [*lead, N, *event]
+    theta  {name: [*lead, *own]}, or [*own] for a value that all members share
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from doxa.errors import DataError, ModelError, ShapeError, Unavailable
+
+Shape = tuple[int, ...]
+Theta = Mapping[str, Tensor]
+
+
+class Likelihood(ABC):
+    """p(y | f), for any output shape. `log_prob`, `mean`, `variance` and `curvature` are pure
+    tensor code: they may be differentiated, vmapped and traced."""
+
+    name: ClassVar[str]
+    discrete: ClassVar[bool] = False
+    """y takes whole numbers only."""
+    classifies: ClassVar[bool] = False
+    """The mean is a table of class probabilities."""
+    scales_targets: ClassVar[bool] = False
+    """y may be standardised before fitting."""
+
+    @property
+    def is_normal(self) -> bool:
+        """y given f is normal with this `mean` and `variance`."""
+        return False
+
+    @property
+    def integrates_normal(self) -> bool:
+        """With f normal, y is normal too: variances add up."""
+        return False
+
+    @property
+    def tempered(self) -> bool:
+        """The log-probabilities are weighted, so that exp(log_prob) is no density."""
+        return False
+
+    def untempered(self) -> Likelihood:
+        """The same likelihood without weights: the one predictions are scored with."""
+        return self
+
+    @abstractmethod
+    def event(self, output: Shape) -> Shape:
+        """Shape of one target, for one network output of shape `output`."""
+
+    def prepare_targets(self, y: Any, output: Shape) -> Tensor:
+        """Check targets and give them the shape and kind of dtype that `log_prob` expects.
+
+        y of shape [N] for a network that gives [N, 1] means [N, 1]; nothing else is reshaped.
+        Regression targets keep their floating dtype (integers become the default one, half
+        precision float32); Bernoulli and Poisson targets become the default floating dtype,
+        classes int64. Raises ShapeError, or DataError naming the first row that cannot be used.
+        """
+        return self._check(_fit_event(_as_tensor(y), self.event(output), output), output)
+
+    @abstractmethod
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        """Check dtype and range of targets whose shape is right."""
+
+    def parameters(self, output: Shape) -> dict[str, Tensor]:
+        """Initial values of what is learned, unconstrained and in fitted units."""
+        return {}
+
+    def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
+        """What is given rather than learned, in fitted units, float64.
+
+        `scale` is the standardisation scale of y: (), [*event] or [runs, *event].
+        """
+        return {}
+
+    @abstractmethod
+    def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        """[*lead, N]: log p(y | f), summed over the event axes, constants included."""
+
+    def location(self, f: Tensor, lead: int = 0) -> Tensor:
+        """The function itself: f on its own scale (log rate, logits), in units of y."""
+        return f
+
+    def location_variance(self, variance: Tensor, lead: int = 0) -> Tensor:
+        """The variance of `location` when f has this variance elementwise."""
+        return variance
+
+    @abstractmethod
+    def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        """E[y | f]: [*lead, N, *event]; class probabilities for a categorical."""
+
+    @abstractmethod
+    def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        """Var[y | f], the aleatoric part, elementwise: shape of `mean`."""
+
+    @abstractmethod
+    def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        """H[y | f] of each element of the event, in nats: [*lead, N, *event]."""
+
+    def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        """P(Y <= y | f) elementwise: [*lead, N, *event]."""
+        raise Unavailable(f"a {self.name} likelihood has no cumulative distribution function")
+
+    @abstractmethod
+    def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
+        """One draw of y for every f: [*lead, N, *event]."""
+
+    @abstractmethod
+    def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        """[*lead, N, O, O]: the Fisher information E_y[-d2 log p(y | f) / df df], outputs
+        flattened to O. It is the generalised Gauss-Newton matrix, positive semi-definite, and
+        for Gaussian, Bernoulli, categorical and Poisson the exact negative Hessian. `y` matters
+        only where targets carry weights or are ignored."""
+
+    def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
+        """The entropy of given class probabilities; classification only."""
+        raise Unavailable(f"a {self.name} likelihood has no class probabilities")
+
+    def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
+        """An f whose mean is `probs`; classification only."""
+        raise Unavailable(f"a {self.name} likelihood has no class probabilities")
+
+
+def per_row(
+    value: Tensor, own: int, f: Tensor, lead: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """[*lead, *own] or [*own] to what broadcasts against f [*lead, N, *event], in f's dtype.
+
+    `own` is the number of the value's own axes: 0, or as many as the event has.
+    """
+    value = value.to(f.dtype if dtype is None else dtype)
+    if value.ndim in (0, own):
+        return value
+    if value.ndim != lead + own:
+        raise ShapeError(
+            f"a likelihood parameter of shape {tuple(value.shape)} does not fit outputs of shape "
+            f"{tuple(f.shape)} with {lead} leading axes"
+        )
+    rest = f.ndim - lead - 1 - own
+    return value.reshape(value.shape[:lead] + (1,) + value.shape[lead:] + (1,) * rest)
+
+
+def check_match(f: Tensor, y: Tensor, lead: int) -> None:
+    """Targets are never broadcast against outputs, except over the leading axes."""
+    if y.shape[max(y.ndim - f.ndim + lead, 0) :] != f.shape[lead:]:
+        raise ShapeError(
+            f"targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(f.shape)} "
+            f"with {lead} leading axes"
+        )
+
+
+def sum_event(values: Tensor, lead: int) -> Tensor:
+    """[*lead, N, *event] to [*lead, N]."""
+    event = values.shape[lead + 1 :]
+    if math.prod(event) == 1:
+        return values.reshape(values.shape[: lead + 1])
+    return values.sum(dim=tuple(range(lead + 1, values.ndim)))
+
+
+def diagonal(values: Tensor, lead: int) -> Tensor:
+    """[*lead, N, *output] to the diagonal matrices [*lead, N, O, O]."""
+    size = math.prod(values.shape[lead + 1 :])
+    return torch.diag_embed(values.reshape(values.shape[: lead + 1] + (size,)))
+
+
+def uniform(like: Tensor, shape: Shape, generator: Generator) -> Tensor:
+    """Uniforms in (0, 1), drawn where the generator lives, then moved."""
+    draws = torch.rand(shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return draws.clamp_min_(torch.finfo(like.dtype).tiny).to(like.device)
+
+
+def normal(like: Tensor, shape: Shape, generator: Generator) -> Tensor:
+    """Standard normals, drawn where the generator lives, then moved."""
+    draws = torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return draws.to(like.device)
+
+
+def positive(what: str, value: Any) -> Any:
+    """A setting that must be positive: a float, or nested tuples of floats; None passes."""
+    if value is None:
+        return None
+    numbers = torch.as_tensor(value, dtype=torch.float64)
+    if numbers.numel() == 0 or not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
+        raise ModelError(f"{what} must be positive and finite, got {value}")
+    return _as_tuple(numbers.tolist())
+
+
+def log_constant(what: str, value: Any, event: Shape, scale: Tensor | None) -> Tensor:
+    """log of a given standard deviation in fitted units: [*event], or [runs, *event]."""
+    numbers = torch.tensor(value, dtype=torch.float64)
+    if numbers.ndim and tuple(numbers.shape) != event:
+        raise ModelError(
+            f"{what} has shape {tuple(numbers.shape)}, but one target has shape {event}: "
+            "give one number, or one for each output"
+        )
+    numbers = numbers.expand(event)
+    if scale is not None:
+        numbers = numbers.to(scale.device) / scale.to(torch.float64)
+    return numbers.log()
+
+
+def check_finite(y: Tensor) -> Tensor:
+    """Real, finite, floating targets of at least single precision."""
+    if y.is_complex():
+        raise DataError("targets must be real numbers, got a complex tensor")
+    if not y.is_floating_point():
+        y = y.to(torch.get_default_dtype())
+    elif y.dtype in (torch.float16, torch.bfloat16):
+        y = y.float()
+    require(y, torch.isfinite(y), "is not finite: drop or impute such rows")
+    return y
+
+
+def check_whole(y: Tensor) -> Tensor:
+    """Finite targets that are whole numbers, whatever their dtype."""
+    if y.is_floating_point():
+        y = check_finite(y)
+        require(y, y == y.round(), "is not a whole number")
+    elif y.is_complex():
+        raise DataError("targets must be real numbers, got a complex tensor")
+    return y
+
+
+def require(y: Tensor, good: Tensor, problem: str) -> None:
+    """Raise a DataError that names the first target where `good` is False."""
+    if bool(good.all()):
+        return
+    where = (~good).nonzero()[0].tolist()
+    place = f"row {where[0]}" + (f", output {where[1:]}" if len(where) > 1 else "")
+    raise DataError(f"target at {place} {problem} (it is {y[tuple(where)].item()})")
+
+
+def _as_tensor(y: Any) -> Tensor:
+    if isinstance(y, Tensor):
+        return y
+    try:
+        import numpy
+
+        return torch.tensor(numpy.asarray(y))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"targets must be numbers: {error}") from error
+
+
+def _fit_event(y: Tensor, event: Shape, output: Shape) -> Tensor:
+    if y.ndim and tuple(y.shape[1:]) == event:
+        return y
+    if y.ndim == 1 and event == (1,):
+        return y.unsqueeze(1)
+    wanted = ", ".join(["N", *map(str, event)])
+    given = ", ".join(["N", *map(str, output)])
+    raise ShapeError(
+        f"targets have shape {list(y.shape)}; network outputs of shape [{given}] need targets of "
+        f"shape [{wanted}]"
+    )
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(part) for part in value) if isinstance(value, list) else value

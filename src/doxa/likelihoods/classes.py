@@ -1,0 +1,208 @@
+"""Likelihoods of classes: one yes or no for each output (Bernoulli), one class of several.
+
+Bernoulli     log p = log sigmoid(f) if y = 1, log sigmoid(-f) if y = 0
+categorical   log p = f_y - logsumexp(f)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import logsigmoid
+
+from doxa.errors import ModelError, ShapeError
+from doxa.likelihoods.base import (
+    Likelihood,
+    Shape,
+    Theta,
+    check_match,
+    check_whole,
+    diagonal,
+    positive,
+    require,
+    sum_event,
+    uniform,
+)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    """Each output is the logit of a yes; targets are 0 or 1 and have the outputs' shape."""
+
+    name: ClassVar[str] = "bernoulli"
+    discrete: ClassVar[bool] = True
+    classifies: ClassVar[bool] = True
+
+    def event(self, output: Shape) -> Shape:
+        return tuple(output)
+
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        y = check_whole(y)
+        require(y, (y == 0) | (y == 1), "is neither 0 nor 1")
+        return y.to(torch.get_default_dtype())
+
+    def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        check_match(f, y, lead)
+        return sum_event(logsigmoid((2.0 * y - 1.0).to(f.dtype) * f), lead)
+
+    def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return torch.sigmoid(f)
+
+    def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return torch.sigmoid(f) * torch.sigmoid(-f)
+
+    def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return self.entropy_of(torch.sigmoid(f), lead)
+
+    def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
+        return torch.special.entr(probs) + torch.special.entr(1.0 - probs)
+
+    def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
+        return probs.log() - torch.log1p(-probs)
+
+    def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
+        return (uniform(f, tuple(f.shape), generator) < torch.sigmoid(f)).to(f.dtype)
+
+    def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        return diagonal(self.variance(f, theta, lead), lead)
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """One of C classes: outputs are logits [N, C, *site], targets classes [N, *site].
+
+    Parameters
+    ----------
+    ignore_index
+        Targets with this value count nothing (unlabelled pixels).
+    class_weight
+        One positive weight for each class, multiplying log p(y | f) where y is that class. The
+        likelihood is then tempered: no density, and predictions are scored without it.
+    """
+
+    name: ClassVar[str] = "categorical"
+    discrete: ClassVar[bool] = True
+    classifies: ClassVar[bool] = True
+
+    ignore_index: int | None = None
+    class_weight: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        weight = positive("class_weight", self.class_weight)
+        if isinstance(weight, float):
+            raise ModelError("class_weight must be one weight for each class")
+        object.__setattr__(self, "class_weight", weight)
+
+    @property
+    def tempered(self) -> bool:
+        return self.class_weight is not None
+
+    def untempered(self) -> Likelihood:
+        return replace(self, class_weight=None) if self.tempered else self
+
+    def event(self, output: Shape) -> Shape:
+        if not output or output[0] < 2:
+            raise ModelError(
+                "a categorical likelihood needs one output for each class, two or more, on the "
+                f"first axis, got outputs of shape {tuple(output)}; for one logit use Bernoulli"
+            )
+        if self.class_weight is not None and len(self.class_weight) != output[0]:
+            raise ModelError(
+                f"class_weight has {len(self.class_weight)} weights for {output[0]} classes"
+            )
+        return tuple(output[1:])
+
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        y = check_whole(y).long()
+        known = (y >= 0) & (y < output[0])
+        if self.ignore_index is not None:
+            known = known | (y == self.ignore_index)
+        require(y, known, f"is no class that the network's {output[0]} outputs know")
+        return y
+
+    def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
+        if self.class_weight is None:
+            return {}
+        return {"class_weight": torch.tensor(self.class_weight, dtype=torch.float64)}
+
+    def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        axis = lead + 1
+        sites = f.shape[:axis] + f.shape[axis + 1 :]
+        if y.shape[max(y.ndim - len(sites) + lead, 0) :] != sites[lead:]:
+            raise ShapeError(
+                f"classes of shape {tuple(y.shape)} do not fit logits of shape {tuple(f.shape)} "
+                f"with {lead} leading axes"
+            )
+        index, weight = self._index_and_weight(y, f, theta)
+        chosen = index.expand(sites).unsqueeze(axis)
+        each = torch.log_softmax(f, axis).gather(axis, chosen).squeeze(axis)
+        return sum_event(each if weight is None else each * weight, lead)
+
+    def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return torch.softmax(f, lead + 1)
+
+    def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        probs = torch.softmax(f, lead + 1)
+        return probs * (1.0 - probs)
+
+    def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return self.entropy_of(torch.softmax(f, lead + 1), lead)
+
+    def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
+        return torch.special.entr(probs).sum(lead + 1)
+
+    def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
+        return probs.log()
+
+    def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
+        axis = lead + 1
+        below = torch.softmax(f, axis).cumsum(axis)
+        shape = tuple(f.shape[:axis] + f.shape[axis + 1 :])
+        threshold = uniform(f, shape, generator).unsqueeze(axis)
+        # The last cumulative sum may round below 1: it is left out, so no draw falls past it.
+        return (below.narrow(axis, 0, f.shape[axis] - 1) < threshold).sum(axis)
+
+    def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        """diag(p) - p p^T at each site, times the weight of y there; without y a class-weighted
+        likelihood takes its expected weight."""
+        axis = lead + 1
+        classes, site = f.shape[axis], f.shape[axis + 1 :]
+        count = math.prod(site)
+        probs = torch.softmax(f, axis).reshape(f.shape[:axis] + (classes, count)).transpose(-1, -2)
+        blocks = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+        if y is not None:
+            weight = self._index_and_weight(y, f, theta)[1]
+            if weight is not None:
+                rows = weight.reshape(weight.shape[: weight.ndim - len(site)] + (count,))
+                blocks = blocks * rows[..., None, None]
+        elif self.class_weight is not None:
+            blocks = blocks * (probs @ self._weights(f, theta))[..., None, None]
+        if count == 1:
+            return blocks.squeeze(axis)
+        full = torch.diag_embed(blocks.movedim(axis, -1))  # [*lead, N, C, C, sites, sites]
+        size = classes * count
+        return full.transpose(-2, -3).reshape(f.shape[:axis] + (size, size))
+
+    def _weights(self, f: Tensor, theta: Theta) -> Tensor:
+        """[C]. From theta, where it already lies on the device: a copy from the host would not
+        go into a CUDA graph. It is a constant, so that all members have the same."""
+        if "class_weight" in theta:
+            weight = theta["class_weight"].to(f.dtype)
+            return weight.reshape(-1, weight.shape[-1])[0]
+        return torch.tensor(self.class_weight, dtype=f.dtype, device=f.device)
+
+    def _index_and_weight(self, y: Tensor, f: Tensor, theta: Theta) -> tuple[Tensor, Tensor | None]:
+        """Classes that can be looked up, and what each target counts (None: one)."""
+        weight = None
+        if self.ignore_index is not None:
+            counted = y != self.ignore_index
+            y, weight = torch.where(counted, y, 0), counted.to(f.dtype)
+        if self.class_weight is not None:
+            of_class = self._weights(f, theta)[y]
+            weight = of_class if weight is None else weight * of_class
+        return y, weight

@@ -1,0 +1,237 @@
+"""Likelihoods made of likelihoods: in other units (`Affine`), of several outputs (`Heads`).
+
+If z = (y - loc) / scale has density p(z | f), then log p(y | f) = log p(z | f) - sum log scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from doxa.errors import DataError, ModelError, ShapeError
+from doxa.likelihoods.base import Likelihood, Shape, Theta, per_row, sum_event
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(Likelihood):
+    """The likelihood of y in its own units, when `base` was fitted to (y - loc) / scale.
+
+    f and theta stay in fitted units; everything about y is in its own. loc and scale are
+    numbers, one for each output [*event], or one set a run [runs, *event] (lead = 1).
+    """
+
+    name: ClassVar[str] = "affine"
+
+    base: Likelihood
+    loc: Tensor
+    scale: Tensor
+
+    def __post_init__(self) -> None:
+        if not self.base.scales_targets:
+            raise ModelError(f"targets of a {self.base.name} likelihood cannot be standardised")
+        for field in ("loc", "scale"):
+            value = getattr(self, field)
+            if not isinstance(value, Tensor):
+                object.__setattr__(self, field, torch.as_tensor(value, dtype=torch.float64))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Affine)
+            and self.base == other.base
+            and torch.equal(self.loc, other.loc)
+            and torch.equal(self.scale, other.scale)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.base, *self.loc.flatten().tolist(), *self.scale.flatten().tolist()))
+
+    @property
+    def is_normal(self) -> bool:
+        return self.base.is_normal
+
+    @property
+    def integrates_normal(self) -> bool:
+        return self.base.integrates_normal
+
+    @property
+    def tempered(self) -> bool:
+        return self.base.tempered
+
+    def untempered(self) -> Likelihood:
+        return Affine(self.base.untempered(), self.loc, self.scale) if self.tempered else self
+
+    def event(self, output: Shape) -> Shape:
+        return self.base.event(output)
+
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        return self.base._check(y, output)
+
+    def parameters(self, output: Shape) -> dict[str, Tensor]:
+        return self.base.parameters(output)
+
+    def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
+        """Given constants are in units of y, so that they are divided by `self.scale`."""
+        return self.base.constants(output, self.scale if scale is None else self.scale * scale)
+
+    def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        # In loc's own precision: a large offset would not survive float32.
+        loc, scale = self._loc_scale(f, lead, self.loc.dtype)
+        fitted = ((y - loc) / scale).to(f.dtype)
+        event = self.base.location(f, lead).shape[lead + 1 :]
+        log_scale = scale.log().to(f.dtype).expand(f.shape[:lead] + (1,) + event)
+        return self.base.log_prob(f, fitted, theta, lead) - sum_event(log_scale, lead)
+
+    def location(self, f: Tensor, lead: int = 0) -> Tensor:
+        loc, scale = self._loc_scale(f, lead)
+        return loc + scale * self.base.location(f, lead)
+
+    def location_variance(self, variance: Tensor, lead: int = 0) -> Tensor:
+        scale = self._loc_scale(variance, lead)[1]
+        return scale.square() * self.base.location_variance(variance, lead)
+
+    def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        loc, scale = self._loc_scale(f, lead)
+        return loc + scale * self.base.mean(f, theta, lead)
+
+    def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        scale = self._loc_scale(f, lead)[1]
+        return scale.square() * self.base.variance(f, theta, lead)
+
+    def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        scale = self._loc_scale(f, lead)[1]
+        return self.base.entropy(f, theta, lead) + scale.log()
+
+    def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        loc, scale = self._loc_scale(f, lead)
+        return self.base.cdf((y - loc) / scale, f, theta, lead)
+
+    def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
+        loc, scale = self._loc_scale(f, lead)
+        return loc + scale * self.base.sample(f, theta, generator, lead)
+
+    def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        """With respect to f, which is in fitted units: the base's."""
+        return self.base.curvature(f, theta, lead)
+
+    def _loc_scale(
+        self, f: Tensor, lead: int, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        event = f.ndim - lead - 1
+        loc, scale = self.loc.to(f.device), self.scale.to(f.device)
+        return per_row(loc, event, f, lead, dtype), per_row(scale, event, f, lead, dtype)
+
+
+@dataclass(frozen=True)
+class Heads(Likelihood):
+    """Several outputs at once, independent given the network: f, y and what comes back are
+    tuples, one entry a head; log-probabilities add up. theta names carry the head's number:
+    "0.log_noise". To standardise a head's targets, wrap that head in `Affine`.
+    """
+
+    name: ClassVar[str] = "heads"
+
+    likelihoods: tuple[Likelihood, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "likelihoods", tuple(self.likelihoods))
+        if not self.likelihoods:
+            raise ModelError("a model with several heads needs one likelihood for each")
+
+    @property
+    def tempered(self) -> bool:
+        return any(head.tempered for head in self.likelihoods)
+
+    def untempered(self) -> Likelihood:
+        return Heads(tuple(head.untempered() for head in self.likelihoods))
+
+    def event(self, output: Any) -> Any:
+        return tuple(head.event(shape) for head, shape in self._zip(output))
+
+    def prepare_targets(self, y: Any, output: Any) -> Any:
+        if not isinstance(y, tuple | list) or len(y) != len(self.likelihoods):
+            raise DataError(
+                f"targets must be a tuple of {len(self.likelihoods)}, one for each head"
+            )
+        ready = []
+        for i, (head, target, shape) in enumerate(zip(self.likelihoods, y, output, strict=True)):
+            try:
+                ready.append(head.prepare_targets(target, shape))
+            except DataError as error:
+                raise type(error)(f"head {i}: {error}") from error
+        return tuple(ready)
+
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        raise NotImplementedError("every head checks its own targets")
+
+    def parameters(self, output: Any) -> dict[str, Tensor]:
+        return {
+            f"{i}.{name}": value
+            for i, (head, shape) in enumerate(self._zip(output))
+            for name, value in head.parameters(shape).items()
+        }
+
+    def constants(self, output: Any, scale: Any = None) -> dict[str, Tensor]:
+        scales = [None] * len(self.likelihoods) if scale is None else scale
+        return {
+            f"{i}.{name}": value
+            for i, (head, shape) in enumerate(self._zip(output))
+            for name, value in head.constants(shape, scales[i]).items()
+        }
+
+    def theta_of(self, head: int, theta: Theta) -> dict[str, Tensor]:
+        """The parameters of one head, under their own names."""
+        prefix = f"{head}."
+        return {n.removeprefix(prefix): v for n, v in theta.items() if n.startswith(prefix)}
+
+    def log_prob(self, f: Any, y: Any, theta: Theta, lead: int = 0) -> Tensor:
+        total: Tensor | None = None
+        for i, (head, output) in enumerate(self._zip(f)):
+            part = head.log_prob(output, y[i], self.theta_of(i, theta), lead)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def location(self, f: Any, lead: int = 0) -> Any:
+        return tuple(head.location(output, lead) for head, output in self._zip(f))
+
+    def mean(self, f: Any, theta: Theta, lead: int = 0) -> Any:
+        return tuple(h.mean(o, self.theta_of(i, theta), lead) for i, (h, o) in self._each(f))
+
+    def variance(self, f: Any, theta: Theta, lead: int = 0) -> Any:
+        return tuple(h.variance(o, self.theta_of(i, theta), lead) for i, (h, o) in self._each(f))
+
+    def entropy(self, f: Any, theta: Theta, lead: int = 0) -> Any:
+        return tuple(h.entropy(o, self.theta_of(i, theta), lead) for i, (h, o) in self._each(f))
+
+    def sample(self, f: Any, theta: Theta, generator: Generator, lead: int = 0) -> Any:
+        return tuple(
+            h.sample(o, self.theta_of(i, theta), generator, lead) for i, (h, o) in self._each(f)
+        )
+
+    def curvature(self, f: Any, theta: Theta, lead: int = 0, y: Any = None) -> Tensor:
+        """Block diagonal: the heads' outputs, one after the other."""
+        blocks = [
+            h.curvature(o, self.theta_of(i, theta), lead, None if y is None else y[i])
+            for i, (h, o) in self._each(f)
+        ]
+        sizes = [block.shape[-1] for block in blocks]
+        rows, before = [], 0
+        for block, size in zip(blocks, sizes, strict=True):
+            after = sum(sizes) - before - size
+            rows.append(torch.nn.functional.pad(block, (before, after)))
+            before += size
+        return torch.cat(rows, dim=-2)
+
+    def _zip(self, values: Sequence[Any]) -> list[tuple[Likelihood, Any]]:
+        if len(values) != len(self.likelihoods):
+            raise ShapeError(
+                f"{len(self.likelihoods)} heads have likelihoods, but {len(values)} were given"
+            )
+        return list(zip(self.likelihoods, values, strict=True))
+
+    def _each(self, f: Sequence[Any]) -> list[tuple[int, tuple[Likelihood, Any]]]:
+        return list(enumerate(self._zip(f)))

@@ -1,0 +1,203 @@
+"""Gaussian likelihoods: one noise level for all inputs, or one that depends on the input.
+
+y = f(x) + sigma e,  e ~ N(0, 1):   log p = -(y - f)^2 / (2 sigma^2) - log sigma - log(2 pi)/2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import softplus
+
+from doxa.errors import ModelError
+from doxa.likelihoods.base import (
+    Likelihood,
+    Shape,
+    Theta,
+    check_finite,
+    check_match,
+    diagonal,
+    log_constant,
+    normal,
+    per_row,
+    positive,
+    sum_event,
+)
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    """Gaussian noise of one standard deviation everywhere.
+
+    Parameters
+    ----------
+    noise
+        The standard deviation in units of y, one number or one for each output. Learned as
+        theta["log_noise"] when None.
+    per_output
+        Learn one standard deviation for each output instead of one for all.
+    """
+
+    name: ClassVar[str] = "gaussian"
+    scales_targets: ClassVar[bool] = True
+
+    noise: float | Sequence[float] | None = None
+    per_output: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise", positive("noise", self.noise))
+        if self.per_output and self.noise is not None:
+            raise ModelError("per_output learns the noise; give noise one number for each output")
+
+    @property
+    def is_normal(self) -> bool:
+        return True
+
+    @property
+    def integrates_normal(self) -> bool:
+        return True
+
+    def event(self, output: Shape) -> Shape:
+        return tuple(output)
+
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        return check_finite(y)
+
+    def parameters(self, output: Shape) -> dict[str, Tensor]:
+        if self.noise is not None:
+            return {}
+        return {"log_noise": torch.zeros(tuple(output) if self.per_output else ())}
+
+    def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
+        if self.noise is None:
+            return {}
+        return {"log_noise": log_constant("noise", self.noise, tuple(output), scale)}
+
+    def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        check_match(f, y, lead)
+        squares = (y - f).square()
+        size = math.prod(f.shape[lead + 1 :])
+        if self._own(f, lead) == 0 or size == 1:  # one noise level: sum first, then scale
+            log_noise = theta["log_noise"].to(f.dtype)
+            if log_noise.ndim:
+                lead_shape = log_noise.shape[: max(log_noise.ndim - self._own(f, lead), 0)]
+                log_noise = log_noise.reshape(lead_shape + (1,))  # [*lead, 1]
+            norm = -size * (log_noise + HALF_LOG_2PI)
+            return torch.addcmul(
+                norm, sum_event(squares, lead), (-2.0 * log_noise).exp(), value=-0.5
+            )
+        log_noise = self._log_noise(f, theta, lead)
+        scaled = sum_event(squares * (-2.0 * log_noise).exp(), lead)
+        norm = sum_event(log_noise.expand(f.shape[:lead] + (1,) + f.shape[lead + 1 :]), lead)
+        return -0.5 * scaled - norm - size * HALF_LOG_2PI
+
+    def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return f
+
+    def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return (2.0 * self._log_noise(f, theta, lead)).exp().expand(f.shape)
+
+    def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return (self._log_noise(f, theta, lead) + (HALF_LOG_2PI + 0.5)).expand(f.shape)
+
+    def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return torch.special.ndtr((y - f) * (-self._log_noise(f, theta, lead)).exp())
+
+    def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
+        noise = self._log_noise(f, theta, lead).exp()
+        return f + noise * normal(f, tuple(f.shape), generator)
+
+    def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        precision = (-2.0 * self._log_noise(f, theta, lead)).exp()
+        return diagonal(precision.expand(f.shape), lead)
+
+    def _own(self, f: Tensor, lead: int) -> int:
+        """How many axes the noise level has of its own."""
+        return f.ndim - lead - 1 if self.per_output or self.noise is not None else 0
+
+    def _log_noise(self, f: Tensor, theta: Theta, lead: int) -> Tensor:
+        return per_row(theta["log_noise"], self._own(f, lead), f, lead)
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Likelihood):
+    """Gaussian noise whose standard deviation the network predicts.
+
+    The first output axis has 2D entries: D means, then D values s with
+
+        sigma = softplus(s) + floor
+
+    The floor, in fitted units, keeps the density bounded where the network fits a point
+    exactly; 1e-3 is the 1e-6 on the variance of Lakshminarayanan et al. (2017). Give a smaller
+    one, or standardise, if the noise itself may be as small.
+    """
+
+    name: ClassVar[str] = "heteroscedastic"
+    scales_targets: ClassVar[bool] = True
+
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "floor", positive("floor", self.floor))
+
+    @property
+    def is_normal(self) -> bool:
+        return True
+
+    def event(self, output: Shape) -> Shape:
+        if not output or output[0] % 2 or output[0] == 0:
+            raise ModelError(
+                "a heteroscedastic likelihood needs two network outputs for each target (a mean "
+                f"and a scale) on the first axis, got outputs of shape {tuple(output)}"
+            )
+        return (output[0] // 2, *output[1:])
+
+    def _check(self, y: Tensor, output: Shape) -> Tensor:
+        return check_finite(y)
+
+    def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        mean, std = self._split(f, lead)
+        check_match(mean, y, lead)
+        each = -0.5 * ((y - mean) / std).square() - std.log()
+        return sum_event(each, lead) - math.prod(mean.shape[lead + 1 :]) * HALF_LOG_2PI
+
+    def location(self, f: Tensor, lead: int = 0) -> Tensor:
+        return f.narrow(lead + 1, 0, f.shape[lead + 1] // 2)
+
+    def location_variance(self, variance: Tensor, lead: int = 0) -> Tensor:
+        return self.location(variance, lead)
+
+    def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return self.location(f, lead)
+
+    def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return self._split(f, lead)[1].square()
+
+    def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return self._split(f, lead)[1].log() + (HALF_LOG_2PI + 0.5)
+
+    def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        mean, std = self._split(f, lead)
+        return torch.special.ndtr((y - mean) / std)
+
+    def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
+        mean, std = self._split(f, lead)
+        return mean + std * normal(f, tuple(mean.shape), generator)
+
+    def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        mean, std = self._split(f, lead)
+        slope = torch.sigmoid(f.narrow(lead + 1, mean.shape[lead + 1], mean.shape[lead + 1]))
+        # Fisher information of (mean, sigma) is diag(1, 2) / sigma^2; the chain rule gives s.
+        blocks = torch.cat([std**-2, 2.0 * (slope / std).square()], dim=lead + 1)
+        return diagonal(blocks, lead)
+
+    def _split(self, f: Tensor, lead: int) -> tuple[Tensor, Tensor]:
+        mean, raw = f.chunk(2, dim=lead + 1)
+        return mean, softplus(raw) + self.floor

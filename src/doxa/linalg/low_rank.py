@@ -1,0 +1,116 @@
+"""A few directions on top of independent parameters: Σ = D + F Fᵀ.
+
+With G = D^{-1/2} F and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
+
+    Σ⁻¹   = D^{-1/2} (I − G C⁻¹ Gᵀ) D^{-1/2}                              (Woodbury)
+    log|Σ| = log|D| + log|C|
+    Σ     = R Rᵀ,  R = D^{1/2} (I + G V diag(1 / (1 + √(1 + s))) Vᵀ Gᵀ)
+
+The last is the square root of I + G Gᵀ written without dividing by s, which may be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from doxa.errors import ShapeError
+from doxa.linalg.structure import Structure, cholesky, per_member, refuse, refuse_variances
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPlusDiagonal(Structure):
+    """Diagonal D [K, P] and factor F [K, P, R].
+
+    D may hold zeros (SWAG's weights that never moved): then `solve`, `logdet` and `sample` from
+    P numbers refuse, while `sample` from P + R numbers and everything else work.
+    """
+
+    kind = "low-rank"
+
+    variance: Tensor
+    factor: Tensor
+
+    def __post_init__(self) -> None:
+        if self.factor.ndim != 3 or self.factor.shape[:2] != self.variance.shape:
+            raise ShapeError(
+                f"expected a diagonal [K, P] and a factor [K, P, R], got "
+                f"{list(self.variance.shape)} and {list(self.factor.shape)}"
+            )
+        refuse_variances(self.variance, "the diagonal")
+        refuse(~self.factor.detach().isfinite().flatten(1).all(-1), "the factor is not finite")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.factor.shape[0], self.factor.shape[1]
+
+    @property
+    def rank(self) -> int:
+        return self.factor.shape[2]
+
+    def sample(self, eps: Tensor) -> Tensor:
+        """Draws from N(0, Σ): [..., K, P] to the same shape, or from [..., K, P + R].
+
+        The latter, D^{1/2} ε₁ + F ε₂, needs no decomposition: it is the cheaper one for few
+        draws, allows D = 0, and has a gradient everywhere.
+        """
+        if self.rank == 0 or eps.shape[-1] != self.size + self.rank:
+            return super().sample(eps)
+        own, common = torch.split(eps, [self.size, self.rank], dim=-1)
+        low_rank: Tensor = torch.einsum("kpr,...kr->...kp", self.factor, common)
+        return own * self.variance.sqrt() + low_rank
+
+    def diagonal(self) -> Tensor:
+        return self.variance + self.factor.square().sum(-1)
+
+    def logdet(self) -> Tensor:
+        capacity = self._capacity.diagonal(dim1=-2, dim2=-1)
+        return self.variance.log().sum(-1) + 2 * capacity.log().sum(-1)
+
+    def scaled(self, t: float | Tensor) -> LowRankPlusDiagonal:
+        t = per_member(t, self.variance, "the scale")
+        return LowRankPlusDiagonal(
+            self.variance * t[:, None], self.factor * t.sqrt()[:, None, None]
+        )
+
+    def _root(self, rows: Tensor) -> Tensor:
+        scores, vectors = torch.linalg.eigh(self._whitened.mT @ self._whitened)
+        shrink = 1 / (1 + (1 + scores.clamp(min=0)).sqrt())
+        basis = self._whitened @ vectors  # [K, P, R]
+        bent: Tensor = rows + (rows @ basis * shrink[:, None]) @ basis.mT
+        return bent * self.variance.sqrt()[:, None]
+
+    def _half(self, rows: Tensor) -> Tensor:
+        return torch.cat([rows * self.variance.sqrt()[:, None], rows @ self.factor], dim=-1)
+
+    def _matmul(self, rows: Tensor) -> Tensor:
+        return rows * self.variance[:, None] + rows @ self.factor @ self.factor.mT
+
+    def _solve(self, rows: Tensor) -> Tensor:
+        scale = self.variance.sqrt()[:, None]
+        white = rows / scale
+        inner = torch.cholesky_solve((white @ self._whitened).mT, self._capacity)  # [K, R, T]
+        return (white - inner.mT @ self._whitened.mT) / scale
+
+    @cached_property
+    def _whitened(self) -> Tensor:
+        """G = D^{-1/2} F."""
+        refuse((self.variance.detach() == 0).any(-1), "the diagonal holds a zero: not invertible")
+        return self.factor / self.variance.sqrt()[..., None]
+
+    @cached_property
+    def _capacity(self) -> Tensor:
+        """The Cholesky factor of C."""
+        eye = torch.eye(self.rank, dtype=self.factor.dtype, device=self.factor.device)
+        return cholesky(eye + self._whitened.mT @ self._whitened, "I + Fᵀ D⁻¹ F")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"variance": self.variance, "factor": self.factor}
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> LowRankPlusDiagonal:
+        return cls(tensors["variance"], tensors["factor"])

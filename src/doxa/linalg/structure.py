@@ -1,0 +1,220 @@
+"""What every covariance can do.
+
+A structure holds K covariances Σ_k = R_k R_kᵀ over P flat parameters. Vectors are rows
+`[..., K, P]`, Jacobians are `[K, ..., P]`; all members are computed at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from doxa.errors import NumericalError, ShapeError, StoreError
+
+
+class Structure(ABC):
+    """K covariance matrices over P parameters.
+
+    Subclasses work on rows `[K, T, P]` and never loop over K; every tensor of their state has
+    the leading axis K.
+    """
+
+    kind: ClassVar[str]
+    _kinds: ClassVar[dict[str, type[Structure]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Structure._kinds[cls.kind] = cls
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(K, P)."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The variances: [K, P]."""
+
+    @abstractmethod
+    def logdet(self) -> Tensor:
+        """log |Σ|: [K]."""
+
+    @abstractmethod
+    def scaled(self, t: float | Tensor) -> Self:
+        """t Σ, with t > 0 a number or one for each member, [K]."""
+
+    @abstractmethod
+    def _root(self, rows: Tensor) -> Tensor:
+        """R ε for standard normal ε."""
+
+    @abstractmethod
+    def _half(self, rows: Tensor) -> Tensor:
+        """v R, [K, T, Q], so that v Σ wᵀ = (v R)(w R)ᵀ; Q may exceed P."""
+
+    @abstractmethod
+    def _matmul(self, rows: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _solve(self, rows: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]: ...
+
+    @classmethod
+    @abstractmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self: ...
+
+    @property
+    def members(self) -> int:
+        return self.shape[0]
+
+    @property
+    def size(self) -> int:
+        return self.shape[1]
+
+    def sample(self, eps: Tensor) -> Tensor:
+        """Draws from N(0, Σ) made of standard normal `eps`: [..., K, P] to the same shape."""
+        return self._on_rows(self._root, eps)
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """Σ v: [..., K, P] to the same shape."""
+        return self._on_rows(self._matmul, v)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Σ⁻¹ v: [..., K, P] to the same shape."""
+        return self._on_rows(self._solve, v)
+
+    def quad(self, j: Tensor) -> Tensor:
+        """j Σ jᵀ for each row of j, never negative: [K, ..., P] to [K, ...]."""
+        return self._half_of(j).square().sum(-1)
+
+    def outer(self, j: Tensor) -> Tensor:
+        """J Σ Jᵀ, symmetric: [K, ..., O, P] to [K, ..., O, O]."""
+        half = self._half_of(j)
+        return half @ half.mT
+
+    def dense(self) -> Tensor:
+        """Σ itself: [K, P, P]."""
+        parameter = self.diagonal()
+        eye = torch.eye(self.size, dtype=parameter.dtype, device=parameter.device)
+        covariance = self._matmul(eye.expand(self.members, -1, -1))
+        return (covariance + covariance.mT) / 2
+
+    def member(self, k: int) -> Self:
+        """Member k alone, as a structure with K = 1."""
+        if not -self.members <= k < self.members:
+            raise IndexError(f"member {k} of {self.members}")
+        tensors = {name: value[k % self.members, None] for name, value in self._tensors().items()}
+        return self._from_tensors(tensors)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same structure elsewhere, or in another precision."""
+        moved = {name: value.to(device, dtype) for name, value in self._tensors().items()}
+        return self._from_tensors(moved)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to rebuild it, for saving."""
+        return {f"{self.kind}.{name}": value for name, value in self._tensors().items()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Tensor]) -> Structure:
+        """The structure that gave `state`, of whichever kind."""
+        kinds = {name.partition(".")[0] for name in state}
+        if len(kinds) != 1 or not kinds <= Structure._kinds.keys():
+            raise StoreError(f"not the state of one structure: {sorted(state)}")
+        tensors = {name.partition(".")[2]: value for name, value in state.items()}
+        try:
+            return Structure._kinds[kinds.pop()]._from_tensors(tensors)
+        except KeyError as error:
+            raise StoreError(f"the state of a structure lacks {error}") from error
+
+    def _on_rows(self, act: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        if v.ndim < 2 or (v.shape[-2], v.shape[-1]) != self.shape:
+            raise ShapeError(f"expected [..., {self.members}, {self.size}], got {list(v.shape)}")
+        lead = v.shape[:-2]
+        rows = v.reshape(lead.numel(), *self.shape).transpose(0, 1)  # [K, T, P]
+        return act(rows).transpose(0, 1).reshape(*lead, *self.shape)
+
+    def _half_of(self, j: Tensor) -> Tensor:
+        if j.ndim < 2 or (j.shape[0], j.shape[-1]) != self.shape:
+            raise ShapeError(f"expected [{self.members}, ..., {self.size}], got {list(j.shape)}")
+        inner = j.shape[1:-1]
+        half = self._half(j.reshape(self.members, inner.numel(), self.size))
+        return half.reshape(self.members, *inner, half.shape[-1])
+
+
+def refuse(bad: Tensor, what: str) -> None:
+    """Raise for the members where `bad` [K] is true."""
+    if bad.any():
+        which = ", ".join(str(k) for k in bad.nonzero().flatten().tolist())
+        raise NumericalError(f"member{'s' if ',' in which else ''} {which}: {what}")
+
+
+def refuse_variances(variance: Tensor, what: str) -> None:
+    """Raise unless `variance` [K, P] is finite and not negative."""
+    value = variance.detach()
+    refuse(~value.isfinite().all(-1), f"{what} is not finite")
+    refuse((value < 0).any(-1), f"{what} is negative")
+
+
+def per_member(value: float | Tensor, like: Tensor, what: str) -> Tensor:
+    """A positive number, or one for each member, as [K] beside `like` [K, ...]."""
+    given = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if given.shape not in ((), (len(like),)):
+        raise ShapeError(f"{what} must be a number or [{len(like)}], got {list(given.shape)}")
+    spread = given.expand(len(like))
+    refuse(~(spread.isfinite() & (spread > 0)).detach(), f"{what} must be positive and finite")
+    return spread
+
+
+def symmetric(matrix: Tensor, what: str) -> Tensor:
+    """The symmetric part of [K, P, P], whose other part must be round-off."""
+    if matrix.ndim != 3 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ShapeError(f"{what} must be [K, P, P], got {list(matrix.shape)}")
+    value = matrix.detach()
+    refuse(~value.isfinite().flatten(1).all(-1), f"{what} is not finite")
+    if matrix.shape[-1] > 0:
+        skew = (value - value.mT).abs().amax((-2, -1))
+        tolerance = torch.finfo(matrix.dtype).eps ** 0.5
+        refuse(skew > tolerance * value.abs().amax((-2, -1)), f"{what} is not symmetric")
+    return (matrix + matrix.mT) / 2
+
+
+def cholesky(matrix: Tensor, what: str) -> Tensor:
+    """The lower Cholesky factor of [K, P, P], or an error that names the members without one."""
+    matrix = symmetric(matrix, what)
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    failed = info != 0
+    if not failed.any():
+        failed = _digits_lost(matrix.detach(), factor.detach())
+    refuse(
+        failed,
+        f"the Cholesky decomposition failed: {what} is not positive definite in {matrix.dtype}; "
+        "use float64, a larger prior precision, or a simpler structure",
+    )
+    return factor
+
+
+def _digits_lost(matrix: Tensor, factor: Tensor) -> Tensor:
+    """[K]: whether a solve would have less than one right digit.
+
+    Half of all exactly singular matrices pass the decomposition, because round-off makes their
+    last pivot positive. With C the matrix scaled to a unit diagonal, the relative error of a
+    solve is about ε ‖C⁻¹‖; eight vectors of signs are enough to see that norm's size.
+    """
+    size = matrix.shape[-1]
+    if size == 0:
+        return torch.zeros(len(matrix), dtype=torch.bool, device=matrix.device)
+    coins = torch.randint(2, (size, 8), generator=torch.Generator().manual_seed(0))
+    signs = (2 * coins - 1).to(matrix)
+    scale = matrix.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]
+    inverse = torch.cholesky_solve(scale * signs, factor) * scale  # C⁻¹ on the signs: [K, P, 8]
+    # written so that an overflow, which is not finite, counts as lost
+    return ~(inverse.abs().amax((-2, -1)) * torch.finfo(matrix.dtype).eps < 0.1)

@@ -1,0 +1,1 @@
+"""Markov chains that have the posterior as their stationary distribution."""

@@ -1,0 +1,100 @@
+"""Random numbers as a pure function of (seed, purpose, member, step).
+
+A counter is hashed, not a stream advanced: the i-th number of member m at step t is
+
+    mix(mix(i + a) ^ b),   (a, b) = mixes of t, the call within the step, and a key of 96 bits
+
+with `mix` a full-avalanche bijection of 32-bit words and the key a digest of seed, purpose and
+member id. Nothing is checkpointed, nothing depends on chunk size, engine, device or on which other
+members run, and the whole computation can be traced, compiled or captured in a CUDA graph. Two
+streams coincide only if two digests do, and normals reach ±6.7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B9 - (1 << 32)
+
+
+def digest(*parts: object) -> int:
+    """A 128-bit integer from anything printable: seeds that differ in any part never collide."""
+    text = "\x1f".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+
+
+def generator(*parts: object) -> torch.Generator:
+    """A CPU generator for host-side draws (data order, initial weights)."""
+    return torch.Generator().manual_seed(digest(*parts) & 0xFFFFFFFF)
+
+
+def _signed(word: int) -> int:
+    word &= 0xFFFFFFFF
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _mix(h: Tensor) -> Tensor:
+    h = h ^ ((h >> 16) & 0xFFFF)
+    h = h * 0x7FEB352D
+    h = h ^ ((h >> 15) & 0x1FFFF)
+    h = h * (0x846CA68B - (1 << 32))
+    return h ^ ((h >> 16) & 0xFFFF)
+
+
+class Noise:
+    """Standard normals and uniforms for a list of members.
+
+    Parameters
+    ----------
+    seed, purpose: what the numbers are for; different purposes are independent.
+    members: global ids, one a row; a member's numbers depend on its own id only.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        purpose: str,
+        members: Sequence[object],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        words = [
+            [_signed(digest("noise", seed, purpose, member) >> shift) for shift in (0, 32, 64)]
+            for member in members
+        ]
+        self._keys = torch.tensor(words, dtype=torch.int32, device=device).reshape(-1, 3)
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self._counters: dict[int, Tensor] = {}
+
+    def _counter(self, size: int) -> Tensor:
+        if size not in self._counters:
+            self._counters[size] = torch.arange(size, dtype=torch.int32, device=self.device)
+        return self._counters[size]
+
+    def uniform(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
+        """[M, *shape] in (0, 1]."""
+        size = math.prod(shape)
+        if isinstance(step, int):
+            step = torch.tensor(step, dtype=torch.int32, device=self.device)
+        base, key, last = self._keys.unbind(1)
+        a = _mix(_mix(base + step.to(torch.int32)) ^ (key + _signed(call * _GOLDEN)))  # [M]
+        b = _mix(a ^ last)
+        bits = _mix(_mix(self._counter(size) + a[:, None]) ^ b[:, None])  # [M, size]
+        u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
+        return u.reshape(-1, *shape)
+
+    def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
+        """[M, *shape] standard normals, by Box and Muller in pairs."""
+        size = math.prod(shape)
+        half = (size + 1) // 2
+        u = self.uniform((2 * half,), step, call)
+        radius = (-2.0 * u[:, :half].log()).sqrt()
+        angle = u[:, half:] * (2.0 * math.pi)
+        z = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)
+        return z[:, :size].reshape(-1, *shape)

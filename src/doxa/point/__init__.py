@@ -1,0 +1,1 @@
+"""One point: the maximum of the log joint."""

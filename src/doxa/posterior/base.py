@@ -1,0 +1,248 @@
+"""What every fit gives back, whichever method made it.
+
+A `Posterior` predicts, draws functions, says whether it can be trusted (`status`), and saves itself.
+It is an equal mixture over its members. Subclasses say how parameters (or functions) are drawn.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from doxa import store
+from doxa.data import Standardisation, as_tensor, cast, check_finite, rows_of
+from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
+from doxa.layout import Params
+from doxa.likelihoods import Affine, Likelihood
+from doxa.model import Model
+from doxa.predictive import Predictive
+
+
+class Status(str):
+    """ "ok", "diverged", "not-converged"…, with the reason in plain words as `.reason`."""
+
+    reason: str
+
+    def __new__(cls, value: str = "ok", reason: str = "") -> Status:
+        status = super().__new__(cls, value)
+        status.reason = reason
+        return status
+
+
+@dataclass
+class Record:
+    """What the driver knows of a fit, for people: none of it changes a prediction but the seed."""
+
+    seed: int = 0
+    status: Status = field(default_factory=Status)
+    history: dict[str, Any] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    validation: float | None = None  # mean log predictive of the held-out rows
+
+
+class Posterior(ABC):
+    """Belief after seeing data.
+
+    Attributes
+    ----------
+    model: the network as it was fitted (None for methods that bring their own functions).
+    method: the method's settings. members: how many are averaged.
+    status, diagnostics, history, validation, metadata: what the driver recorded.
+    log_evidence, elbo: numbers where the method has them, else None.
+    """
+
+    kind: ClassVar[str]
+    log_evidence: float | None = None
+    elbo: float | None = None
+
+    def __init__(
+        self,
+        model: Model | None,
+        method: Any,
+        likelihood: Likelihood,
+        scales: Standardisation | None = None,
+        inputs: Any = None,
+    ) -> None:
+        self.model = model
+        self.method = method
+        self.base_likelihood = likelihood
+        self.scales = scales or Standardisation()
+        self.inputs = inputs  # the shape of one row of x
+        self.record = Record()
+
+    @property
+    def status(self) -> Status:
+        return self.record.status
+
+    @property
+    def history(self) -> dict[str, Any]:
+        return self.record.history
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        return self.record.diagnostics
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.record.metadata
+
+    @property
+    def validation(self) -> float | None:
+        return self.record.validation
+
+    @property
+    @abstractmethod
+    def members(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device:
+        return self._reference().device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._reference().dtype
+
+    @abstractmethod
+    def _reference(self) -> Tensor:
+        """A tensor whose device and type are the posterior's."""
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the outputs mean, in the units of y."""
+        if self.scales.y_loc is None:
+            return self.base_likelihood
+        loc, scale = (
+            torch.as_tensor(v).to(self.device, self.dtype)
+            for v in (self.scales.y_loc, self.scales.y_scale)
+        )
+        return Affine(self.base_likelihood, loc, scale)
+
+    @abstractmethod
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """The predictive distribution at x.
+
+        Parameters
+        ----------
+        x: inputs as given to `fit`, in their original units.
+        n: how many samples in all, split over members; default: every kept draw, else 100.
+        seed: default: the fit's, so that repeated calls agree.
+        keep: "samples", or "moments" to stream where samples would not fit in memory.
+        """
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Whole function draws at x, [n, N, ...], in the units of y: one weight draw each."""
+        return self.predict(x, n, seed).samples
+
+    def draw(self, n: int | None = None, seed: int | None = None) -> Params:
+        """Parameter dicts with leading axis n."""
+        raise Unavailable(f"a {self.kind} posterior has no weights to draw")
+
+    def features(self, x: Any) -> Tensor:
+        """What goes into the network's last layer at x, averaged over members: [N, ...]."""
+        raise Unavailable(f"a {self.kind} posterior has no network to take features from")
+
+    def condition(self, x: Any, y: Any) -> Posterior:
+        """The posterior after more data, without refitting: processes and exact models."""
+        raise Unavailable(
+            f"a {self.kind} posterior cannot be conditioned in closed form; fit again with all rows"
+        )
+
+    def to_arviz(self) -> Any:
+        """Draws as an arviz DataTree, for its diagnostics and plots."""
+        raise Unavailable(f"a {self.kind} posterior keeps no chains")
+
+    def check_inputs(self, x: Any) -> Any:
+        """x as tensors in fitted units, checked."""
+        is_pack = isinstance(x, dict | tuple)
+        x = {k: as_tensor(v, "x") for k, v in x.items()} if isinstance(x, dict) else x
+        x = tuple(as_tensor(v, "x") for v in x) if isinstance(x, tuple) else x
+        x = x if is_pack else as_tensor(x, "x")
+        if rows_of(x, "x") == 0:
+            raise DataError("x has no rows (N = 0)")
+        shapes = tree_map(lambda t: list(t.shape[1:]), x)
+        given, fitted = (_shape_list(s) for s in (shapes, self.inputs))
+        if self.inputs is not None and given != fitted and all(len(s) <= 1 for s in fitted):
+            raise ShapeError(f"x has rows of shape {given}, but the fit saw {fitted}")
+        check_finite(x, "x")
+        x = tree_map(lambda t: cast(t, self.device, self.dtype), x)
+        scales = Standardisation(
+            *(
+                None if v is None else tree_map(lambda t: t.to(self.device, self.dtype), v)
+                for v in (self.scales.x_loc, self.scales.x_scale)
+            )
+        )
+        return scales.x(x)
+
+    def sampling(self, n: int | None, seed: int | None, keep: str) -> int:
+        if n is not None and n < 1:
+            raise MethodError(f"n must be at least 1, not {n}")
+        if keep not in ("samples", "moments"):
+            raise MethodError(f"keep must be 'samples' or 'moments', not {keep!r}")
+        return self.record.seed if seed is None else seed
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What must be stored besides the recipe."""
+
+    def extra(self) -> dict[str, Any]:
+        """JSON-able facts a subclass needs to be rebuilt."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> Posterior:
+        """From what `tensors` and `extra` gave; `common` are the base class's arguments."""
+
+    def save(self, path: str | Path) -> None:
+        """Write a directory of safetensors and JSON, atomically and checksummed."""
+        from doxa.posterior.saving import to_artefact
+
+        tensors, meta = to_artefact(self)
+        store.write_artefact(path, tensors, meta)
+
+    def __repr__(self) -> str:
+        reason = f" ({self.status.reason})" if self.status.reason else ""
+        return f"<{self.kind} posterior of {self.method!r}, {self.members} members, {self.status}{reason}>"
+
+
+def _shape_list(tree: Any) -> list[tuple[int, ...]]:
+    """Shapes of the leaves of x, in pytree order."""
+    if isinstance(tree, dict):
+        return [tuple(tree[k]) for k in sorted(tree)]
+    if isinstance(tree, tuple) or (isinstance(tree, list) and tree and isinstance(tree[0], list)):
+        return [tuple(v) for v in tree]
+    return [tuple(tree)] if tree is not None else []
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    return tree_flatten(tree)[0]
+
+
+REGISTRY: dict[str, type[Posterior]] = {}
+
+
+def register_posterior(cls: type[Posterior]) -> type[Posterior]:
+    """Make a kind loadable by name."""
+    REGISTRY[cls.kind] = cls
+    return cls
+
+
+def posterior_class(kind: str) -> type[Posterior]:
+    if kind not in REGISTRY:
+        import doxa.registry
+
+        doxa.registry.import_all()
+    if kind not in REGISTRY:
+        raise StoreError(f"unknown kind of posterior {kind!r}; known: {sorted(REGISTRY)}")
+    return REGISTRY[kind]

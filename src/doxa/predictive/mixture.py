@@ -1,0 +1,250 @@
+"""The predictive that keeps its components: S functions, or S Gaussians over functions.
+
+    p(y) = sum_s w_s p(y | f_s),    log p(y) = logsumexp_s(log w_s + log p(y | f_s))
+
+With a Gaussian likelihood a Gaussian over f integrates out: N(y; m_s, sigma_s^2 + v_s).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.errors import ShapeError, Unavailable
+from doxa.likelihoods import Affine, Heads, Likelihood
+from doxa.likelihoods import likelihood as resolve
+from doxa.likelihoods.gaussian import HALF_LOG_2PI
+from doxa.predictive.base import Predictive, check_levels, check_rows, generator
+from doxa.predictive.components import (
+    as_draws,
+    cast_votes,
+    complete_theta,
+    draw_functions,
+    normalise,
+)
+from doxa.predictive.moments import Average, Spread
+from doxa.predictive.quantiles import bisect, bisect_whole, widen
+from doxa.predictive.summary import HeadsPredictive
+
+CHUNK_ELEMENTS = 1 << 24  # of f at a time; what is computed from it is a few times as large
+
+
+def build(
+    f: Any,
+    likelihood: str | Likelihood | Sequence[str | Likelihood],
+    theta: Mapping[str, Tensor] | None,
+    f_variance: Any,
+    weights: Tensor | None,
+    seed: int,
+    draws: int,
+) -> Predictive:
+    """See `Predictive.from_samples`."""
+    likelihood = resolve(likelihood).untempered()
+    if isinstance(likelihood, Heads):
+        variances = [None] * len(likelihood.likelihoods) if f_variance is None else f_variance
+        heads = [
+            build(
+                f[i], head, likelihood.theta_of(i, theta or {}), variances[i], weights, seed, draws
+            )
+            for i, head in enumerate(likelihood.likelihoods)
+        ]
+        return HeadsPredictive(likelihood, heads)
+    f = as_draws(f)
+    likelihood.event(tuple(f.shape[2:]))
+    values, weights = complete_theta(likelihood, theta, f), normalise(weights, f)
+    if f_variance is not None:
+        f_variance = torch.as_tensor(f_variance)
+        if f_variance.shape != f.shape:
+            raise ShapeError(
+                f"f_variance has shape {list(f_variance.shape)}, f {list(f.shape)}: they must agree"
+            )
+        f_variance = f_variance.to(f)
+        if not likelihood.integrates_normal:
+            f, values, weights = draw_functions(f, f_variance, values, weights, seed, draws)
+            f_variance = None
+    return Mixture(likelihood, f, values, weights, f_variance)
+
+
+class Mixture(Predictive):
+    """The weighted mixture of S components."""
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        f: Tensor,
+        theta: Mapping[str, Tensor],
+        weights: Tensor,
+        f_variance: Tensor | None,
+    ) -> None:
+        self.likelihood = likelihood
+        self.f, self.theta, self.weights, self.f_variance = f, theta, weights, f_variance
+
+    @property
+    def samples(self) -> Tensor:
+        if self.f_variance is not None:
+            raise self._unavailable(
+                "samples",
+                "it is a closed form over the functions; draw them with posterior.functions(x, n), "
+                "or draw y with sample(n)",
+            )
+        return self.likelihood.location(self.f, 1)
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0]
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return self._moments[1]
+
+    @property
+    def epistemic(self) -> Tensor:
+        return self._moments[2]
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        function, noise, marginal = Spread(), Average(), Average()
+        for part in self._chunks():
+            function.update(self.likelihood.mean(part.f, part.theta, 1), part.weights)
+            noise.update(self.likelihood.variance(part.f, part.theta, 1), part.weights)
+            if part.f_variance is not None:
+                spread = self.likelihood.location_variance(part.f_variance, 1)
+                marginal.update(spread, part.weights)
+        epistemic = function.variance
+        if self.f_variance is not None:
+            epistemic = epistemic + marginal.mean
+        return function.mean, noise.mean, epistemic
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        return self._expected_entropy
+
+    @cached_property
+    def _expected_entropy(self) -> Tensor:
+        entropy = Average()
+        for part in self._chunks():
+            entropy.update(self.likelihood.entropy(part.f, part.theta, 1), part.weights)
+        return entropy.mean
+
+    @property
+    def _marginal_entropy(self) -> Tensor:
+        if self.likelihood.classifies or self.f.shape[0] > 1:
+            return super()._marginal_entropy
+        if self.f_variance is None:  # one function: y is as the likelihood says
+            return self.expected_entropy
+        return 0.5 * self.variance.log() + (HALF_LOG_2PI + 0.5)
+
+    def votes(self) -> Tensor:
+        if not self.likelihood.classifies:
+            return super().votes()
+        votes = Average()
+        for part in self._chunks():
+            means = self.likelihood.mean(part.f, part.theta, 1)
+            votes.update(cast_votes(self.likelihood, means), part.weights)
+        return votes.mean
+
+    def log_prob(self, y: Any) -> Tensor:
+        y = self.likelihood.prepare_targets(y, tuple(self.f.shape[2:])).to(self.f.device)
+        check_rows(y, self.f.shape[1])
+        if y.is_floating_point() and not isinstance(self.likelihood, Affine):
+            y = y.to(self.f.dtype)  # Affine standardises first, in y's own precision
+        total: Tensor | None = None
+        for part in self._chunks():
+            each = part._log_prob(y) + part.weights.log().unsqueeze(1)  # [c, N]
+            chunk = torch.logsumexp(each, 0)
+            total = chunk if total is None else torch.logaddexp(total, chunk)
+        assert total is not None
+        return total
+
+    def _log_prob(self, y: Tensor) -> Tensor:
+        """[S, N]: each component's."""
+        if self.f_variance is None:
+            return self.likelihood.log_prob(self.f, y, self.theta, 1)
+        mean, std = self._normals()
+        each = -0.5 * ((y - mean) / std).square() - std.log() - HALF_LOG_2PI
+        return each.flatten(2).sum(2) if each.ndim > 2 else each
+
+    def _normals(self) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations of components that are normal: [S, N, *event]."""
+        mean = self.likelihood.mean(self.f, self.theta, 1)
+        variance = self.likelihood.variance(self.f, self.theta, 1)
+        if self.f_variance is not None:
+            variance = variance + self.likelihood.location_variance(self.f_variance, 1)
+        return mean, variance.sqrt()
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        if self.likelihood.classifies:
+            raise self._unavailable("quantile", "classes have no order; use probs")
+        levels = check_levels(q, self.f)
+        rows = max(1, CHUNK_ELEMENTS // (4 * max(1, self.f[:, :1].numel())))
+        blocks = [self._rows(start, rows) for start in range(0, max(1, self.f.shape[1]), rows)]
+        found = [
+            torch.cat([block._quantile(level) for block in blocks]) for level in levels.reshape(-1)
+        ]
+        return torch.stack(found) if levels.ndim else found[0]
+
+    def _quantile(self, level: Tensor) -> Tensor:
+        if self.likelihood.is_normal:
+            mean, std = self._normals()
+            each = mean + std * torch.special.ndtri(level)  # the mixture's lies in between
+            return bisect(
+                lambda y: self._mix(torch.special.ndtr((y - mean) / std)),
+                level,
+                each.amin(0),
+                each.amax(0),
+            )
+        centre = self.likelihood.mean(self.f, self.theta, 1)
+        if self.likelihood.discrete:
+            low, high = torch.full_like(centre[0], -1.0), centre.amax(0).floor() + 1.0
+            low, high = widen(self._cdf, level, low, high, high.sqrt().ceil())
+            return bisect_whole(self._cdf, level, low, high)
+        width = self.likelihood.entropy(self.f, self.theta, 1).exp().amax(0)  # a scale of y
+        low, high = centre.amin(0) - width, centre.amax(0) + width
+        low, high = widen(self._cdf, level, low, high, width)
+        return bisect(self._cdf, level, low, high)
+
+    def _cdf(self, y: Tensor) -> Tensor:
+        return self._mix(self.likelihood.cdf(y, self.f, self.theta, 1))
+
+    def _mix(self, values: Tensor) -> Tensor:
+        return (values * self.weights.reshape(-1, *[1] * (values.ndim - 1))).sum(0)
+
+    def sample(self, n: int, seed: int = 0) -> Tensor:
+        source = generator(seed, "sample")
+        # Systematic resampling, shuffled: every component comes up as often as its weight says,
+        # to within one draw.
+        grid = (torch.arange(n) + torch.rand((), generator=source)) / n
+        bounds = self.weights.double().cumsum(0).cpu()
+        chosen = torch.searchsorted(bounds, grid.double()).clamp_max(len(bounds) - 1)
+        chosen = chosen[torch.randperm(n, generator=source)].to(self.f.device)
+        f = self.f[chosen]
+        if self.f_variance is not None:
+            noise = torch.randn(f.shape, generator=source, dtype=f.dtype).to(f.device)
+            f = torch.addcmul(f, self.f_variance[chosen].clamp_min(0.0).sqrt(), noise)
+        theta = {name: value[chosen] for name, value in self.theta.items()}
+        return self.likelihood.sample(f, theta, source, 1)
+
+    def _chunks(self) -> Iterator[Mixture]:
+        """Blocks of components, such that none is large."""
+        count = max(1, CHUNK_ELEMENTS // max(1, self.f[0].numel()))
+        if count >= self.f.shape[0]:
+            yield self
+            return
+        for start in range(0, self.f.shape[0], count):
+            some = slice(start, start + count)
+            theta = {name: value[some] for name, value in self.theta.items()}
+            variance = None if self.f_variance is None else self.f_variance[some]
+            yield Mixture(self.likelihood, self.f[some], theta, self.weights[some], variance)
+
+    def _rows(self, start: int, count: int) -> Mixture:
+        some = slice(start, start + count)
+        variance = None if self.f_variance is None else self.f_variance[:, some]
+        return Mixture(self.likelihood, self.f[:, some], self.theta, self.weights, variance)
+
+    def _unavailable(self, quantity: str, instead: str = "") -> Unavailable:
+        return super()._unavailable(quantity, instead)

@@ -1,0 +1,235 @@
+"""Priors over weights: what is believed before the data, elementwise on the flat vector.
+
+A prior is a frozen dataclass of settings. `bind(prior, layout)` turns it into tensors with one
+value an element, so that one expression covers all tensors of all members:
+
+    log p(w) = sum_j log p_j(w_j - m_j)
+
+with m_j the entry's centre: 1 for normalisation scales, else 0. Likelihood parameters (entries
+"likelihood.*", log scales) always have the prior N(0, 1).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa.errors import ModelError
+from doxa.layout import Entry, Layout
+from doxa.priors.bound import BoundPrior, Part, stack_bound
+from doxa.priors.families import (
+    Family,
+    GaussianFamily,
+    LaplaceFamily,
+    ScaleMixtureFamily,
+    StudentTFamily,
+)
+
+__all__ = [
+    "PRIORS",
+    "BoundPrior",
+    "FanInNormal",
+    "LaplacePrior",
+    "Normal",
+    "Prior",
+    "ScaleMixture",
+    "StudentTPrior",
+    "bind",
+    "prior",
+    "stack_bound",
+]
+
+
+@dataclass(frozen=True)
+class Prior(ABC):
+    """An elementwise prior, centred at each entry's centre."""
+
+    name: ClassVar[str]
+    family: ClassVar[type[Family]]
+
+    def __post_init__(self) -> None:
+        for setting, value in vars(self).items():
+            if not 0.0 < value < math.inf:
+                raise ModelError(f"{type(self).__name__}: {setting} must be positive, got {value}")
+
+    @abstractmethod
+    def settings(self, entry: Entry) -> dict[str, float]:
+        """The family's settings for the elements of one entry."""
+
+    def bind(self, layout: Layout) -> BoundPrior:
+        return bind(self, layout)
+
+
+@dataclass(frozen=True)
+class Normal(Prior):
+    """N(centre, std^2) on every element."""
+
+    name: ClassVar[str] = "normal"
+    family: ClassVar[type[Family]] = GaussianFamily
+
+    std: float = 1.0
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.std}
+
+
+@dataclass(frozen=True)
+class FanInNormal(Prior):
+    """N(centre, scale^2 / fan_in): a unit's input keeps its variance at any width (Neal, 1996).
+
+    Biases and normalisation parameters have fan_in 1, hence the standard deviation `scale`.
+    """
+
+    name: ClassVar[str] = "fan-in-normal"
+    family: ClassVar[type[Family]] = GaussianFamily
+
+    scale: float = 1.0
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.scale / math.sqrt(entry.fan_in)}
+
+
+@dataclass(frozen=True)
+class LaplacePrior(Prior):
+    """Density exp(-|w - centre| / scale) / (2 scale)."""
+
+    name: ClassVar[str] = "laplace-prior"
+    family: ClassVar[type[Family]] = LaplaceFamily
+
+    scale: float = 1.0
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.scale}
+
+
+@dataclass(frozen=True)
+class StudentTPrior(Prior):
+    """Student-t with df degrees of freedom: most weights small, a few large."""
+
+    name: ClassVar[str] = "student-t-prior"
+    family: ClassVar[type[Family]] = StudentTFamily
+
+    df: float = 3.0
+    scale: float = 1.0
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.scale, "df": self.df}
+
+
+@dataclass(frozen=True)
+class ScaleMixture(Prior):
+    """weight N(0, std1^2) + (1 - weight) N(0, std2^2), of Blundell et al. (2015)."""
+
+    name: ClassVar[str] = "scale-mixture"
+    family: ClassVar[type[Family]] = ScaleMixtureFamily
+
+    weight: float = 0.5
+    std1: float = 1.0
+    std2: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight >= 1.0:
+            raise ModelError(f"ScaleMixture: weight must lie between 0 and 1, got {self.weight}")
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"weight": self.weight, "std1": self.std1, "std2": self.std2}
+
+
+PRIORS: dict[str, type[Prior]] = {
+    kind.name: kind for kind in (Normal, FanInNormal, LaplacePrior, StudentTPrior, ScaleMixture)
+}
+PriorSpec = str | Prior | Mapping[str, Prior]
+
+
+def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
+    """A prior from its name or itself; None is Normal(1.0); a mapping of patterns passes."""
+    if spec is None:
+        return Normal()
+    if isinstance(spec, str):
+        if spec not in PRIORS:
+            known = ", ".join(sorted(PRIORS))
+            raise ModelError(f"no prior is called {spec!r}; there are {known}")
+        return PRIORS[spec]()
+    if isinstance(spec, Prior):
+        return spec
+    if isinstance(spec, Mapping) and all(isinstance(part, Prior) for part in spec.values()):
+        return spec
+    raise ModelError(
+        "a prior is a name, an object, or {name pattern: object}, got " + type(spec).__name__
+    )
+
+
+def bind(spec: PriorSpec, layout: Layout) -> BoundPrior:
+    """The prior of every element of a layout.
+
+    A mapping {pattern: Prior} is matched against the entries' names (shell patterns, the first
+    match counts, "*" is tried last); Normal(1.0) where none matches. A pattern that matches no
+    name is an error.
+    """
+    chosen = _choose(prior(spec), layout)
+    groups: dict[type[Family], list[tuple[Entry, Prior]]] = {}
+    for entry, its_prior in zip(layout.entries, chosen, strict=True):
+        groups.setdefault(its_prior.family, []).append((entry, its_prior))
+    if not groups:
+        groups = {GaussianFamily: []}  # no parameters: log p = 0
+    parts = [_part(family, members, layout) for family, members in groups.items()]
+    return BoundPrior(parts, layout.size)
+
+
+def _choose(spec: Prior | Mapping[str, Prior], layout: Layout) -> list[Prior]:
+    table = {"*": spec} if isinstance(spec, Prior) else spec
+    patterns = sorted(table, key=lambda pattern: pattern == "*")
+    unused = set(patterns) - {"*"}
+    chosen: list[Prior] = []
+    for name in layout.names:
+        matches = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        unused.difference_update(matches)
+        if name.startswith("likelihood."):
+            chosen.append(Normal(1.0))
+        else:
+            chosen.append(table[matches[0]] if matches else Normal(1.0))
+    if unused:
+        raise ModelError(
+            f"prior pattern {min(unused)!r} matches no parameter; there are "
+            + ", ".join(layout.names)
+        )
+    return chosen
+
+
+def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layout) -> Part:
+    entries = [entry for entry, _ in members]
+    sizes = torch.tensor([entry.size for entry in entries], dtype=torch.long)
+
+    def spread(values: list[float]) -> Tensor:
+        return torch.repeat_interleave(torch.tensor(values, dtype=torch.float64), sizes)
+
+    settings = [its_prior.settings(entry) for entry, its_prior in members]
+    names = settings[0] if settings else Normal().settings(Entry("", ()))
+    exact = {name: spread([values[name] for values in settings]) for name in names}
+    loc = spread([entry.centre for entry in entries])
+    return Part(
+        _place(entries, layout),
+        loc if bool(loc.any()) else None,
+        family(exact, torch.device("cpu"), torch.float64),
+    )
+
+
+def _place(entries: list[Entry], layout: Layout) -> slice | Tensor:
+    """A slice where the entries lie next to each other, else their positions."""
+    positions = layout.index(entry.name for entry in entries)
+    if positions.numel() == layout.size:
+        return slice(None)
+    if positions.numel() == 0:
+        return slice(0, 0)
+    first = int(positions[0])
+    if int(positions[-1]) - first + 1 == positions.numel():
+        return slice(first, first + positions.numel())
+    return positions

@@ -1,0 +1,184 @@
+"""A prior bound to a layout: tensors, one value an element of the flat parameter vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from doxa.errors import MethodError
+from doxa.priors.families import Family, GaussianFamily
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The elements that share a family: a slice where they lie together, else positions."""
+
+    where: slice | Tensor
+    loc: Tensor | None  # [p]; None where all are 0, which saves a subtraction a step
+    family: Family
+
+    def centred(self, flat: Tensor) -> Tensor:
+        x = flat[..., self.where]
+        return x if self.loc is None else x - self.loc
+
+
+class BoundPrior:
+    """log p(w), its score, curvature and draws on flat vectors [..., P].
+
+    A stack of R priors (`stack_bound`) has a run axis: vectors are then [..., R, P] and
+    log-probabilities [..., R].
+    """
+
+    def __init__(self, parts: Sequence[Part], size: int) -> None:
+        self.parts = tuple(parts)
+        self.size = size
+        self._order = _inverse_order(self.parts, size)
+
+    @property
+    def is_gaussian(self) -> bool:
+        return all(isinstance(part.family, GaussianFamily) for part in self.parts)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """() or (R,)."""
+        return tuple(next(iter(self.parts[0].family.exact.values())).shape[:-1])
+
+    def log_prob(self, flat: Tensor) -> Tensor:
+        """[..., P] to [...], constants included."""
+        total = self.parts[0].family.log_prob(self.parts[0].centred(flat))
+        for part in self.parts[1:]:
+            total = total + part.family.log_prob(part.centred(flat))
+        return total
+
+    def score(self, flat: Tensor) -> Tensor:
+        """The gradient of `log_prob`: [..., P]."""
+        return self._join([part.family.score(part.centred(flat)) for part in self.parts])
+
+    def curvature(self, flat: Tensor) -> Tensor:
+        """Minus the second derivative of `log_prob`, elementwise: [..., P]."""
+        return self._join([part.family.curvature(part.centred(flat)) for part in self.parts])
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        """[n, P], or [n, R, P] for a stack."""
+        draws = []
+        for part in self.parts:
+            x = part.family.sample(n, generator)
+            draws.append(x if part.loc is None else x + part.loc)
+        return self._join(draws)
+
+    @property
+    def mean(self) -> Tensor:
+        """[P]"""
+        means = []
+        for part in self.parts:
+            like = next(iter(part.family.at.values()))  # [*runs, p]
+            zero = torch.zeros_like(like)
+            means.append(zero if part.loc is None else zero + part.loc)
+        return self._join(means)
+
+    @property
+    def precision(self) -> Tensor | None:
+        """[P] where every element is Gaussian, else None."""
+        if not self.is_gaussian:
+            return None
+        return self._join([-part.family.at["minus_precision"] for part in self.parts])
+
+    def expected_log_prob(self, mean: Tensor, std: Tensor) -> Tensor:
+        """E[log p(w)] for w ~ N(mean, std^2) elementwise: log p(mean) - sum std^2 precision / 2."""
+        self._need_gaussian()
+        total = self.log_prob(mean)
+        for part in self.parts:
+            minus_precision = part.family.at["minus_precision"]
+            total = total + 0.5 * (std[..., part.where].square() * minus_precision).sum(-1)
+        return total
+
+    def expected_score(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of `expected_log_prob` with respect to mean and std."""
+        self._need_gaussian()
+        spread = [std[..., part.where] * part.family.at["minus_precision"] for part in self.parts]
+        return self.score(mean), self._join(spread)
+
+    def members(self, rows: slice) -> BoundPrior:
+        """The priors of some rows of a stack; itself where all rows share one."""
+        if not self.runs:
+            return self
+        parts = []
+        for part in self.parts:
+            like = next(iter(part.family.at.values()))
+            exact = {name: value[rows] for name, value in part.family.exact.items()}
+            parts.append(Part(part.where, part.loc, type(part.family)(exact, like.device, like.dtype)))
+        return BoundPrior(parts, self.size)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> BoundPrior:
+        device = torch.device(device)
+        parts = []
+        for part in self.parts:
+            where = part.where if isinstance(part.where, slice) else part.where.to(device)
+            loc = None if part.loc is None else part.loc.to(device=device, dtype=dtype)
+            family = type(part.family)(part.family.exact, device, dtype)
+            parts.append(Part(where, loc, family))
+        return BoundPrior(parts, self.size)
+
+    def _need_gaussian(self) -> None:
+        if not self.is_gaussian:
+            raise MethodError(
+                "this expectation has a closed form for Gaussian priors only; use Normal or "
+                "FanInNormal, or estimate it from samples"
+            )
+
+    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
+        if len(pieces) == 1:
+            return pieces[0]
+        joined = torch.cat(list(pieces), dim=-1)
+        return joined if self._order is None else joined[..., self._order]
+
+
+def stack_bound(priors: Sequence[BoundPrior]) -> BoundPrior:
+    """Priors of several runs as one with a leading run axis; their families must agree."""
+    if not priors:
+        raise MethodError("there are no priors to stack")
+    first = priors[0]
+    if any(prior.runs for prior in priors):
+        raise MethodError("a stack of priors cannot be stacked again")
+    parts = []
+    for part in first.parts:
+        values = next(iter(part.family.at.values()))
+        same = [_counterpart(part, prior) for prior in priors]
+        exact = {
+            name: torch.stack([other.family.exact[name] for other in same])
+            for name in part.family.exact
+        }
+        family = type(part.family)(exact, values.device, values.dtype)
+        parts.append(Part(part.where, part.loc, family))
+    return BoundPrior(parts, first.size)
+
+
+def _counterpart(part: Part, prior: BoundPrior) -> Part:
+    for other in prior.parts:
+        if type(other.family) is type(part.family) and _same_place(part.where, other.where):
+            return other
+    raise MethodError(
+        "runs of one stack must have priors of the same families on the same parameters; only "
+        "their scales may differ"
+    )
+
+
+def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return isinstance(a, slice) and isinstance(b, slice) and a == b
+
+
+def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
+    """Where each element of the flat vector lies in the parts put end to end; None: in place."""
+    if len(parts) < 2:
+        return None
+    places = torch.arange(size)
+    order = torch.cat([places[part.where].cpu() for part in parts])
+    if torch.equal(order, places):
+        return None
+    device = next(iter(parts[0].family.at.values())).device
+    return torch.argsort(order).to(device)

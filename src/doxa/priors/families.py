@@ -1,0 +1,169 @@
+"""The densities priors are made of: centred, elementwise, with scores and curvatures in closed
+form. The score is the gradient of log p, the curvature minus its second derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Generator, Tensor
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+Values = dict[str, Tensor]
+
+
+class Family(ABC):
+    """A centred density of each element. `exact` holds its settings in float64, [*runs, p]; the
+    working tensors in `at` are derived from them, so that no precision is lost on the way."""
+
+    def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
+        self.exact = exact
+        derived = self.derive(**exact)
+        self.at = {name: v.to(device=device, dtype=dtype) for name, v in derived.items()}
+
+    @abstractmethod
+    def derive(self, **exact: Tensor) -> Values:
+        """What the closed forms need, precomputed; "norm" [*runs] is the constant."""
+
+    @abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """[..., p] to [...]."""
+
+    @abstractmethod
+    def score(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def curvature(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        """[n, *runs, p]"""
+
+
+def _uniform(n: int, like: Tensor, generator: Generator) -> Tensor:
+    shape = (n, *like.shape)
+    draws = torch.rand(shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return draws.clamp_min_(torch.finfo(like.dtype).tiny).to(like.device)
+
+
+def _normal(n: int, like: Tensor, generator: Generator) -> Tensor:
+    shape = (n, *like.shape)
+    draws = torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return draws.to(like.device)
+
+
+class GaussianFamily(Family):
+    """log p = -x^2 / (2 s^2) - log s - log(2 pi)/2"""
+
+    def derive(self, *, scale: Tensor) -> Values:  # type: ignore[override]
+        norm = -(scale.log() + HALF_LOG_2PI).sum(-1)
+        return {"scale": scale, "minus_precision": -(scale**-2), "norm": norm}
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return 0.5 * (x.square() * self.at["minus_precision"]).sum(-1) + self.at["norm"]
+
+    def score(self, x: Tensor) -> Tensor:
+        return x * self.at["minus_precision"]
+
+    def curvature(self, x: Tensor) -> Tensor:
+        return (-self.at["minus_precision"]).expand(x.shape)
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        return self.at["scale"] * _normal(n, self.at["scale"], generator)
+
+
+class LaplaceFamily(Family):
+    """log p = -|x| / s - log 2s. The score at 0 is 0, the curvature 0 everywhere but there."""
+
+    def derive(self, *, scale: Tensor) -> Values:  # type: ignore[override]
+        return {"scale": scale, "rate": 1.0 / scale, "norm": -(2.0 * scale).log().sum(-1)}
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.at["norm"] - (x.abs() * self.at["rate"]).sum(-1)
+
+    def score(self, x: Tensor) -> Tensor:
+        return -x.sign() * self.at["rate"]
+
+    def curvature(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        # The sign and the size of one uniform on (-1, 1) are independent.
+        u = 2.0 * _uniform(n, self.at["scale"], generator) - 1.0
+        return -self.at["scale"] * u.sign() * torch.log1p(-u.abs())
+
+
+class StudentTFamily(Family):
+    """log p = -(v+1)/2 log(1 + x^2 / (v s^2)) + constants"""
+
+    def derive(self, *, scale: Tensor, df: Tensor) -> Values:  # type: ignore[override]
+        half = 0.5 * (df + 1.0)
+        norm = torch.lgamma(half) - torch.lgamma(0.5 * df) - 0.5 * (df * math.pi).log()
+        return {
+            "scale": scale,
+            "df": df,
+            "half": half,
+            "width": df * scale.square(),
+            "norm": (norm - scale.log()).sum(-1),
+        }
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        decay = self.at["half"] * torch.log1p(x.square() / self.at["width"])
+        return self.at["norm"] - decay.sum(-1)
+
+    def score(self, x: Tensor) -> Tensor:
+        return -2.0 * self.at["half"] * x / (self.at["width"] + x.square())
+
+    def curvature(self, x: Tensor) -> Tensor:
+        square, width = x.square(), self.at["width"]
+        return 2.0 * self.at["half"] * (width - square) / (width + square).square()
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        # Bailey (1994): sqrt(v (U^(-2/v) - 1)) cos(2 pi V) is Student-t for uniform U and V.
+        df, scale = self.at["df"], self.at["scale"]
+        radius = (df * torch.expm1(-2.0 / df * _uniform(n, df, generator).log())).sqrt()
+        return scale * radius * torch.cos(2.0 * math.pi * _uniform(n, df, generator))
+
+
+class ScaleMixtureFamily(Family):
+    """log p = log(w N(x; 0, s1^2) + (1 - w) N(x; 0, s2^2)); r is the first one's share."""
+
+    def derive(self, *, weight: Tensor, std1: Tensor, std2: Tensor) -> Values:  # type: ignore[override]
+        return {
+            "weight": weight,
+            "std1": std1,
+            "std2": std2,
+            "precision1": std1**-2,
+            "precision2": std2**-2,
+            "log1": weight.log() - std1.log() - HALF_LOG_2PI,
+            "log2": (1.0 - weight).log() - std2.log() - HALF_LOG_2PI,
+        }
+
+    def _logs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        half = 0.5 * x.square()
+        first = self.at["log1"] - half * self.at["precision1"]
+        return first, self.at["log2"] - half * self.at["precision2"]
+
+    def _mixed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """r, and the precision averaged over r."""
+        first, second = self._logs(x)
+        share = torch.sigmoid(first - second)
+        return share, torch.lerp(self.at["precision2"], self.at["precision1"], share)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return torch.logaddexp(*self._logs(x)).sum(-1)
+
+    def score(self, x: Tensor) -> Tensor:
+        return -x * self._mixed(x)[1]
+
+    def curvature(self, x: Tensor) -> Tensor:
+        share, precision = self._mixed(x)
+        gap = x * (self.at["precision1"] - self.at["precision2"])
+        return precision - share * (1.0 - share) * gap.square()
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        first = _uniform(n, self.at["weight"], generator) < self.at["weight"]
+        std = torch.where(first, self.at["std1"], self.at["std2"])
+        return std * _normal(n, self.at["weight"], generator)

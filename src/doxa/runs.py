@@ -1,0 +1,110 @@
+"""Runs: cross-validation splits, grids and seeds as one stacked fit.
+
+Members are averaged in prediction; runs never are. `fit(..., runs=Runs(...))` gives a `Sweep`, and
+`sweep[r]` an ordinary posterior.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.errors import DataError, MethodError, Unavailable
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: its rows (None for all), its hyper-parameters and its seed."""
+
+    rows: Tensor | None = None
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    split: int = 0
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Every combination of row sets, grid points and seeds.
+
+    Parameters
+    ----------
+    rows: a list of row-number arrays (training rows of each split), which may differ in length.
+    grid: {field: values}; a field of the method, "lr", or "prior" (priors of one family).
+    seeds: the seeds to repeat with; default: the seed given to `fit`.
+    """
+
+    rows: Sequence[Any] | None = None
+    grid: Mapping[str, Sequence[Any]] | None = None
+    seeds: Sequence[int] | None = None
+
+    def expand(self, seed: int) -> list[RunSpec]:
+        splits = [None] if self.rows is None else [torch.as_tensor(r).long() for r in self.rows]
+        grid = self.grid or {}
+        if not splits or any(len(values) == 0 for values in grid.values()):
+            raise MethodError("runs are empty: give at least one split and one value a field")
+        points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
+        seeds = [seed] if self.seeds is None else list(self.seeds)
+        return [
+            RunSpec(rows, point, s, i)
+            for (i, rows), point, s in itertools.product(enumerate(splits), points, seeds)
+        ]
+
+
+class Sweep:
+    """The posteriors of several runs, in the order splits × grid × seeds."""
+
+    def __init__(self, posteriors: Sequence[Any], specs: Sequence[RunSpec]) -> None:
+        self._posteriors = list(posteriors)
+        self.specs = list(specs)
+
+    def __len__(self) -> int:
+        return len(self._posteriors)
+
+    def __getitem__(self, r: int) -> Any:
+        return self._posteriors[r]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._posteriors)
+
+    @property
+    def hyper(self) -> list[dict[str, Any]]:
+        return [dict(spec.hyper) for spec in self.specs]
+
+    def score(self, by: str = "validation") -> list[float]:
+        """What `select` ranks: "validation" (mean log predictive), "evidence", "elbo"."""
+        names = {"validation": "validation", "evidence": "log_evidence", "elbo": "elbo"}
+        if by not in names:
+            raise MethodError(f"select by one of {sorted(names)}, not {by!r}")
+        scores = [getattr(posterior, names[by]) for posterior in self]
+        if any(score is None for score in scores):
+            hint = "; pass validation=0.2 to fit" if by == "validation" else ""
+            raise Unavailable(f"these runs have no {by}{hint}")
+        return [float(score) for score in scores]
+
+    def select(self, by: str = "validation") -> Any:
+        """The best run; with several row sets, a `Sweep` of the best run of each."""
+        scores = self.score(by)
+        best: dict[int, int] = {}
+        for r, spec in enumerate(self.specs):
+            if spec.split not in best or scores[r] > scores[best[spec.split]]:
+                best[spec.split] = r
+        chosen = [best[split] for split in sorted(best)]
+        if len(chosen) == 1:
+            return self[chosen[0]]
+        return Sweep([self[r] for r in chosen], [self.specs[r] for r in chosen])
+
+
+def split_validation(rows: Tensor, validation: Any) -> tuple[Tensor, Tensor]:
+    """The last share of the rows is held out, as in the tuned-dropout protocol."""
+    held = int(round(float(validation) * len(rows)))
+    if not 0 < held < len(rows):
+        raise DataError(
+            f"validation={validation} of {len(rows)} rows leaves {len(rows) - held} to train on "
+            f"and {held} to validate on"
+        )
+    return rows[:-held], rows[-held:]

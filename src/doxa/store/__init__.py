@@ -1,0 +1,21 @@
+"""What is kept on disk: safetensors and JSON in directories, atomic, durable, checksummed.
+
+`write_artefact` and `read_artefact` keep one thing under one path; `Checkpoints` keeps the
+latest states of a run; `encode` and `decode` turn registered dataclasses into JSON and back.
+Nothing is ever unpickled, and a file can only name classes that were registered in code.
+"""
+
+from doxa.store.artefact import read_artefact, write_artefact
+from doxa.store.checkpoints import Checkpoint, Checkpoints
+from doxa.store.codec import decode, encode, register, register_lazily
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "decode",
+    "encode",
+    "read_artefact",
+    "register",
+    "register_lazily",
+    "write_artefact",
+]

@@ -1,0 +1,289 @@
+"""An artefact: one directory that is either the old one or the new one, never half of either.
+
+    path/tensors.safetensors    all tensors
+    path/meta.json              everything else, through `doxa.store.encode`
+    path/checksums.sha256       of both, as `sha256sum -c` reads it
+
+A new one is written beside `path` under a temporary name; its files and directory are synced,
+and only then is it renamed. POSIX cannot rename onto a full directory, so an old artefact first
+steps aside to `.NAME.previous`; whoever is killed between the two renames leaves it there, and
+`read_artefact` finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from doxa.errors import CorruptedArtefact, StoreError
+from doxa.store.codec import decode, encode
+
+try:
+    import fcntl
+except ImportError:  # Windows: abandoned temporary directories stay until someone removes them
+    fcntl = None  # type: ignore[assignment]
+
+TENSORS, META, CHECKSUMS = "tensors.safetensors", "meta.json", "checksums.sha256"
+FILES = frozenset({TENSORS, META, CHECKSUMS})
+FORMAT = 1
+
+
+def write_artefact(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> None:
+    """Write atomically and durably; when this raises, what was at `path` is still there.
+
+    Parameters
+    ----------
+    path : a directory, made with its parents. An artefact there is replaced. A directory that
+        holds anything else is refused, because replacing it would delete what it holds.
+    tensors : dense tensors of any shape, stored as given; views are stored as copies.
+    meta : whatever `encode` accepts.
+
+    Raises
+    ------
+    StoreError : a value that cannot be stored, a full disk, no permission, a file at `path`.
+    """
+    target = Path(os.path.realpath(path))
+    files = pack(tensors, meta)
+    with readable_errors("written", target):
+        make_directory(target.parent)
+        _check_replaceable(target)
+        remove_abandoned(target.parent, prefix=f".{target.name}.tmp-")
+        with written_aside(target.parent, files, prefix=f".{target.name}.tmp-") as fresh:
+            previous = _previous(target)
+            if target.exists():
+                if previous.exists():  # left by a writer killed after its second rename
+                    shutil.rmtree(previous)
+                os.rename(target, previous)
+            try:
+                os.rename(fresh, target)
+            except BaseException:
+                if previous.exists():
+                    os.rename(previous, target)
+                raise
+        sync(target.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors (on the CPU) and meta at `path`, after checking both against their checksums.
+
+    Raises
+    ------
+    StoreError : nothing there, no permission, not an artefact, an unregistered type in meta.
+    CorruptedArtefact : a file of it is missing, truncated or changed.
+    """
+    target = Path(os.path.realpath(path))
+    with readable_errors("read", target):
+        while True:
+            source = target if target.exists() else _previous(target)
+            if not source.exists():
+                source = target
+            identity = os.stat(source).st_ino
+            try:
+                return unpack(_read_files(source), source)
+            except OSError:  # StoreError included
+                if source.exists() and os.stat(source).st_ino == identity:
+                    raise  # otherwise it was replaced while it was read: read the new one
+
+
+def _read_files(source: Path) -> dict[str, bytes]:
+    present = set(os.listdir(source))
+    if not present & FILES:
+        raise StoreError(f"{source} is not a doxa artefact: it has no {CHECKSUMS}")
+    missing = sorted(FILES - present)
+    if missing:
+        raise CorruptedArtefact(f"{source} is damaged: {missing[0]} is missing")
+    return {name: (source / name).read_bytes() for name in sorted(FILES)}
+
+
+def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, bytes]:
+    """The contents of an artefact's files. Memory: one more copy of the tensors."""
+    if not isinstance(meta, Mapping):
+        raise StoreError(f"meta must be a dict, not {type(meta).__qualname__}")
+    document = {"format": FORMAT, "meta": encode(meta, "meta")}
+    try:
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        encoded = text.encode("utf-8")
+    except ValueError as error:  # a lone surrogate, which no text file can hold
+        raise StoreError(f"meta cannot be written as JSON: {error}") from error
+    files = {TENSORS: _pack_tensors(tensors), META: encoded}
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()]
+    return {**files, CHECKSUMS: "".join(lines).encode()}
+
+
+def unpack(contents: Mapping[str, bytes], source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The reverse of `pack`, checked."""
+    lines = contents[CHECKSUMS].decode("ascii", errors="replace").splitlines()
+    expected = {line[66:]: line[:64] for line in lines}
+    for name in (TENSORS, META):
+        if hashlib.sha256(contents[name]).hexdigest() != expected.get(name):
+            raise CorruptedArtefact(
+                f"{source / name} does not match its checksum: it was truncated or changed "
+                "after it was written; use another copy"
+            )
+    try:
+        document = json.loads(contents[META])
+        version, data = document["format"], document["meta"]
+        tensors = load_tensors(contents[TENSORS])
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CorruptedArtefact(f"{source} was not written by doxa: {error!r}") from error
+    if version != FORMAT:
+        raise StoreError(f"{source} has format {version}, this doxa reads {FORMAT}: update doxa")
+    return tensors, decode(data, "meta")
+
+
+def _pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    ready: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, value in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":
+            raise StoreError(f"{name!r} cannot be the name of a stored tensor")
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+            raise StoreError(f"tensor {name!r} is a {type(value).__qualname__}, not a dense tensor")
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        pointer = plain.untyped_storage().data_ptr()
+        if pointer in storages:  # safetensors refuses tensors that share memory
+            plain = plain.clone()
+        storages.add(pointer)
+        ready[name] = plain
+    try:
+        return save_tensors(ready)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise StoreError(f"the tensors cannot be stored: {error!r}") from error
+
+
+@contextlib.contextmanager
+def written_aside(parent: Path, files: Mapping[str, bytes], prefix: str) -> Iterator[Path]:
+    """A synced directory with these files under a temporary name, for the caller to rename."""
+    fresh, lock = _temporary_directory(parent, prefix)
+    try:
+        for name, data in files.items():
+            (fresh / name).write_bytes(data)
+        for name in files:  # after all writes: the first sync then carries most of the others
+            sync(fresh / name)
+        sync(fresh)
+        yield fresh
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _temporary_directory(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Made and locked, so that `remove_abandoned` can tell a live writer's from a dead one's."""
+    while True:
+        fresh = parent / f"{prefix}{secrets.token_hex(4)}"
+        os.mkdir(fresh)
+        try:
+            lock = os.open(fresh if fcntl else os.devnull, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # removed as abandoned before it could be locked
+        except BaseException:
+            os.rmdir(fresh)
+            raise
+        if fcntl:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        if fresh.exists():
+            return fresh, lock
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove temporary directories whose writer died; one that is still locked stays."""
+    if not fcntl:
+        return
+    for name in os.listdir(parent):
+        if not name.startswith(prefix):
+            continue
+        with contextlib.suppress(OSError):
+            lock = os.open(parent / name, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(parent / name, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def make_directory(path: Path) -> None:
+    """With its parents, each durable before anything is put in it."""
+    if path.is_dir():
+        return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file or a directory to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows syncs no directories
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def readable_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an `OSError` into a `StoreError` that says what to do, with its errno."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}")
+        kind = CorruptedArtefact if action == "read" and error.errno == errno.EIO else StoreError
+        raised = kind(f"{path} could not be {action}: {reason}")
+        raised.errno = error.errno
+        raise raised from error
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space or choose another path",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another path",
+    errno.EFBIG: "the file is larger than the system allows (ulimit -f)",
+    errno.EACCES: "permission denied; choose a path you own",
+    errno.EPERM: "permission denied; choose a path you own",
+    errno.EROFS: "the file system is read-only; choose another path",
+    errno.ENOENT: "nothing is there",
+    errno.ENOTDIR: "it, or a parent of it, is a file; an artefact is a directory",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EIO: "the disk reports an input/output error",
+}
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists():
+        return
+    foreign = sorted(set(os.listdir(target)) - FILES)  # NotADirectoryError for a file
+    if foreign:
+        raise StoreError(
+            f"{target} could not be written: it holds {foreign[0]!r}, which replacing it would "
+            "delete; choose another path"
+        )
+
+
+def _previous(target: Path) -> Path:
+    return target.with_name(f".{target.name}.previous")

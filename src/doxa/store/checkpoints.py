@@ -1,0 +1,130 @@
+"""Checkpoints of one run: the newest state that can be read, whatever moment the power failed.
+
+Each save is a new artefact `NUMBER-step-STEP` in one directory, renamed into place when it is
+complete and synced; only after that are older ones removed, all but the previous one. Numbers
+count saves, not steps: a run that went back to an earlier step continues from what it wrote last.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from doxa.errors import CorruptedArtefact, StoreError
+from doxa.store.artefact import (
+    make_directory,
+    pack,
+    read_artefact,
+    readable_errors,
+    remove_abandoned,
+    sync,
+    written_aside,
+)
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"(\d{8,})-step-(\d+)")
+_TEMPORARY = ".tmp-"
+
+
+class Checkpoint(NamedTuple):
+    """What `Checkpoints.latest` gives back."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints under `path`, a directory of their own, made at the first save."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._good: str | None = None  # the newest one known to be readable
+        self._number: int | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Write a new checkpoint, then remove all older ones but the last good one.
+
+        When this raises `StoreError` (a full disk, ...), the earlier ones are untouched.
+        """
+        files = pack(tensors, {"step": int(step), "meta": meta})
+        with readable_errors("written", self.path):
+            make_directory(self.path)
+            if self._number is None:
+                remove_abandoned(self.path, _TEMPORARY)
+                names = self._names()
+                self._number = _number(names[0]) if names else 0
+                self._good = self._good or (names[0] if names else None)
+            with written_aside(self.path, files, _TEMPORARY) as fresh:
+                name = self._rename(fresh, int(step))
+            sync(self.path)
+            self._remove_all_but({name, self._good})
+        self._good = name
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint whose checksums hold; None when none was ever saved.
+
+        Damaged ones are skipped with a warning. Raises `CorruptedArtefact` when every one is
+        damaged: starting over silently would hide that a run was lost.
+        """
+        with readable_errors("read", self.path):
+            while True:
+                names = self._names() if self.path.exists() else []
+                for name in names:
+                    checkpoint = self._read(name)
+                    if checkpoint is not None:
+                        self._good = name
+                        return checkpoint
+                if not names:
+                    return None
+                if names == self._names():  # otherwise a writer has moved on: look again
+                    raise CorruptedArtefact(
+                        f"every checkpoint in {self.path} is damaged; remove it to start afresh"
+                    )
+
+    def _read(self, name: str) -> Checkpoint | None:
+        try:
+            tensors, meta = read_artefact(self.path / name)
+        except CorruptedArtefact as error:
+            logger.warning("skipped a damaged checkpoint: %s", error)
+            return None
+        except StoreError:
+            if (self.path / name).exists():
+                raise
+            return None  # a writer removed it just now: there are newer ones
+        return Checkpoint(meta["step"], tensors, meta["meta"])
+
+    def _rename(self, fresh: Path, step: int) -> str:
+        assert self._number is not None
+        while True:
+            self._number += 1
+            name = f"{self._number:08d}-step-{step}"
+            try:
+                os.rename(fresh, self.path / name)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise  # taken: another process saves here too
+            else:
+                return name
+
+    def _names(self) -> list[str]:
+        names = [name for name in os.listdir(self.path) if _NAME.fullmatch(name)]
+        return sorted(names, key=_number, reverse=True)
+
+    def _remove_all_but(self, kept: set[str | None]) -> None:
+        for name in self._names():
+            if name not in kept:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def _number(name: str) -> int:
+    return int(name.split("-", 1)[0])

@@ -1,0 +1,244 @@
+"""Plain values and registered frozen dataclasses as JSON, and back.
+
+`decode(encode(v)) == v` for None, bool, int, float (NaN and infinities too), str, list, tuple,
+dict (any encodable keys), dense real tensors and arrays of any shape, `torch.dtype`,
+`torch.device`, and instances of registered classes, nested in any way. NumPy scalars come back
+as Python numbers, other mappings as dicts. Everything else is refused: a value that cannot be
+restored is an error when it is saved, not when it is needed.
+
+JSON has no tuple, NaN or tensor, so those become tagged objects, `{"type": "tuple", ...}`; the
+text is strict JSON that any reader accepts. Tensors are for small values (a noise vector, class
+weights); large ones belong in an artefact's tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from doxa.errors import DoxaError, StoreError
+
+Json = None | bool | int | float | str | list[Any] | dict[str, Any]
+Where = tuple[Any, Any]  # (the enclosing place or None, the last step to it)
+T = TypeVar("T")
+
+_RESERVED = frozenset({"float", "tuple", "dict", "tensor", "array", "dtype", "device"})
+_classes: dict[str, type] = {}
+_names: dict[type, str] = {}
+_lazy: dict[str, str] = {}
+
+
+def register(name: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator, above `@dataclass(frozen=True)`: its instances are stored under `name`.
+
+    Names share one space over all kinds of classes and are part of the file format: renaming
+    a class is free, renaming its registration breaks saved files.
+    """
+
+    def add(cls: type[T]) -> type[T]:
+        if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            raise StoreError(f"{cls.__qualname__} cannot be registered: not a frozen dataclass")
+        if name in _RESERVED:
+            raise StoreError(f"{name!r} cannot be registered: the file format uses it itself")
+        if any(field.name == "type" for field in dataclasses.fields(cls)):
+            raise StoreError(f"{cls.__qualname__} cannot be registered: rename its field 'type'")
+        known = _classes.get(name)
+        if known is not None and _origin(known) != _origin(cls):
+            raise StoreError(f"{name!r} is already registered, by {'.'.join(_origin(known))}")
+        _classes[name] = cls
+        _names[cls] = name
+        return cls
+
+    return add
+
+
+def register_lazily(name: str, target: str) -> None:
+    """Say where `name` will be registered, as "module:Class", without importing it yet."""
+    if name in _RESERVED:
+        raise StoreError(f"{name!r} cannot be registered: the file format uses it itself")
+    if _lazy.setdefault(name, target) != target:
+        raise StoreError(f"{name!r} is already registered, at {_lazy[name]}")
+
+
+def encode(value: Any, where: str = "value") -> Json:
+    """The value as strict JSON; `where` is what an error calls it."""
+    try:
+        return _encode(value, (None, where))
+    except RecursionError as error:
+        raise StoreError(f"{where} contains itself or is nested too deeply") from error
+
+
+def decode(data: Json, where: str = "value") -> Any:
+    """The value that `encode` was given."""
+    try:
+        return _decode(data, (None, where))
+    except RecursionError as error:
+        raise StoreError(f"{where} is nested too deeply") from error
+
+
+def _encode(value: Any, where: Where) -> Json:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value  # type: ignore[no-any-return]
+    if kind is float:
+        return value if math.isfinite(value) else {"type": "float", "value": str(value)}
+    if kind in _names:
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        encoded = {name: _encode(getattr(value, name), (where, f".{name}")) for name in fields}
+        return {"type": _names[kind], **encoded}
+    if kind is list:
+        return [_encode(item, (where, i)) for i, item in enumerate(value)]
+    if kind in (tuple, torch.Size):
+        return {"type": "tuple", "items": [_encode(x, (where, i)) for i, x in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, where)
+    if isinstance(value, Tensor):
+        return _encode_tensor(value, where)
+    if isinstance(value, np.ndarray):
+        return _encode_array(value, where)
+    if isinstance(value, np.bool_ | np.integer | np.floating) and value.dtype.itemsize <= 8:
+        return _encode(value.item(), where)
+    if isinstance(value, torch.dtype):
+        return {"type": "dtype", "name": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"type": "device", "name": str(value)}
+    raise StoreError(
+        f"{_place(where)} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored: "
+        "use plain values, or a frozen dataclass with @doxa.store.register(name)"
+    )
+
+
+def _encode_mapping(value: Mapping[Any, Any], where: Where) -> Json:
+    items = [(key, _encode(item, (where, [key]))) for key, item in value.items()]
+    if all(type(key) is str and key != "type" for key, _ in items):
+        return dict(items)
+    pairs = [[_encode(key, (where, [key])), item] for key, item in items]
+    return {"type": "dict", "items": pairs}
+
+
+def _encode_tensor(value: Tensor, where: Where) -> Json:
+    if value.layout != torch.strided or value.is_quantized or value.is_complex():
+        raise StoreError(
+            f"{_place(where)} is a {value.layout} {value.dtype} tensor: not dense real"
+        )
+    flat = [_encode_number(item) for item in value.detach().cpu().flatten().tolist()]
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {"type": "tensor", "dtype": dtype, "shape": [*value.shape], "data": flat}
+
+
+def _encode_array(value: np.ndarray[Any, Any], where: Where) -> Json:
+    if not _is_real(value.dtype):
+        raise StoreError(f"{_place(where)} is an array of {value.dtype}, which cannot be stored")
+    flat = [_encode_number(item) for item in value.ravel().tolist()]
+    return {"type": "array", "dtype": value.dtype.str, "shape": [*value.shape], "data": flat}
+
+
+def _encode_number(item: bool | int | float) -> bool | int | float | str:
+    return str(item) if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def _decode(data: Any, where: Where) -> Any:
+    if data is None or isinstance(data, bool | int | float | str):
+        return data
+    if isinstance(data, list):
+        return [_decode(item, (where, i)) for i, item in enumerate(data)]
+    if not isinstance(data, dict):
+        raise StoreError(f"{_place(where)} is a {type(data).__qualname__}, which is not JSON")
+    if "type" not in data:
+        return {key: _decode(item, (where, [key])) for key, item in data.items()}
+    name = data["type"]
+    if not isinstance(name, str) or name not in _RESERVED:
+        return _decode_instance(str(name), data, where)
+    try:
+        return _decode_builtin(name, data, where)
+    except DoxaError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        raise StoreError(f"{_place(where)} does not hold a valid {name}: {error!r}") from error
+
+
+def _decode_builtin(name: str, data: dict[str, Any], where: Where) -> Any:
+    if name == "float":
+        return float(data["value"])
+    if name == "tuple":
+        return tuple(_decode(item, (where, i)) for i, item in enumerate(data["items"]))
+    if name == "dict":
+        pairs = [(_decode(key, where), item) for key, item in data["items"]]
+        return {key: _decode(item, (where, [key])) for key, item in pairs}
+    if name == "device":
+        return torch.device(data["name"])
+    if name == "dtype":
+        return _torch_dtype(data["name"])
+    numbers = [float(item) if isinstance(item, str) else item for item in data["data"]]
+    if name == "tensor":
+        return torch.tensor(numbers, dtype=_torch_dtype(data["dtype"])).reshape(data["shape"])
+    dtype = np.dtype(data["dtype"])
+    if not _is_real(dtype):
+        raise StoreError(f"{_place(where)}: {dtype} is not a dtype that is stored")
+    return np.array(numbers, dtype=dtype).reshape(data["shape"])
+
+
+def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
+    cls = _find_class(name, where)
+    known = {field.name for field in dataclasses.fields(cls) if field.init}
+    given = {key: item for key, item in data.items() if key != "type"}
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise StoreError(
+            f"{_place(where)}: {name!r} has no field {unknown[0]!r}: saved by another version"
+        )
+    values = {key: _decode(item, (where, f".{key}")) for key, item in given.items()}
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{_place(where)}: {name!r} cannot be rebuilt: {error}") from error
+
+
+def _find_class(name: str, where: Where) -> type[Any]:
+    if name not in _classes and name in _lazy:
+        module, _, attribute = _lazy[name].partition(":")
+        try:
+            cls = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise StoreError(f"{_place(where)}: {name!r} needs {_lazy[name]}: {error}") from error
+        if _names.get(cls) != name:
+            raise StoreError(f"{_place(where)}: {_lazy[name]} is not registered as {name!r}")
+    if name not in _classes:
+        raise StoreError(
+            f"{_place(where)}: unknown type {name!r}; import the module that registers it"
+        )
+    return _classes[name]
+
+
+def _place(where: Where) -> str:
+    """A place such as `meta['method'].noise[2]`; spelt out only for an error, which is rare."""
+    steps: list[str] = []
+    place: Any = where
+    while place is not None:
+        place, step = place
+        if isinstance(step, list):
+            step = f"[{step[0]!r}]"
+        steps.append(f"[{step}]" if isinstance(step, int) else step)
+    return "".join(reversed(steps))
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.itemsize <= 8
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise StoreError(f"{name!r} is not a torch dtype")
+    return dtype
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__

@@ -1,0 +1,271 @@
+"""The command line end to end, against least squares, and its errors: one line, exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from doxa.app.cli import app
+
+pd = pytest.importorskip("pandas")
+
+QUICK = ["--steps", "200"]
+
+
+def doxa(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    text = result.output
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, text
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    """y = 3 + 2a − b + shift(colour) + noise, far from zero and one."""
+    rng = np.random.default_rng(0)
+    n = 200
+    frame = pd.DataFrame({"a": rng.normal(50, 10, n), "b": rng.normal(-3, 0.1, n)})
+    frame["colour"] = rng.choice(["red", "blue"], n)
+    shift = np.where(frame["colour"] == "red", 7.0, 0.0)
+    frame["y"] = 3 + 2 * frame["a"] - 40 * frame["b"] + shift + 0.5 * rng.normal(size=n)
+    frame.index = [f"row-{k}" for k in range(n)]
+    frame.to_csv(tmp_path / "numbers.csv")
+    return tmp_path / "numbers.csv"
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    label = rng.integers(0, 3, 150)
+    centres = np.array([[0, 0], [4, 0], [0, 4]])
+    x = centres[label] + 0.5 * rng.normal(size=(150, 2))
+    frame = pd.DataFrame({"u": x[:, 0], "v": x[:, 1]})
+    frame["kind"] = np.array(["ant", "bee", "cat"])[label]
+    frame.to_parquet(tmp_path / "classes.parquet")
+    return tmp_path / "classes.parquet"
+
+
+def test_a_linear_fit_is_least_squares_in_the_units_of_the_table(numbers, tmp_path) -> None:
+    said = doxa("fit", numbers, "--target", "y", "--method", "linear", "--out", tmp_path / "run")
+    assert "regression, likelihood gaussian" in said
+    assert "'colour' is categorical" in said
+    doxa("predict", tmp_path / "run", numbers, "--out", tmp_path / "p.csv")
+    p = pd.read_csv(tmp_path / "p.csv", index_col=0)
+    frame = pd.read_csv(numbers, index_col=0)
+    design = np.column_stack([np.ones(200), frame["a"], frame["b"], frame["colour"] == "red"])
+    ols = design @ np.linalg.lstsq(design, frame["y"], rcond=None)[0]
+    assert list(p.index) == list(frame.index)
+    assert np.abs(p["mean"] - ols).max() < 0.05 * frame["y"].std()
+    assert np.allclose(p["aleatoric"] + p["epistemic"], p["std"] ** 2, rtol=1e-4)
+    assert np.all((p["low"] < p["mean"]) & (p["mean"] < p["high"]))
+    # 0.5 is the noise the table was made with, in its own units
+    assert np.sqrt(p["aleatoric"]).mean() == pytest.approx(0.5, rel=0.15)
+    inside = ((p["low"] <= frame["y"]) & (frame["y"] <= p["high"])).mean()
+    assert 0.9 <= inside <= 1.0
+
+
+def test_classes_come_back_as_their_labels(classes, tmp_path) -> None:
+    said = doxa("fit", classes, "-t", "kind", "-m", "map", "-o", tmp_path / "run", *QUICK)
+    assert "classification, 3 classes (ant, bee, cat), likelihood categorical" in said
+    doxa("predict", tmp_path / "run", classes, "-o", tmp_path / "p.parquet")
+    p = pd.read_parquet(tmp_path / "p.parquet")
+    truth = pd.read_parquet(classes)["kind"]
+    assert (p["predicted"] == truth).mean() > 0.95
+    assert np.allclose(p[["p(ant)", "p(bee)", "p(cat)"]].sum(axis=1), 1.0, atol=1e-5)
+    assert np.all(p["mutual_information"] <= p["entropy"] + 1e-6)
+
+
+def test_two_classes_and_a_terminal_table(tmp_path) -> None:
+    rng = np.random.default_rng(2)
+    u = rng.normal(size=100)
+    frame = pd.DataFrame({"u": u, "ok": np.where(u > 0, "yes", "no")})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    said = doxa("fit", tmp_path / "t.csv", "-t", "ok", "-m", "map", "-o", tmp_path / "r", *QUICK)
+    assert "likelihood bernoulli" in said
+    doxa("predict", tmp_path / "r", tmp_path / "t.csv", "-o", tmp_path / "p.csv")
+    p = pd.read_csv(tmp_path / "p.csv", index_col=0)
+    assert (p["predicted"] == frame["ok"]).mean() > 0.9
+    shown = doxa("predict", tmp_path / "r", tmp_path / "t.csv")
+    assert "80 more rows" in shown
+
+
+def test_a_seed_fixes_the_result_and_members_are_counted(numbers, tmp_path) -> None:
+    tables = []
+    for run, seed in (("r1", 1), ("r2", 1), ("r3", 2)):
+        doxa("fit", numbers, "-t", "y", "-m", "deep-ensemble", "--members", 3, "--seed", seed,
+             "-o", tmp_path / run, *QUICK)  # fmt: skip
+        doxa("predict", tmp_path / run, numbers, "-o", tmp_path / f"{run}.csv")
+        tables.append((tmp_path / f"{run}.csv").read_text())
+    assert tables[0] == tables[1] != tables[2]
+
+
+def test_an_unseen_category_is_noted(numbers, tmp_path) -> None:
+    doxa("fit", numbers, "-t", "y", "-m", "linear", "-o", tmp_path / "run")
+    new = pd.DataFrame({"a": [50.0], "b": [-3.0], "colour": ["mauve"]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    said = doxa("predict", tmp_path / "run", tmp_path / "new.csv", "-o", tmp_path / "p.csv")
+    assert "'mauve' not seen when fitting" in said
+    assert len(pd.read_csv(tmp_path / "p.csv")) == 1
+
+
+def test_compare_scores_methods_on_the_same_held_out_rows(numbers, tmp_path) -> None:
+    said = doxa("compare", numbers, "-t", "y", "--methods", "linear,map", *QUICK,
+                "-o", tmp_path / "scores.csv")  # fmt: skip
+    assert "held-out scores" in said
+    table = pd.read_csv(tmp_path / "scores.csv", index_col="method")
+    assert list(table.index) == ["linear", "map"]
+    assert {"log likelihood", "RMSE", "95 % coverage", "seconds", "status"} <= set(table.columns)
+    # noise 0.5: no method can do better, and the exact one comes close
+    assert 0.35 < table.loc["linear", "RMSE"] < 0.75
+
+
+def test_a_network_of_ones_own(numbers, tmp_path, monkeypatch) -> None:
+    (tmp_path / "mynets_for_test.py").write_text(
+        "from torch import nn\n"
+        "def wide(inputs, outputs):\n"
+        "    return nn.Sequential(nn.Linear(inputs, 7), nn.Tanh(), nn.Linear(7, outputs))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    doxa(
+        "fit", numbers, "-t", "y", "-m", "map", "-o", "run", "--net", "mynets_for_test:wide", *QUICK
+    )
+    said = doxa("predict", "run", numbers, code=2)
+    assert "pass --net mynets_for_test:wide" in said
+    doxa("predict", "run", numbers, "--net", "mynets_for_test:wide", "-o", "p.csv")
+    assert len(pd.read_csv("p.csv")) == 200
+    assert "has no 'wid'; did you mean 'wide'" in doxa(
+        "fit", numbers, "-t", "y", "-m", "map", "--net", "mynets_for_test:wid", code=2
+    )
+
+
+def test_settings_of_a_method_are_flags(numbers, tmp_path) -> None:
+    said = doxa("methods", "mc-dropout")
+    assert "--set" in said and "p" in said
+    doxa(
+        "fit",
+        numbers,
+        "-t",
+        "y",
+        "-m",
+        "mc-dropout",
+        "--set",
+        "p=0.3",
+        "-o",
+        tmp_path / "r",
+        *QUICK,
+    )
+    import doxa as package
+
+    assert package.load(tmp_path / "r").method.p == 0.3
+
+
+def test_the_table_of_methods_lists_every_method() -> None:
+    import doxa as package
+
+    said = doxa("methods")
+    for row in package.methods():
+        assert row.name in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "{csv}", "-t", "yy"], "no column 'yy'; did you mean 'y'?"),
+        (["fit", "{csv}", "-t", "y", "-m", "deep-ensembel"], "did you mean 'deep-ensemble'"),
+        (["fit", "{csv}", "-t", "y", "-m", "mc-dropout", "--set", "q=1"], "no setting 'q'"),
+        (["fit", "{csv}", "-t", "y", "-m", "mc-dropout", "--set", "p"], "NAME=VALUE"),
+        (["fit", "{csv}", "-t", "y", "--likelihood", "normal"], "unknown likelihood 'normal'"),
+        (["fit", "{csv}", "-t", "y", "--epochs", "2", "--steps", "3"], "not both"),
+        (["fit", "{csv}", "-t", "y", "--hidden", "a,b"], "--hidden takes widths"),
+        (["fit", "{csv}", "-t", "y", "--net", "nets.py:wide"], "module:builder"),
+        (["fit", "{csv}", "-t", "y", "--net", "no_such_module:f"], "cannot import"),
+        (["fit", "{csv}", "-t", "y", "--out", "{csv}"], "is a file"),
+        (["fit", "{csv}", "-t", "y", "--drop", "aa"], "no column 'aa'"),
+        (["fit", "{folder}/none.csv", "-t", "y"], "does not exist"),
+        (["fit", "{folder}/empty.csv", "-t", "y"], "is empty"),
+        (["fit", "{folder}/header.csv", "-t", "y"], "no rows"),
+        (["fit", "{folder}/text.csv", "-t", "y"], "column 'a', row 3: 'oops' is not a number"),
+        (["fit", "{folder}/nan.csv", "-t", "y"], "column 'a', row 2: missing value"),
+        (["fit", "{folder}/one.csv", "-t", "kind"], "one class only ('k')"),
+        (["fit", "{folder}/two.csv", "-t", "kind", "-m", "gp"], "for regression only"),
+        (["predict", "{folder}/nowhere", "{csv}"], "nowhere"),
+        (["predict", "{folder}", "{csv}", "--level", "2"], "between 0 and 1"),
+        (["predict", "{folder}", "{csv}", "--out", "p.json"], "written as .csv"),
+        (["compare", "{csv}", "-t", "y", "--methods", "map,swagg"], "'swagg'"),
+        (["compare", "{csv}", "-t", "y", "--methods", ","], "--methods is empty"),
+        (["compare", "{csv}", "-t", "y", "--test-fraction", "1.5"], "between 0 and 1"),
+        (["methods", "hcm"], "did you mean 'hmc'"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_two(numbers, tmp_path, words, message) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "header.csv").write_text("a,y\n")
+    (tmp_path / "text.csv").write_text("a,y\n1,1.5\n2,2.5\noops,3.5\n")
+    (tmp_path / "nan.csv").write_text("a,y\n1,1.5\n,2.5\n3,3.5\n")
+    (tmp_path / "one.csv").write_text("a,kind\n1,k\n2,k\n3,k\n")
+    (tmp_path / "two.csv").write_text("a,kind\n" + "1,k\n2,l\n" * 5)
+    filled = [word.format(csv=numbers, folder=tmp_path) for word in words]
+    if filled[0] == "fit" and "--out" not in filled:
+        filled += ["--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, filled)
+    text = " ".join(result.stderr.split())
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert message in text
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_other_files_is_not_overwritten(numbers, tmp_path) -> None:
+    precious = tmp_path / "photos"
+    precious.mkdir()
+    (precious / "cat.jpg").write_text("meow")
+    said = doxa("fit", numbers, "-t", "y", "-m", "map", "-o", precious, *QUICK, code=2)
+    assert "holds other files" in said
+    assert (precious / "cat.jpg").read_text() == "meow"
+
+
+def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypatch) -> None:
+    from doxa.driver import Driver
+
+    words = ["fit", numbers, "-t", "y", "-m", "map", "--steps", "600"]
+    doxa(*words, "-o", tmp_path / "whole")
+    tick, ticks = Driver._tick, []
+
+    def interrupted(self, *args):
+        tick(self, *args)
+        ticks.append(1)
+        if len(ticks) == 50:  # Ctrl-C in the middle
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Driver, "_tick", interrupted)
+    said = doxa(*words, "-o", tmp_path / "part", code=130)
+    assert "--resume" in said
+    assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
+    monkeypatch.undo()
+    doxa(*words, "-o", tmp_path / "part", "--resume")
+    assert not (tmp_path / "part.checkpoint").exists()
+    for run in ("whole", "part"):
+        doxa("predict", tmp_path / run, numbers, "-o", tmp_path / f"{run}.csv")
+    assert (tmp_path / "whole.csv").read_text() == (tmp_path / "part.csv").read_text()
+
+
+def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) -> None:
+    from doxa.driver import Driver
+
+    def interrupted(self, *args):
+        raise KeyboardInterrupt
+
+    words = ["fit", numbers, "-t", "y", "-m", "map", "-o", tmp_path / "run", *QUICK]
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "_tick", interrupted)
+        doxa(*words, code=130)
+    assert "another fit" in doxa(*words, "--seed", 7, "--resume", code=2)
+    doxa(*words, "--seed", 7)  # without --resume it starts over
+    assert (tmp_path / "run").is_dir()

@@ -1,0 +1,90 @@
+"""Predictions as columns, and scores, against numbers worked out by hand and by scipy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from doxa.app.predictions import columns, predict_table
+from doxa.app.schema import Column, Schema
+from doxa.app.scores import scores
+
+pd = pytest.importorskip("pandas")
+
+REGRESSION = Schema("y", "gaussian", (Column("x"),))
+TERNARY = Schema("y", "categorical", (Column("x"),), ("a", "b", "c"))
+BINARY = Schema("y", "bernoulli", (Column("x"),), ("no", "yes"))
+
+
+def normal(mean: list[float], std: float) -> SimpleNamespace:
+    """A stand-in predictive: independent normals, a quarter of the variance epistemic."""
+    m = torch.tensor(mean, dtype=torch.float64)
+    s = torch.full_like(m, std)
+    law = stats.norm(m.numpy(), std)
+    return SimpleNamespace(
+        mean=m, std=s, aleatoric=0.75 * s**2, epistemic=0.25 * s**2,
+        interval=lambda level: tuple(torch.as_tensor(v) for v in law.interval(level)),
+        log_prob=lambda y: torch.as_tensor(law.logpdf(y.numpy())),
+    )  # fmt: skip
+
+
+def classes(probs: list[list[float]]) -> SimpleNamespace:
+    p = torch.tensor(probs, dtype=torch.float64)
+    entropy = torch.as_tensor(stats.entropy(p.numpy(), axis=1))
+    return SimpleNamespace(
+        probs=p, mean=p, entropy=entropy, mutual_information=0.1 * entropy,
+        log_prob=lambda y: p[torch.arange(len(p)), y.long()].log(),
+    )  # fmt: skip
+
+
+def test_regression_columns() -> None:
+    table = columns(normal([1.0, 2.0], 2.0), REGRESSION, level=0.9)
+    assert list(table) == ["mean", "std", "aleatoric", "epistemic", "low", "high"]
+    assert np.allclose(table["aleatoric"] + table["epistemic"], table["std"] ** 2)
+    assert np.allclose(table["high"] - table["mean"], 2.0 * stats.norm.ppf(0.95))
+
+
+def test_classification_columns_use_the_labels() -> None:
+    table = columns(classes([[0.2, 0.5, 0.3], [0.7, 0.2, 0.1]]), TERNARY, level=0.95)
+    assert list(table) == ["p(a)", "p(b)", "p(c)", "predicted", "entropy", "mutual_information"]
+    assert table["predicted"].tolist() == ["b", "a"]
+    assert np.allclose(table["p(a)"] + table["p(b)"] + table["p(c)"], 1.0)
+
+
+def test_a_bernoulli_gives_two_probabilities() -> None:
+    p = classes([[0.9], [0.2]])
+    table = columns(p, BINARY, level=0.95)
+    assert table["p(yes)"].tolist() == pytest.approx([0.9, 0.2])
+    assert table["p(no)"].tolist() == pytest.approx([0.1, 0.8])
+    assert table["predicted"].tolist() == ["yes", "no"]
+
+
+def test_the_index_is_carried_over_chunks(monkeypatch) -> None:
+    monkeypatch.setattr("doxa.app.predictions.ROWS_AT_ONCE", 4)
+    posterior = SimpleNamespace(predict=lambda x: normal(list(x[:, 0] * 2), 1.0))
+    frame = pd.DataFrame({"x": np.arange(10.0)}, index=[f"r{k}" for k in range(10)])
+    table, notes = predict_table(posterior, REGRESSION, frame)
+    assert list(table.index) == list(frame.index)
+    assert table["mean"].tolist() == (2 * np.arange(10.0)).tolist()
+    assert notes == []
+
+
+def test_regression_scores() -> None:
+    y = np.array([1.0, 2.0, 13.0])
+    result = scores(normal([1.0, 2.5, 3.0], 2.0), y, REGRESSION)
+    expected = stats.norm([1.0, 2.5, 3.0], 2.0).logpdf(y).mean()
+    assert result["log likelihood"] == pytest.approx(expected)
+    assert result["RMSE"] == pytest.approx(np.sqrt((0 + 0.25 + 100) / 3))
+    assert result["95 % coverage"] == pytest.approx(2 / 3)
+
+
+def test_classification_scores() -> None:
+    result = scores(classes([[0.2, 0.5, 0.3], [0.7, 0.2, 0.1]]), np.array([1, 2]), TERNARY)
+    assert result["accuracy"] == 0.5
+    assert result["log likelihood"] == pytest.approx((np.log(0.5) + np.log(0.1)) / 2)
+    brier = ((0.04 + 0.25 + 0.09) + (0.49 + 0.04 + 0.81)) / 2
+    assert result["Brier"] == pytest.approx(brier)

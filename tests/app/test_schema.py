@@ -1,0 +1,179 @@
+"""What columns mean: the documented rule, one-hot encoding, and faults with their place."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doxa.app.schema import Schema, infer_schema
+from doxa.errors import DataError
+
+pd = pytest.importorskip("pandas")
+
+N = 40
+RNG = np.random.default_rng(0)
+
+
+def table(**columns) -> pd.DataFrame:
+    return pd.DataFrame({"x": RNG.normal(size=N)} | columns)
+
+
+@pytest.mark.parametrize(
+    ("target", "likelihood", "classes"),
+    [
+        (RNG.normal(size=N), "gaussian", None),
+        (np.repeat([1.0, 2.0], N // 2), "gaussian", None),  # floats are measurements
+        (np.arange(N), "gaussian", None),  # many distinct whole numbers
+        (np.repeat([3, 1, 2, 5], N // 4), "categorical", (1, 2, 3, 5)),
+        (np.repeat([1, 0], N // 2), "bernoulli", (0, 1)),
+        (np.repeat([True, False], N // 2), "bernoulli", (False, True)),
+        (np.repeat(["no", "yes"], N // 2), "bernoulli", ("no", "yes")),
+        (np.repeat(["b", "a", "c", "d"], N // 4), "categorical", ("a", "b", "c", "d")),
+        (pd.Categorical(np.repeat(["b", "a"], N // 2)), "bernoulli", ("a", "b")),
+        ([str(v) for v in np.arange(N) / 7], "gaussian", None),  # numbers written as text
+    ],
+)
+def test_the_task_is_inferred_and_said(target, likelihood, classes) -> None:
+    schema = infer_schema(table(y=target), "y")
+    assert (schema.likelihood, schema.classes) == (likelihood, classes)
+    assert likelihood in schema.notes[0]
+    assert schema.outputs == (len(classes) if likelihood == "categorical" else 1)
+
+
+def test_a_likelihood_asked_for_wins() -> None:
+    counts = table(y=np.repeat([0, 1, 2, 3], N // 4))
+    assert infer_schema(counts, "y", "poisson").classes is None
+    assert infer_schema(counts, "y", "heteroscedastic").outputs == 2
+    floats = table(y=np.repeat([1.0, 2.0], N // 2))
+    assert infer_schema(floats, "y", "categorical").classes == (1.0, 2.0)
+    assert infer_schema(floats, "y", "categorical").outputs == 2
+    with pytest.raises(DataError, match="did you mean 'gaussian'"):
+        infer_schema(counts, "y", "gausian")
+    with pytest.raises(DataError, match="bernoulli needs two"):
+        infer_schema(counts, "y", "bernoulli")
+
+
+def test_few_rows_of_whole_numbers_are_a_regression() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": [4, 8, 9]})
+    assert infer_schema(frame, "y").likelihood == "gaussian"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"y": ["a"] * N}, "one class only"),
+        ({"y": [1.0] * (N - 1) + [np.nan]}, f"column 'y', row {N}: missing"),
+        ({"y": [str(k) for k in range(N - 1)] + ["oops"]}, f"column 'y', row {N}: 'oops'"),
+        ({"y": [f"name{k}" for k in range(N)]}, "classes in"),
+        (
+            {"y": np.arange(N) / 3, "age": ["7"] * (N - 1) + ["seven"]},
+            f"column 'age', row {N}: 'seven'",
+        ),
+        ({"y": np.arange(N) / 3, "age": [1.0, np.inf] * (N // 2)}, "row 2: 'inf' is not finite"),
+        ({"y": np.arange(N) / 3, "age": [1.0, np.nan] * (N // 2)}, r"row 2: missing value \(20 in"),
+        ({"y": np.arange(N) / 3, "c": ["u", None] * (N // 2)}, "column 'c', row 2: missing"),
+    ],
+)
+def test_faults_name_column_and_row(columns, message) -> None:
+    with pytest.raises(DataError, match=message):
+        infer_schema(table(**columns), "y")
+
+
+def test_a_mistyped_column_gets_a_suggestion() -> None:
+    with pytest.raises(DataError, match="no column 'prise'; did you mean 'price'"):
+        infer_schema(table(price=RNG.normal(size=N)), "prise")
+    with pytest.raises(DataError, match="known: x, y"):
+        infer_schema(table(y=RNG.normal(size=N)), "zzz")
+    with pytest.raises(DataError, match="no column 'xx'"):
+        infer_schema(table(y=RNG.normal(size=N)), "y", drop=["xx"])
+
+
+def test_columns_without_use_are_left_out_and_said() -> None:
+    frame = table(
+        y=RNG.normal(size=N),
+        same=[4] * N,
+        when=pd.date_range("2020-01-01", periods=N),
+        name=[f"person {k}" for k in range(N)],
+        nothing=[None] * N,
+        asked=RNG.normal(size=N),
+    )
+    schema = infer_schema(frame, "y", drop=["asked"])
+    assert [column.name for column in schema.columns] == ["x"]
+    said = " | ".join(schema.notes)
+    for name in ("same", "when", "name", "nothing", "asked"):
+        assert f"column '{name}' left out" in said
+    with pytest.raises(DataError, match=r"no input column is left.*constant"):
+        infer_schema(pd.DataFrame({"y": np.arange(9) / 2, "same": 1}), "y")
+
+
+def test_one_hot_equals_pandas_get_dummies() -> None:
+    colour = RNG.choice(["red", "green", "blue"], N)
+    frame = table(y=RNG.normal(size=N), colour=colour, flag=RNG.random(N) < 0.5)
+    schema = infer_schema(frame, "y")
+    x, notes = schema.features(frame)
+    expected = pd.get_dummies(frame.drop(columns="y").astype({"flag": str}), dtype=float)
+    assert schema.inputs == x.shape[1] == 1 + 3 + 2
+    assert np.array_equal(x, expected.to_numpy())
+    assert notes == []
+
+
+def test_an_unseen_category_is_zeros_and_said() -> None:
+    frame = table(y=RNG.normal(size=N), city=["Rome", "Oslo"] * (N // 2))
+    schema = infer_schema(frame, "y")
+    new = pd.DataFrame({"x": [0.0, 1.0], "city": ["Oslo", "Bern"]})
+    x, notes = schema.features(new)
+    assert x[:, 1:].tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert len(notes) == 1 and "'Bern' not seen when fitting (1 row)" in notes[0]
+
+
+def test_numbers_can_be_forced_to_be_categories() -> None:
+    frame = table(y=RNG.normal(size=N), code=np.repeat([7, 8], N // 2))
+    schema = infer_schema(frame, "y", categorical=["code"])
+    assert schema.columns[1].categories == ("7", "8")
+    x, _ = schema.features(pd.DataFrame({"x": [0.0], "code": [8.0]}))  # another file types it float
+    assert x.tolist() == [[0.0, 0.0, 1.0]]
+
+
+def test_targets_are_class_numbers_in_the_order_of_the_classes() -> None:
+    frame = table(y=["c", "a", "b", "a"] * (N // 4))
+    schema = infer_schema(frame, "y")
+    assert schema.targets(frame)[:4].tolist() == [2, 0, 1, 0]
+    with pytest.raises(DataError, match="row 2: class 'd' was not seen"):
+        schema.targets(pd.DataFrame({"y": ["a", "d"]}))
+
+
+def test_column_order_and_extra_columns_do_not_matter() -> None:
+    frame = table(y=RNG.normal(size=N), z=RNG.normal(size=N))
+    schema = infer_schema(frame, "y")
+    x, _ = schema.features(frame)
+    shuffled = frame[["z", "y", "x"]].assign(extra="?")
+    assert np.array_equal(schema.features(shuffled)[0], x)
+    with pytest.raises(DataError, match="no column 'z'"):
+        schema.features(frame.drop(columns="z"))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    categories=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zs"]), min_size=1),
+        min_size=2, max_size=6, unique_by=lambda t: t.strip(),
+    ),
+    target=st.sampled_from(["float", "bool", "text", "int"]),
+)  # fmt: skip
+def test_a_schema_survives_json(categories: list[str], target: str) -> None:
+    ys = {
+        "float": np.arange(N) / 3,
+        "bool": np.repeat([True, False], N // 2),
+        "text": np.repeat(["no", "yes"], N // 2),
+        "int": np.repeat([0, 1, 2, 7], N // 4),
+    }
+    frame = table(y=ys[target], c=[f"c{categories[k % len(categories)]}" for k in range(N)])
+    schema = infer_schema(frame, "y")
+    again = Schema.from_json(json.loads(json.dumps(schema.to_json())))
+    assert again == schema
+    assert np.array_equal(again.features(frame)[0], schema.features(frame)[0])
+    assert np.array_equal(again.targets(frame), schema.targets(frame))

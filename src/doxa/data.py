@@ -71,6 +71,12 @@ class Standardisation:
     y_loc: Any = None
     y_scale: Any = None
 
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Standardisation:
+        trees = (self.x_loc, self.x_scale, self.y_loc, self.y_scale)
+        return Standardisation(
+            *(None if v is None else tree_map(lambda t: t.to(device, dtype), v) for v in trees)
+        )
+
     def x(self, x: Inputs) -> Inputs:
         if self.x_loc is None:
             return x

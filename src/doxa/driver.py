@@ -126,7 +126,7 @@ class Driver:
                 wanted = choose_mode(step, trial, run, steps if stage.capturable else 0)
             at.mode = wanted if stage.capturable else "eager"
         executor = Executor(step, at.mode)
-        every = max(1, steps // 200)
+        every = max(1, min(steps, max(10, steps // 100)))
         validate = self._validation_interval(stage)
         while at.t < steps:
             t = at.t

@@ -24,7 +24,7 @@ from doxa.model import Model
 log = logging.getLogger("doxa")
 
 MODES = ("eager", "traced", "compiled", "graph", "compiled-graph")
-_TILE_BYTES = 8 << 20  # the widest activation of one tile on the CPU: past ~32 MiB it falls off
+_TILE_BYTES = 4 << 20  # the widest activation of one tile on the CPU: what a cache holds
 _UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase)
 
 

@@ -59,7 +59,8 @@ class Executor:
 
 
 def _leaves(batch: Batch) -> tuple[list[Tensor], Any]:
-    return tree_flatten((batch.x, batch.y, batch.weight))
+    weight = () if batch.weight is None else (batch.weight,)
+    return tree_flatten((batch.x, batch.y, *weight))
 
 
 def _traced(
@@ -74,8 +75,8 @@ def _traced(
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         values, rest = tensors[: len(names)], tensors[len(names) :]
-        x, y, weight = tree_unflatten(list(rest[:-2]), spec)
-        rows = Batch(x, y, scale, weight, shared)
+        x, y, *weight = tree_unflatten(list(rest[:-2]), spec)
+        rows = Batch(x, y, scale, weight[0] if weight else None, shared)
         new, info = step(dict(zip(names, values, strict=True)), rows, rest[-2], rest[-1])
         keys[:] = list(info)
         return [new[name] for name in names] + list(info.values())
@@ -108,8 +109,8 @@ class _Captured:
         self.state = {k: v.clone() for k, v in state.items()}
         self.inputs = [leaf.clone() for leaf in leaves]
         self.t, self.rate = t.clone(), rate.clone()
-        x, y, weight = tree_unflatten(self.inputs, spec)
-        self.batch = Batch(x, y, batch.scale, weight, batch.shared)
+        x, y, *weight = tree_unflatten(self.inputs, spec)
+        self.batch = Batch(x, y, batch.scale, weight[0] if weight else None, batch.shared)
         self.side = torch.cuda.Stream()
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):

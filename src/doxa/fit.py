@@ -217,7 +217,7 @@ def _data(
     place = _resting_place(x, y, len(specs) if banked else 1, device)
     if source is None:
         put = lambda tree: tree_map(lambda t: cast(t, place, dtype), tree)  # noqa: E731
-        moved = [Standardisation(*map(put, (s.x_loc, s.x_scale, s.y_loc, s.y_scale))) for s in scales]  # fmt: skip
+        moved = [s.to(place, dtype) for s in scales]
         x, y = put(x), put(y)
         if standardize:
             xs, ys = [s.x(x) for s in moved], [s.y(y) for s in moved]

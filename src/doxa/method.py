@@ -141,9 +141,10 @@ class Run:
     def part(self, rows: slice) -> Run:
         """The same run for some of its members."""
         own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
+        prior = self.prior[rows] if self.prior.stacked else self.prior
         return replace(
             self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
-            n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants), prior=self.prior.members(rows),
+            n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants), prior=prior,
             initial=None if self.initial is None else self.initial[rows],
         )  # fmt: skip
 

@@ -87,7 +87,7 @@ class Noise:
         b = _mix(a ^ last)
         bits = _mix(_mix(self._counter(size) + a[:, None]) ^ b[:, None])  # [M, size]
         u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
-        return u.reshape(-1, *shape)
+        return u.reshape(len(self._keys), *shape)
 
     def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
         """[M, *shape] standard normals, by Box and Muller in pairs."""
@@ -97,4 +97,4 @@ class Noise:
         radius = (-2.0 * u[:, :half].log()).sqrt()
         angle = u[:, half:] * (2.0 * math.pi)
         z = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)
-        return z[:, :size].reshape(-1, *shape)
+        return z[:, :size].reshape(len(self._keys), *shape)

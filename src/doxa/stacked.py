@@ -100,6 +100,8 @@ class Plan:
     def of(cls, net: nn.Module) -> Plan | None:
         if isinstance(net, torch.jit.ScriptModule):
             return None
+        if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
+            return None  # a replay would pass them by
         try:
             graph = _Tracer().trace(net)
         except (
@@ -182,14 +184,13 @@ class Plan:
         stacked: Callable[[str], bool],
     ) -> Value:
         out = F.layer_norm(h, module.normalized_shape, eps=module.eps)
-        axes = len(module.normalized_shape)
+        middle = h.ndim - len(module.normalized_shape) - (1 if h_stacked else 0)  # axes of rows
         for leaf, combine in (("weight", torch.mul), ("bias", torch.add)):
             name = self._names.get((path, leaf))
             if name is None:
                 continue
             value = params[name]
             if stacked(name):
-                middle = h.ndim - axes - (1 if h_stacked else 0)
                 value = value.reshape(value.shape[:1] + (1,) * middle + value.shape[1:])
                 h_stacked = True
             out = combine(out, value)
@@ -223,8 +224,6 @@ def _supported(node: torch.fx.Node, modules: Mapping[str, nn.Module]) -> bool:
             return False
         if isinstance(module, nn.Flatten):
             return module.start_dim == 1 and module.end_dim == -1
-        if module._forward_hooks or module._forward_pre_hooks:
-            return False
         exact = (nn.Linear, _dropped(nn.Linear), nn.LayerNorm, MaskedDropout, *_POINTWISE_MODULES)
         return type(module) in exact
     if node.op == "call_function":

@@ -120,7 +120,7 @@ def mostly_numbers(values: pd.Series) -> bool:
 def numbers_of(values: pd.Series) -> Array:
     """The cells as float64 [N]; the first that is no finite number is named."""
     pandas = import_pandas()
-    parsed = pandas.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    parsed = np.array(pandas.to_numeric(values, errors="coerce"), dtype=np.float64)
     bad = np.flatnonzero(~np.isfinite(parsed))
     if bad.size:
         row, cell = int(bad[0]), values.iloc[int(bad[0])]

@@ -171,7 +171,7 @@ def sum_event(values: Tensor, lead: int) -> Tensor:
 def diagonal(values: Tensor, lead: int) -> Tensor:
     """[*lead, N, *output] to the diagonal matrices [*lead, N, O, O]."""
     size = math.prod(values.shape[lead + 1 :])
-    return torch.diag_embed(values.reshape(values.shape[: lead + 1] + (size,)))
+    return torch.diag_embed(values.reshape((*values.shape[: lead + 1], size)))
 
 
 def uniform(like: Tensor, shape: Shape, generator: Generator) -> Tensor:

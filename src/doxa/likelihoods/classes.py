@@ -30,6 +30,12 @@ from doxa.likelihoods.base import (
 )
 
 
+def entropy_terms(probs: Tensor) -> Tensor:
+    """-p log p, which is 0 at p = 0."""
+    terms: Tensor = torch.special.entr(probs)
+    return terms
+
+
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
     """Each output is the logit of a yes; targets are 0 or 1 and have the outputs' shape."""
@@ -60,7 +66,7 @@ class Bernoulli(Likelihood):
         return self.entropy_of(torch.sigmoid(f), lead)
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
-        return torch.special.entr(probs) + torch.special.entr(1.0 - probs)
+        return entropy_terms(probs) + entropy_terms(1.0 - probs)
 
     def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
         return probs.log() - torch.log1p(-probs)
@@ -154,7 +160,7 @@ class Categorical(Likelihood):
         return self.entropy_of(torch.softmax(f, lead + 1), lead)
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
-        return torch.special.entr(probs).sum(lead + 1)
+        return entropy_terms(probs).sum(lead + 1)
 
     def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
         return probs.log()
@@ -173,12 +179,12 @@ class Categorical(Likelihood):
         axis = lead + 1
         classes, site = f.shape[axis], f.shape[axis + 1 :]
         count = math.prod(site)
-        probs = torch.softmax(f, axis).reshape(f.shape[:axis] + (classes, count)).transpose(-1, -2)
+        probs = torch.softmax(f, axis).reshape((*f.shape[:axis], classes, count)).transpose(-1, -2)
         blocks = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
         if y is not None:
             weight = self._index_and_weight(y, f, theta)[1]
             if weight is not None:
-                rows = weight.reshape(weight.shape[: weight.ndim - len(site)] + (count,))
+                rows = weight.reshape((*weight.shape[: weight.ndim - len(site)], count))
                 blocks = blocks * rows[..., None, None]
         elif self.class_weight is not None:
             blocks = blocks * (probs @ self._weights(f, theta))[..., None, None]
@@ -186,7 +192,7 @@ class Categorical(Likelihood):
             return blocks.squeeze(axis)
         full = torch.diag_embed(blocks.movedim(axis, -1))  # [*lead, N, C, C, sites, sites]
         size = classes * count
-        return full.transpose(-2, -3).reshape(f.shape[:axis] + (size, size))
+        return full.transpose(-2, -3).reshape((*f.shape[:axis], size, size))
 
     def _weights(self, f: Tensor, theta: Theta) -> Tensor:
         """[C]. From theta, where it already lies on the device: a copy from the host would not

@@ -82,7 +82,7 @@ class Affine(Likelihood):
         loc, scale = self._loc_scale(f, lead, self.loc.dtype)
         fitted = ((y - loc) / scale).to(f.dtype)
         event = self.base.location(f, lead).shape[lead + 1 :]
-        log_scale = scale.log().to(f.dtype).expand(f.shape[:lead] + (1,) + event)
+        log_scale = scale.log().to(f.dtype).expand((*f.shape[:lead], 1, *event))
         return self.base.log_prob(f, fitted, theta, lead) - sum_event(log_scale, lead)
 
     def location(self, f: Tensor, lead: int = 0) -> Tensor:

@@ -32,6 +32,11 @@ from doxa.likelihoods.base import (
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
+def standard_normal_cdf(z: Tensor) -> Tensor:
+    below: Tensor = torch.special.ndtr(z)
+    return below
+
+
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
     """Gaussian noise of one standard deviation everywhere.
@@ -88,14 +93,14 @@ class Gaussian(Likelihood):
             log_noise = theta["log_noise"].to(f.dtype)
             if log_noise.ndim:
                 lead_shape = log_noise.shape[: max(log_noise.ndim - self._own(f, lead), 0)]
-                log_noise = log_noise.reshape(lead_shape + (1,))  # [*lead, 1]
+                log_noise = log_noise.reshape((*lead_shape, 1))  # [*lead, 1]
             norm = -size * (log_noise + HALF_LOG_2PI)
             return torch.addcmul(
                 norm, sum_event(squares, lead), (-2.0 * log_noise).exp(), value=-0.5
             )
         log_noise = self._log_noise(f, theta, lead)
         scaled = sum_event(squares * (-2.0 * log_noise).exp(), lead)
-        norm = sum_event(log_noise.expand(f.shape[:lead] + (1,) + f.shape[lead + 1 :]), lead)
+        norm = sum_event(log_noise.expand((*f.shape[:lead], 1, *f.shape[lead + 1 :])), lead)
         return -0.5 * scaled - norm - size * HALF_LOG_2PI
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
@@ -108,7 +113,8 @@ class Gaussian(Likelihood):
         return (self._log_noise(f, theta, lead) + (HALF_LOG_2PI + 0.5)).expand(f.shape)
 
     def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return torch.special.ndtr((y - f) * (-self._log_noise(f, theta, lead)).exp())
+        z = (y - f) * (-self._log_noise(f, theta, lead)).exp()
+        return standard_normal_cdf(z)
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
         noise = self._log_noise(f, theta, lead).exp()
@@ -185,7 +191,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         mean, std = self._split(f, lead)
-        return torch.special.ndtr((y - mean) / std)
+        return standard_normal_cdf((y - mean) / std)
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
         mean, std = self._split(f, lead)

@@ -67,9 +67,8 @@ class Poisson(Likelihood):
         return torch.where(f <= math.log(_LARGE_RATE), exact, asymptotic)
 
     def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        rate = f.exp()
-        y, rate = torch.broadcast_tensors(y.to(f.dtype), rate)
-        inside = torch.special.gammaincc(y.floor().clamp_min(0.0) + 1.0, rate)
+        y = y.to(f.dtype)
+        inside = torch.special.gammaincc(y.floor().clamp_min(0.0) + 1.0, f.exp())
         return torch.where(y < 0, 0.0, inside)
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:

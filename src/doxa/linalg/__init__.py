@@ -4,11 +4,11 @@ Shared by Laplace, variational inference, SWAG and Gaussian processes: choose a 
 what can be afforded, `Diagonal`, `LowRankPlusDiagonal`, `Kronecker` or `Dense`, and use them alike.
 """
 
+from doxa.linalg.base import Structure, structure
 from doxa.linalg.dense import Dense
 from doxa.linalg.diagonal import Diagonal
 from doxa.linalg.kronecker import Kronecker, KroneckerBlock
 from doxa.linalg.low_rank import LowRankPlusDiagonal
-from doxa.linalg.structure import Structure
 
 __all__ = [
     "Dense",
@@ -17,4 +17,5 @@ __all__ = [
     "KroneckerBlock",
     "LowRankPlusDiagonal",
     "Structure",
+    "structure",
 ]

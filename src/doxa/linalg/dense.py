@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from doxa.linalg.structure import Structure, cholesky, per_member
+from doxa.linalg.base import Structure, cholesky, per_member
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Dense(Structure):
     Build it with `from_covariance` or `from_precision`.
     """
 
-    kind = "dense"
+    name = "dense"
 
     factor: Tensor
     of_precision: bool
@@ -72,13 +72,13 @@ class Dense(Structure):
             return rows @ self.factor @ self.factor.mT
         return torch.cholesky_solve(rows.mT, self.factor).mT
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         return {"precision" if self.of_precision else "covariance": self.factor}
 
     @classmethod
-    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> Dense:
-        of_precision = "precision" in tensors
-        return cls(tensors["precision" if of_precision else "covariance"], of_precision)
+    def from_state(cls, state: Mapping[str, Tensor]) -> Dense:
+        of_precision = "precision" in state
+        return cls(state["precision" if of_precision else "covariance"], of_precision)
 
 
 def _lower_solve(factor: Tensor, right: Tensor, left: bool = True) -> Tensor:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from doxa.errors import ShapeError
-from doxa.linalg.structure import Structure, per_member, refuse, refuse_variances
+from doxa.linalg.base import Structure, per_member, refuse, refuse_variances
 
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Structure):
     """Variances [K, P]. A zero variance is a known parameter: `solve` and `logdet` refuse it."""
 
-    kind = "diagonal"
+    name = "diagonal"
 
     variance: Tensor
 
@@ -53,9 +53,9 @@ class Diagonal(Structure):
         refuse((self.variance.detach() == 0).any(-1), "a variance is zero, so Σ is singular")
         return self.variance
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         return {"variance": self.variance}
 
     @classmethod
-    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> Diagonal:
-        return cls(tensors["variance"])
+    def from_state(cls, state: Mapping[str, Tensor]) -> Diagonal:
+        return cls(state["variance"])

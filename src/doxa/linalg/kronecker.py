@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import ShapeError, StoreError
-from doxa.linalg.structure import Structure, refuse, refuse_variances, symmetric
+from doxa.linalg.base import Structure, refuse, refuse_variances, symmetric
 
 Factors = Tensor | tuple[Tensor, Tensor]
 
@@ -80,7 +80,7 @@ class KroneckerBlock:
 class Kronecker(Structure):
     """Blocks in flat order, with scale and δ as [K, number of blocks]; see `from_factors`."""
 
-    kind = "kronecker"
+    name = "kronecker"
 
     blocks: tuple[KroneckerBlock, ...]
     scale: Tensor
@@ -181,7 +181,7 @@ class Kronecker(Structure):
         weights = zip(self.blocks, self.scale.unbind(1), self.delta.unbind(1), strict=True)
         return [b.curvature * scale[:, None] + delta[:, None] for b, scale, delta in weights]
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         tensors = {"scale": self.scale, "delta": self.delta}
         for i, block in enumerate(self.blocks):
             parts = {"curvature": block.curvature, "left": block.left, "right": block.right}
@@ -189,13 +189,13 @@ class Kronecker(Structure):
         return tensors
 
     @classmethod
-    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> Kronecker:
+    def from_state(cls, state: Mapping[str, Tensor]) -> Kronecker:
         blocks: list[KroneckerBlock] = []
-        while f"{len(blocks)}.curvature" in tensors:
+        while f"{len(blocks)}.curvature" in state:
             name = str(len(blocks))
-            curvature, left = tensors[f"{name}.curvature"], tensors.get(f"{name}.left")
-            blocks.append(KroneckerBlock(curvature, left, tensors.get(f"{name}.right")))
-        scale, delta = tensors["scale"], tensors["delta"]
+            curvature, left = state[f"{name}.curvature"], state.get(f"{name}.left")
+            blocks.append(KroneckerBlock(curvature, left, state.get(f"{name}.right")))
+        scale, delta = state["scale"], state["delta"]
         if not blocks or scale.shape[-1] != len(blocks):
             raise StoreError(f"the state of a Kronecker structure lacks {len(blocks)}.curvature")
         return cls(tuple(blocks), scale, delta)

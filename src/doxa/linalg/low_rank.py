@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import ShapeError
-from doxa.linalg.structure import Structure, cholesky, per_member, refuse, refuse_variances
+from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_variances
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class LowRankPlusDiagonal(Structure):
     P numbers refuse, while `sample` from P + R numbers and everything else work.
     """
 
-    kind = "low-rank"
+    name = "low-rank"
 
     variance: Tensor
     factor: Tensor
@@ -108,9 +108,9 @@ class LowRankPlusDiagonal(Structure):
         eye = torch.eye(self.rank, dtype=self.factor.dtype, device=self.factor.device)
         return cholesky(eye + self._whitened.mT @ self._whitened, "I + Fᵀ D⁻¹ F")
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         return {"variance": self.variance, "factor": self.factor}
 
     @classmethod
-    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> LowRankPlusDiagonal:
-        return cls(tensors["variance"], tensors["factor"])
+    def from_state(cls, state: Mapping[str, Tensor]) -> LowRankPlusDiagonal:
+        return cls(state["variance"], state["factor"])

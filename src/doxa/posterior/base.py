@@ -118,11 +118,8 @@ class Posterior(ABC):
         """What the outputs mean, in the units of y."""
         if self.scales.y_loc is None:
             return self.base_likelihood
-        loc, scale = (
-            torch.as_tensor(v).to(self.device, self.dtype)
-            for v in (self.scales.y_loc, self.scales.y_scale)
-        )
-        return Affine(self.base_likelihood, loc, scale)
+        scales = self.scales.to(self.device, self.dtype)
+        return Affine(self.base_likelihood, scales.y_loc, scales.y_scale)
 
     @abstractmethod
     def predict(
@@ -174,13 +171,7 @@ class Posterior(ABC):
             raise ShapeError(f"x has rows of shape {given}, but the fit saw {fitted}")
         check_finite(x, "x")
         x = tree_map(lambda t: cast(t, self.device, self.dtype), x)
-        scales = Standardisation(
-            *(
-                None if v is None else tree_map(lambda t: t.to(self.device, self.dtype), v)
-                for v in (self.scales.x_loc, self.scales.x_scale)
-            )
-        )
-        return scales.x(x)
+        return self.scales.to(self.device, self.dtype).x(x)
 
     def sampling(self, n: int | None, seed: int | None, keep: str) -> int:
         if n is not None and n < 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 from doxa.errors import MethodError
 from doxa.posterior.base import Posterior, register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
-from doxa.predictive import Mixture, Predictive
+from doxa.predictive import Predictive
 
 
 @register_posterior
@@ -57,7 +57,7 @@ class MixturePosterior(Posterior):
     ) -> Predictive:
         self.sampling(n, seed, keep)
         each = [part.predict(x, n, seed) for part in self.parts]
-        return _mix(each, self.weights)
+        return Predictive.mix(each, self.weights)
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
@@ -101,23 +101,3 @@ class MixturePosterior(Posterior):
             own = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
             parts.append(from_artefact(own, meta, None))
         return cls(parts, tensors["weights"])
-
-
-def _mix(parts: Sequence[Predictive], weights: Tensor) -> Predictive:
-    """The components of all parts, each weighted by its part's weight."""
-    mixtures = [part for part in parts if isinstance(part, Mixture)]
-    if len(mixtures) < len(parts):
-        raise MethodError("only predictives made of components can be mixed")
-    closed = [part.f_variance is not None for part in mixtures]
-    if any(closed) and not all(closed):
-        raise MethodError("closed-form and sampled predictives cannot be mixed")
-    first = mixtures[0]
-    shares = [w.to(part.weights) * part.weights for w, part in zip(weights, mixtures, strict=True)]
-    variance = [part.f_variance for part in mixtures if part.f_variance is not None]
-    return Mixture(
-        first.likelihood,
-        torch.cat([part.f for part in mixtures]),
-        {k: torch.cat([part.theta[k] for part in mixtures]) for k in first.theta},
-        torch.cat(shares),
-        torch.cat(variance) if variance else None,
-    )

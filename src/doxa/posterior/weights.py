@@ -24,7 +24,7 @@ from doxa.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
 from doxa.noise import Noise
 from doxa.posterior.base import Posterior, register_posterior
-from doxa.predictive import Moments, Predictive, concatenate
+from doxa.predictive import Moments, Predictive
 
 log = logging.getLogger("doxa")
 
@@ -98,7 +98,7 @@ class WeightPosterior(Posterior):
             return self._stream(groups, x)
         self._check_memory(sum(g.count for g in groups), rows_of(x, "x"))
         f = _cat([self._evaluate(g, x) for g in groups], 0)
-        return Predictive.from_samples(f, self.likelihood, self._theta(groups))
+        return Predictive(f, self.likelihood, self._theta(groups))
 
     def _theta(self, groups: Sequence[Draws]) -> Params:
         parts = [g.theta() for g in groups]
@@ -121,15 +121,16 @@ class WeightPosterior(Posterior):
     def _evaluate(self, draws: Draws, x: Any) -> Any:
         """Outputs of all draws at all rows: [count, N, ...]."""
         rows = rows_of(x, "x")
-        out: list[list[Any]] = []
-        previous = -1
-        for s, r in tiles(draws.count, rows, self.network.width, self.dtype.itemsize, self.device):
+        pieces = tiles(draws.count, rows, self.network.width, self.dtype.itemsize, self.device)
+        out: Any = None
+        for s, r in pieces:
             piece = self._forward(draws.part(s), tree_map(lambda t, r=r: t[r], x))
-            if s.start != previous:
-                out.append([])
-                previous = s.start
-            out[-1].append(piece)
-        return _cat([_cat(row, 1) for row in out], 0)
+            if s == slice(0, draws.count) and r == slice(0, rows):
+                return piece
+            if out is None:
+                out = tree_map(lambda t: t.new_empty(draws.count, rows, *t.shape[2:]), piece)
+            tree_map(lambda whole, part, s=s, r=r: whole[s, r].copy_(part), out, piece)
+        return out
 
     def _forward(self, draws: Draws, x: Any) -> Any:
         engine = self._engine or choose(self.network, max(2, draws.count), self.device)
@@ -164,7 +165,7 @@ class WeightPosterior(Posterior):
                     draws = group.part(slice(s, min(s + step, group.count)))
                     moments.update(self._evaluate(draws, piece), self._theta([draws]))
             parts.append(moments.result())
-        return concatenate(parts) if len(parts) > 1 else parts[0]
+        return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
         seed = self.sampling(n, seed, "samples")
@@ -242,16 +243,15 @@ class SamplePosterior(WeightPosterior):
         total = members * kept
         if n is not None and n > total:
             raise MethodError(f"{n} draws asked for, {total} kept; fit with more draws or members")
-        if n is None or n == total:
-            index = torch.arange(total)
-        else:  # evenly thinned within each member
+        flat = self.samples.reshape(total, size)
+        index = torch.arange(total, device=flat.device)
+        if n is not None and n < total:  # evenly thinned within each member
             parts = [
                 k * kept + (torch.arange(c) * kept) // max(c, 1)
                 for k, c in enumerate(self._split(n))
             ]
-            index = torch.cat(parts)
-        index = index.to(self.samples.device)
-        flat = self.samples.reshape(total, size)[index]
+            index = torch.cat(parts).to(flat.device)
+            flat = flat[index]
         owner = index // kept
         buffers = {name: v[owner] for name, v in self.buffers.items()}
         return [Draws(self.layout.unflatten(flat), len(index), buffers=buffers)]
@@ -327,7 +327,8 @@ class GaussianPosterior(WeightPosterior):
         return super().tensors() | {"mean": self.mean} | state
 
     def extra(self) -> dict[str, Any]:
-        return {"elbo": self.elbo, "evidence": self.log_evidence}
+        bounds = {"elbo": self.elbo, "evidence": self.log_evidence}
+        return {"structure": self.covariance.name} | bounds
 
     @classmethod
     def restore(
@@ -335,7 +336,7 @@ class GaussianPosterior(WeightPosterior):
     ) -> GaussianPosterior:
         prefix = "covariance."
         state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-        covariance = linalg.Structure.from_state(state)
+        covariance = linalg.structure(extra["structure"], state)
         new = cls(**common, **cls._shared(tensors), mean=tensors["mean"], covariance=covariance)
         new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
         return new

@@ -1,21 +1,6 @@
 """The answer at x: a distribution over y that everything downstream consumes."""
 
-from doxa.predictive.base import Predictive
-from doxa.predictive.mixture import Mixture
 from doxa.predictive.moments import Moments
-from doxa.predictive.summary import (
-    HeadsPredictive,
-    MomentPredictive,
-    NormalPredictive,
-    concatenate,
-)
+from doxa.predictive.predictive import Predictive
 
-__all__ = [
-    "HeadsPredictive",
-    "Mixture",
-    "MomentPredictive",
-    "Moments",
-    "NormalPredictive",
-    "Predictive",
-    "concatenate",
-]
+__all__ = ["Moments", "Predictive"]

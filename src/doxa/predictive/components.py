@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError, ModelError, ShapeError
-from doxa.likelihoods import Likelihood
-from doxa.predictive.base import generator
+from doxa.likelihoods import Bernoulli, Likelihood
+from doxa.noise import generator
 
 
-def as_draws(f: Any) -> Tensor:
+def as_draws(values: Any) -> Tensor:
     """[S, N, *output], floating, at least single precision."""
-    f = torch.as_tensor(f)
+    f: Tensor = torch.as_tensor(values)
     if f.ndim < 2 or not f.is_floating_point():
         raise ShapeError(
             f"draws of f must be floats of shape [S, N, ...], got {f.dtype} {list(f.shape)}"
@@ -50,20 +50,6 @@ def complete_theta(
     return complete
 
 
-def normalise(weights: Any, f: Tensor) -> Tensor:
-    """[S] non-negative weights that sum to 1."""
-    count = f.shape[0]
-    if weights is None:
-        return torch.full((count,), 1.0 / count, dtype=f.dtype, device=f.device)
-    weights = torch.as_tensor(weights).to(device=f.device, dtype=f.dtype)
-    if weights.shape != (count,):
-        raise ShapeError(f"{count} draws need {count} weights, got shape {list(weights.shape)}")
-    total = weights.sum()
-    if not bool((weights >= 0).all() & (total > 0) & torch.isfinite(total)):
-        raise DataError("weights must be non-negative, finite and not all zero")
-    return weights / total
-
-
 def draw_functions(
     f: Tensor,
     f_variance: Tensor,
@@ -80,7 +66,11 @@ def draw_functions(
     """
     noise = torch.stack(
         [
-            torch.randn((draws, *f.shape[1:]), generator=generator(seed, "f", s), dtype=f.dtype)
+            torch.randn(
+                (draws, *f.shape[1:]),
+                generator=generator(seed, "predictive", "f", s),
+                dtype=f.dtype,
+            )
             for s in range(first, first + f.shape[0])
         ]
     ).to(f.device)
@@ -92,6 +82,6 @@ def draw_functions(
 
 def cast_votes(likelihood: Likelihood, means: Tensor) -> Tensor:
     """[S, N, C, *site] to each draw's vote, one-hot; [S, N, *event] of 0 and 1 for Bernoulli."""
-    if likelihood.name == "bernoulli":
+    if isinstance(likelihood, Bernoulli):
         return (means > 0.5).to(means.dtype)
     return torch.zeros_like(means).scatter(2, means.argmax(2, keepdim=True), 1.0)

@@ -1,4 +1,4 @@
-"""The predictive that keeps its components: S functions, or S Gaussians over functions.
+"""The form that keeps its components: S functions, or S Gaussians over functions.
 
     p(y) = sum_s w_s p(y | f_s),    log p(y) = logsumexp_s(log w_s + log p(y | f_s))
 
@@ -7,7 +7,6 @@ With a Gaussian likelihood a Gaussian over f integrates out: N(y; m_s, sigma_s^2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,21 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.errors import ShapeError, Unavailable
+from doxa.errors import ShapeError
 from doxa.likelihoods import Affine, Heads, Likelihood
 from doxa.likelihoods import likelihood as resolve
-from doxa.likelihoods.gaussian import HALF_LOG_2PI
-from doxa.predictive.base import Predictive, check_levels, check_rows, generator
-from doxa.predictive.components import (
-    as_draws,
-    cast_votes,
-    complete_theta,
-    draw_functions,
-    normalise,
-)
-from doxa.predictive.moments import Average, Spread
-from doxa.predictive.quantiles import bisect, bisect_whole, widen
-from doxa.predictive.summary import HeadsPredictive
+from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
+from doxa.noise import generator
+from doxa.predictive.components import as_draws, cast_votes, complete_theta, draw_functions
+from doxa.predictive.form import Form, check_rows, check_weights, mix, systematic
+from doxa.predictive.quantiles import bisect, bisect_whole, normal_quantile, widen
+from doxa.predictive.running import Average, Spread
+from doxa.predictive.summary import HeadsForm
 
 CHUNK_ELEMENTS = 1 << 24  # of f at a time; what is computed from it is a few times as large
 
@@ -39,24 +33,24 @@ def build(
     likelihood: str | Likelihood | Sequence[str | Likelihood],
     theta: Mapping[str, Tensor] | None,
     f_variance: Any,
-    weights: Tensor | None,
+    weights: Any,
     seed: int,
     draws: int,
-) -> Predictive:
-    """See `Predictive.from_samples`."""
+) -> Form:
+    """See `Predictive`."""
     likelihood = resolve(likelihood).untempered()
     if isinstance(likelihood, Heads):
-        variances = [None] * len(likelihood.likelihoods) if f_variance is None else f_variance
-        heads = [
-            build(
-                f[i], head, likelihood.theta_of(i, theta or {}), variances[i], weights, seed, draws
-            )
-            for i, head in enumerate(likelihood.likelihoods)
-        ]
-        return HeadsPredictive(likelihood, heads)
+        parts = likelihood.likelihoods
+        variances = [None] * len(parts) if f_variance is None else f_variance
+        if len(f) != len(parts) or len(variances) != len(parts):
+            raise ShapeError(f"{len(parts)} heads have likelihoods, but outputs have {len(f)}")
+        own = [likelihood.theta_of(i, theta or {}) for i in range(len(parts))]
+        heads = zip(f, parts, own, variances, strict=True)
+        return HeadsForm(likelihood, [build(*head, weights, seed, draws) for head in heads])
     f = as_draws(f)
     likelihood.event(tuple(f.shape[2:]))
-    values, weights = complete_theta(likelihood, theta, f), normalise(weights, f)
+    values = complete_theta(likelihood, theta, f)
+    weights = check_weights(weights, f.shape[0], f, "draws")
     if f_variance is not None:
         f_variance = torch.as_tensor(f_variance)
         if f_variance.shape != f.shape:
@@ -70,7 +64,7 @@ def build(
     return Mixture(likelihood, f, values, weights, f_variance)
 
 
-class Mixture(Predictive):
+class Mixture(Form):
     """The weighted mixture of S components."""
 
     def __init__(
@@ -82,12 +76,17 @@ class Mixture(Predictive):
         f_variance: Tensor | None,
     ) -> None:
         self.likelihood = likelihood
-        self.f, self.theta, self.weights, self.f_variance = f, theta, weights, f_variance
+        self.f, self.theta, self.f_variance = f, theta, f_variance
+        self._weights = weights
+
+    @property
+    def weights(self) -> Tensor:
+        return self._weights
 
     @property
     def samples(self) -> Tensor:
         if self.f_variance is not None:
-            raise self._unavailable(
+            raise self.unavailable(
                 "samples",
                 "it is a closed form over the functions; draw them with posterior.functions(x, n), "
                 "or draw y with sample(n)",
@@ -132,12 +131,12 @@ class Mixture(Predictive):
         return entropy.mean
 
     @property
-    def _marginal_entropy(self) -> Tensor:
+    def marginal_entropy(self) -> Tensor:
         if self.likelihood.classifies or self.f.shape[0] > 1:
-            return super()._marginal_entropy
+            return super().marginal_entropy
         if self.f_variance is None:  # one function: y is as the likelihood says
             return self.expected_entropy
-        return 0.5 * self.variance.log() + (HALF_LOG_2PI + 0.5)
+        return 0.5 * (self.aleatoric + self.epistemic).log() + (HALF_LOG_2PI + 0.5)
 
     def votes(self) -> Tensor:
         if not self.likelihood.classifies:
@@ -148,52 +147,63 @@ class Mixture(Predictive):
             votes.update(cast_votes(self.likelihood, means), part.weights)
         return votes.mean
 
-    def log_prob(self, y: Any) -> Tensor:
+    def normals(self) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.likelihood.is_normal:
+            return super().normals()
+        variance = self.likelihood.variance(self.f, self.theta, 1)
+        if self.f_variance is not None:
+            variance = variance + self.likelihood.location_variance(self.f_variance, 1)
+        return self.weights, self.likelihood.mean(self.f, self.theta, 1), variance.sqrt()
+
+    def targets(self, y: Any) -> Tensor:
         y = self.likelihood.prepare_targets(y, tuple(self.f.shape[2:])).to(self.f.device)
-        check_rows(y, self.f.shape[1])
         if y.is_floating_point() and not isinstance(self.likelihood, Affine):
-            y = y.to(self.f.dtype)  # Affine standardises first, in y's own precision
+            y = y.to(self.f.dtype)  # Affine standardises first, in its own precision
+        return check_rows(y, self.f.shape[1])
+
+    def log_prob(self, y: Tensor) -> Tensor:
         total: Tensor | None = None
         for part in self._chunks():
-            each = part._log_prob(y) + part.weights.log().unsqueeze(1)  # [c, N]
+            each = part._log_probs(y) + part.weights.log().unsqueeze(1)  # [c, N]
             chunk = torch.logsumexp(each, 0)
             total = chunk if total is None else torch.logaddexp(total, chunk)
         assert total is not None
         return total
 
-    def _log_prob(self, y: Tensor) -> Tensor:
+    def _log_probs(self, y: Tensor) -> Tensor:
         """[S, N]: each component's."""
         if self.f_variance is None:
             return self.likelihood.log_prob(self.f, y, self.theta, 1)
-        mean, std = self._normals()
+        _, mean, std = self.normals()
         each = -0.5 * ((y - mean) / std).square() - std.log() - HALF_LOG_2PI
-        return each.flatten(2).sum(2) if each.ndim > 2 else each
+        return (each.flatten(2).sum(2) if each.ndim > 2 else each).to(self.f.dtype)
 
-    def _normals(self) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations of components that are normal: [S, N, *event]."""
-        mean = self.likelihood.mean(self.f, self.theta, 1)
-        variance = self.likelihood.variance(self.f, self.theta, 1)
-        if self.f_variance is not None:
-            variance = variance + self.likelihood.location_variance(self.f_variance, 1)
-        return mean, variance.sqrt()
+    def cdf(self, y: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for part in self._chunks():
+            chunk = mix(part._cdfs(y), part.weights)
+            total = chunk if total is None else total + chunk
+        assert total is not None
+        return total.to(self.f.dtype)
 
-    def quantile(self, q: float | Sequence[float]) -> Tensor:
-        if self.likelihood.classifies:
-            raise self._unavailable("quantile", "classes have no order; use probs")
-        levels = check_levels(q, self.f)
+    def _cdfs(self, y: Tensor) -> Tensor:
+        """[S, N, *event]: each component's."""
+        if self.f_variance is None:
+            return self.likelihood.cdf(y, self.f, self.theta, 1)
+        _, mean, std = self.normals()
+        return standard_normal_cdf((y - mean) / std)
+
+    def quantile(self, level: float) -> Tensor:
         rows = max(1, CHUNK_ELEMENTS // (4 * max(1, self.f[:, :1].numel())))
-        blocks = [self._rows(start, rows) for start in range(0, max(1, self.f.shape[1]), rows)]
-        found = [
-            torch.cat([block._quantile(level) for block in blocks]) for level in levels.reshape(-1)
-        ]
-        return torch.stack(found) if levels.ndim else found[0]
+        starts = range(0, max(1, self.f.shape[1]), rows)
+        return torch.cat([self._rows(start, rows)._quantile_of_all(level) for start in starts])
 
-    def _quantile(self, level: Tensor) -> Tensor:
+    def _quantile_of_all(self, level: float) -> Tensor:
         if self.likelihood.is_normal:
-            mean, std = self._normals()
-            each = mean + std * torch.special.ndtri(level)  # the mixture's lies in between
+            weights, mean, std = self.normals()
+            each = mean + std * normal_quantile(level)  # the mixture's lies in between
             return bisect(
-                lambda y: self._mix(torch.special.ndtr((y - mean) / std)),
+                lambda y: mix(standard_normal_cdf((y - mean) / std), weights),
                 level,
                 each.amin(0),
                 each.amax(0),
@@ -201,27 +211,16 @@ class Mixture(Predictive):
         centre = self.likelihood.mean(self.f, self.theta, 1)
         if self.likelihood.discrete:
             low, high = torch.full_like(centre[0], -1.0), centre.amax(0).floor() + 1.0
-            low, high = widen(self._cdf, level, low, high, high.sqrt().ceil())
-            return bisect_whole(self._cdf, level, low, high)
+            low, high = widen(self.cdf, level, low, high, high.sqrt().ceil())
+            return bisect_whole(self.cdf, level, low, high)
         width = self.likelihood.entropy(self.f, self.theta, 1).exp().amax(0)  # a scale of y
         low, high = centre.amin(0) - width, centre.amax(0) + width
-        low, high = widen(self._cdf, level, low, high, width)
-        return bisect(self._cdf, level, low, high)
+        low, high = widen(self.cdf, level, low, high, width)
+        return bisect(self.cdf, level, low, high)
 
-    def _cdf(self, y: Tensor) -> Tensor:
-        return self._mix(self.likelihood.cdf(y, self.f, self.theta, 1))
-
-    def _mix(self, values: Tensor) -> Tensor:
-        return (values * self.weights.reshape(-1, *[1] * (values.ndim - 1))).sum(0)
-
-    def sample(self, n: int, seed: int = 0) -> Tensor:
-        source = generator(seed, "sample")
-        # Systematic resampling, shuffled: every component comes up as often as its weight says,
-        # to within one draw.
-        grid = (torch.arange(n) + torch.rand((), generator=source)) / n
-        bounds = self.weights.double().cumsum(0).cpu()
-        chosen = torch.searchsorted(bounds, grid.double()).clamp_max(len(bounds) - 1)
-        chosen = chosen[torch.randperm(n, generator=source)].to(self.f.device)
+    def sample(self, n: int, seed: int) -> Tensor:
+        source = generator(seed, "predictive", "sample")
+        chosen = systematic(self.weights, n, source).to(self.f.device)
         f = self.f[chosen]
         if self.f_variance is not None:
             noise = torch.randn(f.shape, generator=source, dtype=f.dtype).to(f.device)
@@ -245,6 +244,3 @@ class Mixture(Predictive):
         some = slice(start, start + count)
         variance = None if self.f_variance is None else self.f_variance[:, some]
         return Mixture(self.likelihood, self.f[:, some], self.theta, self.weights, variance)
-
-    def _unavailable(self, quantity: str, instead: str = "") -> Unavailable:
-        return super()._unavailable(quantity, instead)

@@ -1,10 +1,4 @@
-"""Moments of a predictive from draws that come in chunks.
-
-With accumulated weight W and mean m, a chunk of weight w and mean m' is merged by
-(Chan, Golub and LeVeque, 1979), a = w / (W + w):
-
-    m <- (1 - a) m + a m',    v <- (1 - a) v + a v' + a (1 - a) (m' - m)^2
-"""
+"""Moments of a predictive from draws that come in chunks, so that no draw is kept."""
 
 from __future__ import annotations
 
@@ -17,48 +11,11 @@ from torch import Tensor
 from doxa.errors import DataError
 from doxa.likelihoods import Heads, Likelihood, Theta
 from doxa.likelihoods import likelihood as resolve
-from doxa.predictive.base import Predictive
 from doxa.predictive.components import as_draws, cast_votes, complete_theta, draw_functions
-from doxa.predictive.summary import HeadsPredictive, MomentPredictive
-
-
-class Average:
-    """The weighted mean of values that come in chunks [c, ...]."""
-
-    def __init__(self) -> None:
-        self.weight: Tensor | None = None
-        self.mean: Tensor
-
-    def update(self, values: Tensor, weights: Tensor) -> None:
-        total, mean = weights.sum(), _average(values, weights)
-        if self.weight is None:
-            self.weight, self.mean = total, mean
-            return
-        share = (total / (self.weight + total)).to(mean.dtype)
-        self.mean = (1.0 - share) * self.mean + share * mean
-        self.weight = self.weight + total
-
-
-class Spread(Average):
-    """The weighted mean and variance of values that come in chunks [c, ...]."""
-
-    variance: Tensor
-
-    def update(self, values: Tensor, weights: Tensor) -> None:
-        mean = _average(values, weights)
-        variance = _average((values - mean).square(), weights)
-        if self.weight is None:
-            self.variance = variance
-        else:
-            share = (weights.sum() / (self.weight + weights.sum())).to(mean.dtype)
-            between = (mean - self.mean).square()
-            self.variance = (1.0 - share) * (self.variance + share * between) + share * variance
-        super().update(values, weights)
-
-
-def _average(values: Tensor, weights: Tensor) -> Tensor:
-    shares = (weights / weights.sum()).to(values.dtype)
-    return (values * shares.reshape(-1, *[1] * (values.ndim - 1))).sum(0)
+from doxa.predictive.form import Form
+from doxa.predictive.predictive import Predictive
+from doxa.predictive.running import Average, Spread
+from doxa.predictive.summary import HeadsForm, MomentForm
 
 
 class Moments:
@@ -121,14 +78,17 @@ class Moments:
             self._votes.update(cast_votes(likelihood, means), weights)
 
     def result(self) -> Predictive:
+        return Predictive.of(self._result())
+
+    def _result(self) -> Form:
         if self._heads:
-            return HeadsPredictive(self.likelihood, [head.result() for head in self._heads])
+            return HeadsForm(self.likelihood, [head._result() for head in self._heads])
         if self.count == 0:
             raise DataError("no draws were added: call update first")
         epistemic = self._function.variance
         if self._marginal.weight is not None:
             epistemic = epistemic + self._marginal.mean
-        return MomentPredictive(
+        return MomentForm(
             self.likelihood,
             self._function.mean,
             self._noise.mean,

@@ -12,7 +12,11 @@ Cdf = Callable[[Tensor], Tensor]
 _MOST_STEPS = 2100  # float64 has no more halvings than this between its largest and smallest
 
 
-def bisect(cdf: Cdf, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def normal_quantile(level: float) -> float:
+    return float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
+
+
+def bisect(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
     """The smallest y with cdf(y) >= level, given cdf(low) <= level <= cdf(high)."""
     for _ in range(_MOST_STEPS):
         middle = low + 0.5 * (high - low)
@@ -24,7 +28,7 @@ def bisect(cdf: Cdf, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return high
 
 
-def bisect_whole(cdf: Cdf, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def bisect_whole(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
     """The same over whole numbers, given cdf(low) < level <= cdf(high)."""
     for _ in range(_MOST_STEPS):
         if not bool((high - low > 1.0).any()):
@@ -37,7 +41,7 @@ def bisect_whole(cdf: Cdf, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def widen(
-    cdf: Cdf, level: Tensor, low: Tensor, high: Tensor, width: Tensor
+    cdf: Cdf, level: float, low: Tensor, high: Tensor, width: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Move the bounds outwards, twice as far each time, until they hold the quantile."""
     step = width

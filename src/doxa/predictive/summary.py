@@ -1,4 +1,4 @@
-"""Predictives that hold moments, not draws: streamed ones, normal ones, several heads."""
+"""Forms that hold moments, not draws: streamed ones, normal ones, several heads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from doxa.errors import MethodError, Unavailable
-from doxa.likelihoods import Gaussian, Likelihood
-from doxa.likelihoods.gaussian import HALF_LOG_2PI
-from doxa.predictive.base import Predictive, check_levels, check_rows, generator
+from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
+from doxa.noise import generator
+from doxa.predictive.form import Form, check_rows
+from doxa.predictive.quantiles import normal_quantile
 
 
-class _Summary(Predictive):
+class Summary(Form):
     """Mean, variances and expected entropy as given."""
 
     def __init__(
@@ -51,90 +53,105 @@ class _Summary(Predictive):
         return super().votes() if self._votes is None else self._votes
 
 
-class MomentPredictive(_Summary):
+class MomentForm(Summary):
     """What `Moments` leaves: the draws were not kept, so that nothing beyond moments is known,
     except for single labels, whose distribution is their mean."""
 
-    def log_prob(self, y: Any) -> Tensor:
-        return self._single_label("log_prob").log_prob(y)
+    def log_prob(self, y: Tensor) -> Tensor:
+        return self.likelihood.log_prob(self._single_label("log_prob"), y, {})
 
-    def sample(self, n: int, seed: int = 0) -> Tensor:
-        """n draws of y, each row by itself; classification with one label a row only."""
-        return self._single_label("sample").sample(n, seed)
+    def targets(self, y: Any) -> Tensor:
+        output = tuple(self.mean.shape[1:])
+        ready = self.likelihood.prepare_targets(y, output).to(self.mean.device)
+        return check_rows(ready, self.mean.shape[0])
 
-    def _single_label(self, quantity: str) -> Predictive:
-        labels = math.prod(self.expected_entropy.shape[1:])
-        if not self.likelihood.classifies or labels != 1:
-            raise self._unavailable(quantity)
-        return Predictive.from_samples(self.likelihood.logits(self.mean)[None], self.likelihood)
+    def sample(self, n: int, seed: int) -> Tensor:
+        logits = self._single_label("sample")
+        source = generator(seed, "predictive", "sample")
+        return self.likelihood.sample(logits.expand(n, *logits.shape), {}, source, 1)
 
-    def _unavailable(self, quantity: str, instead: str = "") -> Unavailable:
+    def _single_label(self, quantity: str) -> Tensor:
+        if math.prod(self.expected_entropy.shape[1:]) != 1:
+            raise self.unavailable(quantity)
+        if isinstance(self.likelihood, Bernoulli | Categorical):
+            return self.likelihood.logits(self.mean)
+        raise self.unavailable(quantity)
+
+    def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
         if not instead:
             instead = "only moments were kept; predict with keep='samples'"
             if not self.likelihood.discrete:
                 instead += ", or use moment_matched(), the Gaussian with these moments"
-        return super()._unavailable(quantity, instead)
+        return super().unavailable(quantity, instead)
 
 
-class NormalPredictive(_Summary):
+class NormalForm(Summary):
     """Normal, with given moments, each element of y by itself."""
 
     @property
-    def _marginal_entropy(self) -> Tensor:
-        return 0.5 * self.variance.log() + (HALF_LOG_2PI + 0.5)
+    def marginal_entropy(self) -> Tensor:
+        return self.std.log() + (HALF_LOG_2PI + 0.5)
 
-    def quantile(self, q: float | Sequence[float]) -> Tensor:
-        levels = check_levels(q, self.mean)
-        z = torch.special.ndtri(levels).reshape(levels.shape + (1,) * self.mean.ndim)
-        return self.mean + self.std * z
+    def normals(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.mean.new_ones(1), self.mean.unsqueeze(0), self.std.unsqueeze(0)
 
-    def sample(self, n: int, seed: int = 0) -> Tensor:
-        """n draws of y, each element by itself: [n, N, *event]."""
-        shape = (n, *self.mean.shape)
-        noise = torch.randn(shape, generator=generator(seed, "sample"), dtype=self.mean.dtype)
+    def targets(self, y: Any) -> Tensor:
+        ready = Gaussian().prepare_targets(y, tuple(self.mean.shape[1:])).to(self.mean.device)
+        return check_rows(ready, self.mean.shape[0])
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        z = ((y - self.mean) / self.std).to(self.mean.dtype)
+        each = -0.5 * z.square() - self.std.log() - HALF_LOG_2PI
+        return each.reshape(each.shape[0], math.prod(each.shape[1:])).sum(1)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return standard_normal_cdf((y - self.mean) / self.std).to(self.mean.dtype)
+
+    def quantile(self, level: float) -> Tensor:
+        return self.mean + self.std * normal_quantile(level)
+
+    def sample(self, n: int, seed: int) -> Tensor:
+        source = generator(seed, "predictive", "sample")
+        noise = torch.randn((n, *self.mean.shape), generator=source, dtype=self.mean.dtype)
         return self.mean + self.std * noise.to(self.mean.device)
 
-    def log_prob(self, y: Any) -> Tensor:
-        y = Gaussian().prepare_targets(y, tuple(self.mean.shape[1:])).to(self.mean.device)
-        check_rows(y, self.mean.shape[0])
-        residual = (y - self.mean).to(self.mean.dtype)
-        each = residual.square() / self.variance + self.variance.log() + 2.0 * HALF_LOG_2PI
-        return -0.5 * each.reshape(each.shape[0], math.prod(each.shape[1:])).sum(1)
-
-    def moment_matched(self) -> Predictive:
-        return self
-
-    def _unavailable(self, quantity: str, instead: str = "") -> Unavailable:
-        return super()._unavailable(quantity, instead or "it is a normal distribution, no mixture")
+    def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
+        return super().unavailable(quantity, instead or "it is one normal distribution")
 
 
-class HeadsPredictive(Predictive):
-    """Several heads: a predictive each, under `heads`."""
+class HeadsForm(Form):
+    """Several heads, a predictive each; nothing is asked of them together."""
 
-    def __init__(self, likelihood: Likelihood, heads: Sequence[Predictive]) -> None:
+    def __init__(self, likelihood: Likelihood, heads: Sequence[Form]) -> None:
         self.likelihood = likelihood
         self._heads = tuple(heads)
 
     @property
-    def heads(self) -> tuple[Predictive, ...]:
+    def heads(self) -> tuple[Form, ...]:
         return self._heads
 
-    def moment_matched(self) -> Predictive:
-        return HeadsPredictive(self.likelihood, [head.moment_matched() for head in self._heads])
-
-    def _unavailable(self, quantity: str, instead: str = "") -> Unavailable:
-        return super()._unavailable(
+    def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
+        return super().unavailable(
             quantity, f"it has {len(self._heads)} heads; ask each, as in heads[0].{quantity}"
         )
 
 
-def concatenate(parts: Sequence[Predictive]) -> Predictive:
-    """Moments of consecutive blocks of rows as one predictive."""
+def moment_matched(p: Form) -> Form:
+    """The normal with the same moments."""
+    if isinstance(p, HeadsForm):
+        return HeadsForm(p.likelihood, [moment_matched(head) for head in p.heads])
+    if p.likelihood.discrete:
+        raise p.unavailable("moment_matched", "it is for continuous targets")
+    return NormalForm(p.likelihood, p.mean, p.aleatoric, p.epistemic, p.expected_entropy)
+
+
+def concatenate(parts: Sequence[Form]) -> Form:
+    """Moments of consecutive blocks of rows as one form."""
     first = parts[0]
-    if isinstance(first, HeadsPredictive):
+    if isinstance(first, HeadsForm):
         blocks = zip(*(part.heads for part in parts), strict=True)
-        return HeadsPredictive(first.likelihood, [concatenate(block) for block in blocks])
-    summaries = [part for part in parts if isinstance(part, _Summary)]
+        return HeadsForm(first.likelihood, [concatenate(block) for block in blocks])
+    summaries = [part for part in parts if isinstance(part, Summary)]
     if len(summaries) < len(parts) or any(type(part) is not type(first) for part in parts):
         raise MethodError("only predictives that keep moments can be joined by rows")
     votes = [part._votes for part in summaries if part._votes is not None]

@@ -167,7 +167,7 @@ def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
     )
 
 
-def bind(spec: PriorSpec, layout: Layout) -> BoundPrior:
+def bind(spec: PriorSpec | None, layout: Layout) -> BoundPrior:
     """The prior of every element of a layout.
 
     A mapping {pattern: Prior} is matched against the entries' names (shell patterns, the first

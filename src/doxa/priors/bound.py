@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -45,6 +46,24 @@ class BoundPrior:
     def runs(self) -> tuple[int, ...]:
         """() or (R,)."""
         return tuple(next(iter(self.parts[0].family.exact.values())).shape[:-1])
+
+    @property
+    def stacked(self) -> bool:
+        """Whether there is a run axis."""
+        return bool(self.runs)
+
+    def __getitem__(self, rows: Any) -> BoundPrior:
+        """The priors of some runs of a stack; a number gives one without a run axis."""
+        if not self.stacked:
+            raise MethodError("this prior is not a stack: all runs share it")
+        index = rows.cpu() if isinstance(rows, Tensor) else rows
+        parts = []
+        for part in self.parts:
+            like = next(iter(part.family.at.values()))
+            exact = {name: value[index] for name, value in part.family.exact.items()}
+            family = type(part.family)(exact, like.device, like.dtype)
+            parts.append(Part(part.where, part.loc, family))
+        return BoundPrior(parts, self.size)
 
     def log_prob(self, flat: Tensor) -> Tensor:
         """[..., P] to [...], constants included."""
@@ -100,17 +119,6 @@ class BoundPrior:
         self._need_gaussian()
         spread = [std[..., part.where] * part.family.at["minus_precision"] for part in self.parts]
         return self.score(mean), self._join(spread)
-
-    def members(self, rows: slice) -> BoundPrior:
-        """The priors of some rows of a stack; itself where all rows share one."""
-        if not self.runs:
-            return self
-        parts = []
-        for part in self.parts:
-            like = next(iter(part.family.at.values()))
-            exact = {name: value[rows] for name, value in part.family.exact.items()}
-            parts.append(Part(part.where, part.loc, type(part.family)(exact, like.device, like.dtype)))
-        return BoundPrior(parts, self.size)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> BoundPrior:
         device = torch.device(device)

@@ -86,7 +86,7 @@ def decode(data: Json, where: str = "value") -> Any:
 def _encode(value: Any, where: Where) -> Json:
     kind = type(value)
     if value is None or kind in (bool, int, str):
-        return value  # type: ignore[no-any-return]
+        return value
     if kind is float:
         return value if math.isfinite(value) else {"type": "float", "value": str(value)}
     if kind in _names:

@@ -23,12 +23,12 @@ class Structure(ABC):
     the leading axis K.
     """
 
-    kind: ClassVar[str]
-    _kinds: ClassVar[dict[str, type[Structure]]] = {}
+    name: ClassVar[str]
+    _named: ClassVar[dict[str, type[Structure]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        Structure._kinds[cls.kind] = cls
+        Structure._named[cls.name] = cls
 
     @property
     @abstractmethod
@@ -62,11 +62,13 @@ class Structure(ABC):
     def _solve(self, rows: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _tensors(self) -> dict[str, Tensor]: ...
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to rebuild it, for saving; each tensor has the leading axis K."""
 
     @classmethod
     @abstractmethod
-    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self: ...
+    def from_state(cls, state: Mapping[str, Tensor]) -> Self:
+        """The structure that gave `state`."""
 
     @property
     def members(self) -> int:
@@ -108,31 +110,15 @@ class Structure(ABC):
         """Member k alone, as a structure with K = 1."""
         if not -self.members <= k < self.members:
             raise IndexError(f"member {k} of {self.members}")
-        tensors = {name: value[k % self.members, None] for name, value in self._tensors().items()}
-        return self._from_tensors(tensors)
+        tensors = {name: value[k % self.members, None] for name, value in self.state().items()}
+        return self.from_state(tensors)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """The same structure elsewhere, or in another precision."""
-        moved = {name: value.to(device, dtype) for name, value in self._tensors().items()}
-        return self._from_tensors(moved)
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything needed to rebuild it, for saving."""
-        return {f"{self.kind}.{name}": value for name, value in self._tensors().items()}
-
-    @staticmethod
-    def from_state(state: Mapping[str, Tensor]) -> Structure:
-        """The structure that gave `state`, of whichever kind."""
-        kinds = {name.partition(".")[0] for name in state}
-        if len(kinds) != 1 or not kinds <= Structure._kinds.keys():
-            raise StoreError(f"not the state of one structure: {sorted(state)}")
-        tensors = {name.partition(".")[2]: value for name, value in state.items()}
-        try:
-            return Structure._kinds[kinds.pop()]._from_tensors(tensors)
-        except KeyError as error:
-            raise StoreError(f"the state of a structure lacks {error}") from error
+        moved = {name: value.to(device, dtype) for name, value in self.state().items()}
+        return self.from_state(moved)
 
     def _on_rows(self, act: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
         if v.ndim < 2 or (v.shape[-2], v.shape[-1]) != self.shape:
@@ -147,6 +133,16 @@ class Structure(ABC):
         inner = j.shape[1:-1]
         half = self._half(j.reshape(self.members, inner.numel(), self.size))
         return half.reshape(self.members, *inner, half.shape[-1])
+
+
+def structure(name: str, state: Mapping[str, Tensor]) -> Structure:
+    """The structure called `name` ("diagonal", "low-rank", "kronecker", "dense") from its state."""
+    if name not in Structure._named:
+        raise StoreError(f"unknown structure {name!r}; known: {sorted(Structure._named)}")
+    try:
+        return Structure._named[name].from_state(state)
+    except KeyError as error:
+        raise StoreError(f"the state of a {name} structure lacks {error}") from error
 
 
 def refuse(bad: Tensor, what: str) -> None:

@@ -1,0 +1,116 @@
+"""Features φ(x) of linear models: inputs, polynomials, bumps, waves, or a network's last layer.
+
+    polynomial   all monomials of the inputs up to a total degree
+    rbf          φ_j(x) = exp(−‖x − c_j‖² / 2ℓ²), centres c_j drawn from the training rows
+    fourier      φ_j(x) = √(2/m) cos(ω_jᵀx + b_j), ω ~ N(0, ℓ⁻²), b ~ U(0, 2π): as m grows, φᵀφ' is
+                 the squared-exponential kernel (Rahimi & Recht, 2007)
+
+All are computed in float64; an intercept is a feature that is always 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from doxa.errors import DataError, MethodError
+from doxa.layout import Params
+from doxa.method import Run
+from doxa.noise import generator
+
+_MOST = 5000  # features: the covariance is a dense matrix
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A kind of features; what it needs beside x (centres, frequencies) is in `tensors`.
+
+    kind: "inputs", "polynomial", "rbf", "fourier" or "function" (a callable, or a network).
+    """
+
+    kind: str
+    degree: int = 1
+    intercept: bool = True
+
+    def __call__(
+        self, x: Any, tensors: Params, function: Callable[[Any], Tensor] | None = None, lead: int = 0
+    ) -> Tensor:
+        """φ [N, F] of inputs [N, ...]; [M, N, F] where x (lead = 1) or `tensors` have members."""
+        if self.kind == "function":
+            assert function is not None
+            phi = _call(function, x, lead)
+        else:
+            phi = self._own(_matrix(x, lead), tensors)
+        if self.intercept:
+            phi = torch.cat([phi, phi.new_ones(*phi.shape[:-1], 1)], -1)
+        return phi
+
+    def _own(self, x: Tensor, tensors: Params) -> Tensor:
+        if self.kind == "inputs":
+            return x
+        if self.kind == "polynomial":
+            powers = monomials(x.shape[-1], self.degree)
+            columns = [torch.stack([x[..., i] for i in p], -1).prod(-1) for p in powers]
+            return torch.stack(columns, -1) if columns else x[..., :0]
+        if self.kind == "rbf":
+            scale = tensors["lengthscale"][:, None, None]
+            away = torch.cdist(x.expand(len(scale), -1, -1) / scale, tensors["centres"] / scale)
+            return (-0.5 * away.square()).exp()
+        angle = x @ tensors["frequencies"].mT + tensors["phases"].unsqueeze(-2)
+        return math.sqrt(2.0 / angle.shape[-1]) * angle.cos()
+
+
+def monomials(inputs: int, degree: int) -> list[tuple[int, ...]]:
+    """Index tuples of all products of 1 to `degree` inputs."""
+    if math.comb(inputs + degree, degree) > _MOST:
+        raise MethodError(
+            f"{inputs} inputs have {math.comb(inputs + degree, degree)} monomials up to degree "
+            f"{degree}, more than {_MOST}; lower the degree"
+        )
+    products = itertools.combinations_with_replacement
+    return [p for d in range(1, degree + 1) for p in products(range(inputs), d)]
+
+
+def random_features(basis: Basis, run: Run, count: int, lengthscale: Tensor) -> Params:
+    """Centres or frequencies of each member, [M, count, D], from its own seed and rows."""
+    if basis.kind not in ("rbf", "fourier"):
+        return {}
+    inputs = _matrix(run.data.take(run.data.rows[0][:1])[0]).shape[-1]
+    lengthscale = lengthscale.double()
+    if basis.kind == "fourier":
+        noise = run.noise("features")
+        waves = noise.normal((count, inputs)).double() / lengthscale[:, None, None]
+        phases = 2 * math.pi * noise.uniform((count,), 1).double()
+        return {"frequencies": waves, "phases": phases}
+    count = min(count, *(len(rows) for rows in run.data.rows))
+    centres = []
+    for r, seed, member in zip(run.run_of, run.seeds, run.members, strict=True):
+        rows = run.data.rows[r]
+        g = generator("centres", seed, member)
+        chosen = rows[torch.randperm(len(rows), generator=g)[:count].sort().values]
+        centres.append(_matrix(run.data.take(chosen, torch.tensor(r))[0]))
+    return {"centres": torch.stack(centres), "lengthscale": lengthscale}
+
+
+def _matrix(x: Any, lead: int = 0) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise DataError("this basis needs x as one array [N, D]; give a callable for other inputs")
+    return x.double().reshape(*x.shape[: lead + 1], -1)
+
+
+def _call(function: Callable[[Any], Tensor], x: Any, lead: int) -> Tensor:
+    """A user's features; they never see the member axis."""
+    shape = tree_flatten(x)[0][0].shape[: lead + 1]
+    flat = tree_map(lambda t: t.flatten(0, 1), x) if lead else x
+    with torch.no_grad():
+        phi = function(flat)
+    if not isinstance(phi, Tensor) or phi.ndim < 2 or len(phi) != math.prod(shape):
+        raise MethodError("features must give a tensor [N, F] for inputs [N, ...]")
+    return phi.detach().double().reshape(*shape, -1)

@@ -1,0 +1,217 @@
+"""Bayesian linear regression on features: everything in closed form.
+
+    y = Φw + ε,  w ~ N(0, s²I),  ε ~ N(0, σ²I)
+    Σ⁻¹ = ΦᵀΦ/σ² + I/s²,    μ = ΣΦᵀy/σ²
+    y* ~ N(φ*ᵀμ, σ² + φ*ᵀΣφ*),    p(y) = N(y; 0, σ²I + s²ΦΦᵀ)
+
+Bishop (2006), ch. 3; MacKay (1992). One pass over the data adds up ΦᵀΦ, Φᵀy and yᵀy, for all runs
+at once and in float64 whatever the data's type; the rest is linear algebra on F × F matrices.
+Without a network the features are the inputs or a basis of them; with one they are what goes into
+its last layer, at the weights it was given with. Noise that is not given, and a prior scale that
+is not, are found by evidence. Exact for what it assumes: a linear function and Gaussian noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.exact import evidence
+from doxa.exact.features import Basis, random_features
+from doxa.exact.linear_posterior import LinearPosterior, Statistics
+from doxa.exact.targets import check_gaussian, event_of, given_noise
+from doxa.layout import Params
+from doxa.method import Clock, Info, Method, Run, Stage, State
+from doxa.posterior import Posterior
+
+_BASES = ("polynomial", "rbf", "fourier")
+
+
+@store.register("linear")
+@dataclass(frozen=True)
+class BayesianLinear(Method):
+    """Exact Bayesian linear regression.
+
+    Parameters
+    ----------
+    features: None (the inputs, or a network's last hidden layer), "polynomial", "rbf", "fourier",
+        or a function from x [N, ...] to [N, F].
+    degree: of the polynomial. A grid over it compares models of different order.
+    count: how many centres or frequencies. lengthscale: their width, in units of fitted x.
+    intercept: add a feature that is always 1, under the same prior.
+    prior_std: the weights' prior standard deviation; None: by evidence (1 where fit_by is not).
+    noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
+    fit_by: "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> x = torch.linspace(-1, 1, 20).double()[:, None]
+    >>> posterior = doxa.fit(None, (x, 2 * x + 1), doxa.BayesianLinear(noise=0.1, prior_std=1.0))
+    >>> posterior.predict(x[:1]).mean.round(decimals=1).tolist()
+    [[-1.0]]
+    """
+
+    name: ClassVar[str] = "linear"
+    default_batch: ClassVar[int] = 4096
+    needs_network: ClassVar[bool] = False
+    regression_only: ClassVar[bool] = True
+
+    features: str | Callable[[Any], Tensor] | None = None
+    degree: int = 3
+    count: int = 50
+    lengthscale: float = 1.0
+    intercept: bool = True
+    prior_std: float | None = None
+    noise: float | None = None
+    fit_by: str | None = "evidence"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.features, str) and self.features not in _BASES:
+            raise MethodError(f"features must be one of {_BASES}, a function or None, not {self.features!r}")  # fmt: skip
+        if self.features is not None and not isinstance(self.features, str):
+            if not callable(self.features):
+                raise MethodError(f"features must be callable, not {self.features!r}")
+        if self.fit_by not in ("evidence", "ml", None):
+            raise MethodError(f"fit_by must be 'evidence', 'ml' or None, not {self.fit_by!r}")
+        if self.degree < 0 or self.count < 1 or self.lengthscale <= 0:
+            raise MethodError("degree must be at least 0, count at least 1, lengthscale positive")
+        if self.degree == 0 and self.features == "polynomial" and not self.intercept:
+            raise MethodError("a polynomial of degree 0 without intercept has no features")
+        for name in ("prior_std", "noise"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise MethodError(f"{name} must be positive, not {value}")
+
+    def init(self, run: Run) -> State:
+        check_gaussian(run, self.name)
+        if run.model is not None and self.features is not None:
+            raise MethodError("features and a network were both given: which are the features?")
+        basis = self._basis(run)
+        tensors = random_features(basis, run, self.count, run.field(self, "lengthscale"))
+        state = {f"features.{name}": value for name, value in tensors.items()}
+        if run.model is not None:
+            state["theta"] = run.model.given().expand(run.size, -1).clone()
+        x, _ = run.data.take(run.data.rows[0][:1], torch.tensor(0))
+        size = self._phi(run, state, basis, x, 0).shape[-1]
+        outputs = run.data.y[0].numel()
+        zeros = lambda *shape: torch.zeros(  # noqa: E731
+            run.size, *shape, device=run.device, dtype=torch.float64
+        )
+        return state | {
+            "gram": zeros(size, size), "cross": zeros(size, outputs), "square": zeros(outputs),
+            "log_noise": zeros(outputs), "log_std": zeros(),
+        }  # fmt: skip
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        yield Stage("statistics", self._add, 0, "pass", enter=self._start, capturable=False)
+        yield Stage("evidence", self._add, 0, "all", enter=self._settle, capturable=False)
+
+    def total_steps(self, steps: int) -> int:
+        return 1
+
+    def _basis(self, run: Run) -> Basis:
+        kind = self.features if isinstance(self.features, str) else "inputs"
+        if run.model is not None or callable(self.features):
+            kind = "function"
+        degree = int(run.hyper["degree"].max()) if "degree" in run.hyper else self.degree
+        return Basis(kind, degree, self.intercept)
+
+    def _phi(self, run: Run, state: State, basis: Basis, x: Any, lead: int) -> Tensor:
+        function = self.features if callable(self.features) else None
+        if run.model is not None:
+            params = run.layout.unflatten(state["theta"][0])
+            function = lambda x: run.net.features(params, x).flatten(1)  # noqa: E731
+        return basis(x, feature_tensors(state), function, lead)
+
+    def _start(self, run: Run, state: State) -> State:
+        return state | {k: torch.zeros_like(state[k]) for k in ("gram", "cross", "square")}
+
+    def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        """ΦᵀΦ, Φᵀy and yᵀy of some more rows; features common to all members are made once."""
+        phi = self._phi(run, state, self._basis(run), batch.x, 0 if batch.shared else 1)
+        y = batch.y.double()
+        y = y.reshape(*y.shape[: 1 if batch.shared else 2], -1)  # [(M,) B, O]
+        weighted = phi if batch.weight is None else phi * batch.weight.double()[..., None]
+        squares = y.square() if batch.weight is None else y.square() * batch.weight[..., None]
+        return {
+            **state,
+            "gram": state["gram"] + weighted.mT @ phi,
+            "cross": state["cross"] + weighted.mT @ y,
+            "square": state["square"] + squares.sum(-2),
+        }, {}
+
+    def _settle(self, run: Run, state: State) -> State:
+        """The noise and the prior's scale, for all members at once."""
+        gram, cross = self._masked(run, state)
+        data = evidence.Spectrum.of(gram, cross, state["square"], run.n.double())
+        likelihood, log_noise = given_noise(run, self)
+        per_output = bool(getattr(likelihood, "per_output", False))
+        log_std = None
+        if self.prior_std is not None or "prior_std" in run.hyper:
+            log_std = run.field(self, "prior_std").double().log()
+        if self.fit_by != "evidence" and log_std is None:
+            log_std = torch.zeros_like(state["log_std"])
+        if self.fit_by is None and log_noise is None:
+            raise MethodError("fit_by=None fits nothing: give noise (and prior_std)")
+        if self.fit_by == "ml" and log_noise is None:
+            log_noise = evidence.by_likelihood(data, per_output)
+        log_noise, log_std = evidence.by_evidence(data, log_noise, log_std, per_output)
+        return {**state, "log_noise": log_noise.expand_as(state["log_noise"]), "log_std": log_std}
+
+    def _masked(self, run: Run, state: State) -> tuple[Tensor, Tensor]:
+        """Runs of lower degree do without the higher monomials: zero columns change nothing."""
+        if "degree" not in run.hyper:
+            return state["gram"], state["cross"]
+        keep = torch.stack([self._columns(run, state, m) for m in range(run.size)]).double()
+        return state["gram"] * keep[:, None] * keep[..., None], state["cross"] * keep[..., None]
+
+    def _columns(self, run: Run, state: State, member: int) -> Tensor:
+        """Which features the run of a member has: [F]."""
+        size = state["gram"].shape[-1]
+        keep = torch.ones(size, dtype=torch.bool, device=run.device)
+        if "degree" in run.hyper:
+            own = int(run.hyper["degree"][member])
+            keep[_degree_size(run, own) : size - int(self.intercept)] = False
+        return keep
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        keep = self._columns(run, state, 0)
+        likelihood, _ = given_noise(run, self)
+        event = event_of(run)
+        learned = getattr(likelihood, "noise", None) is None
+        own = () if learned and not getattr(likelihood, "per_output", False) else event
+        log_noise = state["log_noise"] if own == event else state["log_noise"][:, 0]
+        degree = int(run.hyper["degree"][0]) if "degree" in run.hyper else self.degree
+        basis = replace(self._basis(run), degree=degree)
+        return LinearPosterior(
+            **run.common(self) | {"likelihood": likelihood},
+            basis=basis, features=feature_tensors(state),
+            statistics=Statistics(
+                state["gram"][:, keep][..., keep], state["cross"][:, keep], state["square"],
+                run.n.double(),
+            ),
+            log_noise=log_noise.reshape(run.size, *own).to(run.dtype),
+            log_std=state["log_std"], event=event, theta=state.get("theta"),
+            weighted=run.data.weight is not None,
+        )  # fmt: skip
+
+
+def feature_tensors(state: State) -> Params:
+    prefix = "features."
+    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _degree_size(run: Run, degree: int) -> int:
+    """Monomials of degree 1 to `degree` of the run's inputs."""
+    from doxa.exact.features import monomials
+
+    x = run.data.take(run.data.rows[0][:1])[0]
+    return len(monomials(x[0].numel(), degree))

@@ -1,0 +1,265 @@
+"""The exact posterior of a linear model: a Gaussian over weights for each output.
+
+    Σ_o⁻¹ = ΦᵀΦ/σ_o² + I/s²,    μ_o = Σ_o Φᵀy_o/σ_o²
+
+It keeps the data's sufficient statistics, so that further rows update it exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from doxa.data import rows_of
+from doxa.errors import StoreError
+from doxa.exact.features import Basis
+from doxa.exact.targets import Shape, new_targets, units_log_jacobian
+from doxa.layout import Params
+from doxa.linalg import Dense
+from doxa.noise import Noise
+from doxa.posterior import Posterior, register_posterior
+from doxa.predictive import Predictive
+
+_CHUNK_BYTES = 64 << 20  # of features at a time
+_DEFAULT_DRAWS = 100
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """gram ΦᵀΦ [K, F, F], cross Φᵀy [K, F, O], square yᵀy [K, O], n [K]; all in float64."""
+
+    gram: Tensor
+    cross: Tensor
+    square: Tensor
+    n: Tensor
+
+    def plus(self, phi: Tensor, y: Tensor) -> Statistics:
+        """With further rows φ [(K,) N, F] and y [N, O]."""
+        return Statistics(
+            self.gram + phi.mT @ phi,
+            self.cross + phi.mT @ y,
+            self.square + y.square().sum(0),
+            self.n + len(y),
+        )
+
+
+@register_posterior
+class LinearPosterior(Posterior):
+    """Weights [F, O] under exact inference, an equal mixture over members.
+
+    Parameters
+    ----------
+    basis, features: what φ is, and the tensors it needs. theta: the network's weights, for φ that
+        comes from one.
+    statistics: the data. log_noise: log σ [K, ...] in fitted units. log_std: log s [K].
+    event: the shape of one target. weighted: rows had weights, so there is no evidence.
+    """
+
+    kind = "linear"
+
+    def __init__(
+        self,
+        *args: Any,
+        basis: Basis,
+        features: Params,
+        statistics: Statistics,
+        log_noise: Tensor,
+        log_std: Tensor,
+        event: Shape,
+        theta: Tensor | None = None,
+        weighted: bool = False,
+        **kw: Any,
+    ) -> None:
+        super().__init__(*args, **kw)
+        self.basis, self.feature_tensors = basis, features
+        self.statistics = statistics
+        self.log_noise, self.log_std = log_noise, log_std
+        self.event = tuple(event)
+        self.theta = theta
+        self.weighted = weighted
+        self.log_evidence = None if weighted else self._evidence()
+
+    @property
+    def members(self) -> int:
+        return self.log_noise.shape[0]
+
+    def _reference(self) -> Tensor:
+        return self.log_noise
+
+    @property
+    def outputs(self) -> int:
+        return math.prod(self.event)
+
+    @cached_property
+    def _noise_variance(self) -> Tensor:
+        """σ² [K, O'], O' = 1 where all outputs share it."""
+        return (2 * self.log_noise.double().reshape(self.members, -1)).exp()
+
+    @cached_property
+    def covariance(self) -> Dense:
+        """Σ of each member and noise level, K × O' of them."""
+        variance = self._noise_variance
+        gram = self.statistics.gram.unsqueeze(1) / variance[..., None, None]
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        precision = gram + (-2 * self.log_std).exp()[:, None, None, None] * eye
+        return Dense.from_precision(precision.flatten(0, 1))
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """μ: [K, F, O]."""
+        scaled = self.statistics.cross / self._noise_variance.unsqueeze(1)  # [K, F, O]
+        levels = self._noise_variance.shape[1]
+        if levels == 1:
+            rows = scaled.permute(2, 0, 1)  # [O, K, F]
+            return self.covariance.matmul(rows).permute(1, 2, 0)
+        rows = scaled.mT.reshape(self.members * levels, -1)
+        return self.covariance.matmul(rows).reshape(self.members, levels, -1).mT
+
+    @property
+    def noise(self) -> Tensor:
+        """σ of each member, in units of y: [K, ...]."""
+        std = self.log_noise.double().exp()
+        scale = self.scales.y_scale
+        return std if scale is None else std.reshape(self.members, -1) * scale.double().to(std.device)
+
+    @property
+    def prior_std(self) -> Tensor:
+        """s of each member, in fitted units: [K]."""
+        return self.log_std.exp()
+
+    def _evidence(self) -> float:
+        """log N(y; 0, σ²I + s²ΦΦᵀ) over all outputs, in units of y."""
+        data, variance = self.statistics, self._noise_variance
+        size, levels = data.gram.shape[-1], variance.shape[1]
+        misfit = data.square - (data.cross * self.mean).sum(1)  # yᵀ(I + ΦΦᵀs²/σ²)⁻¹y: [K, O]
+        misfit = torch.maximum(misfit, 1e-15 * data.square)
+        logdet = 2 * size * self.log_std[:, None] - self.covariance.logdet().reshape(-1, levels)
+        n = data.n[:, None]
+        each = n * (2 * math.pi * variance).log() + misfit / variance + logdet
+        total = -0.5 * each.sum(1) + units_log_jacobian(self, data.n, self.outputs)
+        return float(torch.logsumexp(total, 0) - math.log(self.members))
+
+    def _phi(self, x: Any) -> Tensor:
+        """φ of fitted inputs: [N, F] or [K, N, F]."""
+        function = self.method.features if callable(self.method.features) else None
+        if self.model is not None and self.theta is not None:
+            net, params = self.model, self.model.layout.unflatten(self.theta[0])
+            function = lambda x: net.features(params, x).flatten(1)  # noqa: E731
+        return self.basis(x, self.feature_tensors, function)
+
+    def _chunks(self, x: Any) -> Iterator[Tensor]:
+        """φ, a block of rows at a time: [K, B, F]."""
+        width = 8 * self.members * self.statistics.gram.shape[-1]
+        step = max(1, _CHUNK_BYTES // width)
+        for start in range(0, rows_of(x, "x"), step):
+            phi = self._phi(tree_map(lambda t, a=start: t[a : a + step], x))
+            yield phi.expand(self.members, -1, -1)
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """The closed form: a Gaussian for each row, whatever n; `functions` draws."""
+        self.sampling(n, seed, keep)
+        x = self.check_inputs(x)
+        levels = self._noise_variance.shape[1]
+        means, variances = [], []
+        for phi in self._chunks(x):
+            means.append(phi @ self.mean)
+            spread = self.covariance.quad(phi.repeat_interleave(levels, 0))  # [K·O', B]
+            variances.append(spread.reshape(self.members, levels, -1).mT)
+        f = torch.cat(means, 1)
+        variance = torch.cat(variances, 1).expand_as(f)
+        shape = (*f.shape[:2], *self.event)
+        return Predictive(
+            f.reshape(shape).to(self.dtype), self.likelihood, {"log_noise": self.log_noise},
+            f_variance=variance.reshape(shape).to(self.dtype),
+        )  # fmt: skip
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        seed = self.sampling(n, seed, "samples")
+        x = self.check_inputs(x)
+        counts, weight = self._counts(n), self._weights(n, seed)
+        owner = torch.repeat_interleave(torch.arange(self.members), torch.tensor(counts))
+        f = torch.cat([phi[owner.to(phi.device)] @ weight for phi in self._chunks(x)], 1)
+        f = f.reshape(*f.shape[:2], *self.event).to(self.dtype)
+        return self.likelihood.location(f, 1)
+
+    def draw(self, n: int | None = None, seed: int | None = None) -> Params:
+        """{"weight": [n, F, O]}, in fitted units."""
+        seed = self.sampling(n, seed, "samples")
+        return {"weight": self._weights(_DEFAULT_DRAWS if n is None else n, seed).to(self.dtype)}
+
+    def _counts(self, n: int) -> list[int]:
+        base, rest = divmod(n, self.members)
+        return [base + (k < rest) for k in range(self.members)]
+
+    def _weights(self, n: int, seed: int) -> Tensor:
+        """[n, F, O], the members' draws one after the other."""
+        counts, size = self._counts(n), self.statistics.gram.shape[-1]
+        most, levels = max(counts), self._noise_variance.shape[1]
+        keys = [f"{k}/{j}" for k in range(self.members) for j in range(most)]
+        noise = Noise(seed, "draws", keys, self.device, torch.float64)
+        eps = noise.normal((self.outputs, size)).reshape(self.members, most, self.outputs, size)
+        if levels == 1:
+            away = self.covariance.sample(eps.permute(1, 2, 0, 3)).permute(2, 0, 1, 3)
+        else:
+            rows = eps.transpose(0, 1).reshape(most, self.members * levels, size)
+            away = self.covariance.sample(rows).reshape(most, self.members, levels, size)
+            away = away.transpose(0, 1)
+        drawn = self.mean.unsqueeze(1) + away.mT  # [K, S, F, O]
+        return torch.cat([drawn[k, :count] for k, count in enumerate(counts)])
+
+    def features(self, x: Any) -> Tensor:
+        """φ(x), averaged over members: [N, F]."""
+        phi = self._phi(self.check_inputs(x))
+        return (phi.mean(0) if phi.ndim == 3 else phi).to(self.dtype)
+
+    def condition(self, x: Any, y: Any) -> LinearPosterior:
+        """The exact posterior with further rows, at the same noise and prior."""
+        x, y = new_targets(self, x, y, self.event)
+        new = LinearPosterior(
+            self.model, self.method, self.base_likelihood, self.scales, self.inputs,
+            basis=self.basis, features=self.feature_tensors,
+            statistics=self.statistics.plus(self._phi(x), y.double()), log_noise=self.log_noise,
+            log_std=self.log_std, event=self.event, theta=self.theta, weighted=self.weighted,
+        )  # fmt: skip
+        new.record.seed, new.record.status = self.record.seed, self.record.status
+        new.record.diagnostics["rows"] = self.record.diagnostics.get("rows", 0) + len(y)
+        return new
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {f"statistics.{f.name}": getattr(self.statistics, f.name) for f in fields(Statistics)}
+        named |= {f"features.{k}": v for k, v in self.feature_tensors.items()}
+        named |= {"log_noise": self.log_noise, "log_std": self.log_std}
+        return named if self.theta is None else named | {"theta": self.theta}
+
+    def extra(self) -> dict[str, Any]:
+        return {
+            "kind": self.basis.kind, "degree": self.basis.degree,
+            "intercept": self.basis.intercept, "event": self.event, "weighted": self.weighted,
+        }  # fmt: skip
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> LinearPosterior:
+        def under(prefix: str) -> Params:
+            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+        try:
+            statistics = Statistics(**under("statistics."))
+        except TypeError as error:
+            raise StoreError(f"the artefact lacks statistics of a linear model: {error}") from error
+        return cls(
+            **common, basis=Basis(extra["kind"], extra["degree"], extra["intercept"]),
+            features=under("features."), statistics=statistics, log_noise=tensors["log_noise"],
+            log_std=tensors["log_std"], event=extra["event"], theta=tensors.get("theta"),
+            weighted=extra["weighted"],
+        )  # fmt: skip

@@ -1,0 +1,175 @@
+"""Curvature of the log-likelihood in a network's weights, from per-example Jacobians.
+
+    G = Σ_i w_i J_iᵀ C_i J_i,    J_i = ∂f(x_i)/∂θ,    C_i = E_y[−∂² log p(y | f_i)/∂f²]
+
+This is the generalised Gauss–Newton matrix: positive semi-definite, and the exact Hessian where f
+is linear in θ. Jacobians are vectorised over members and rows, one backward pass an output.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+from torch.utils._pytree import tree_map
+
+from doxa.data import free_memory
+from doxa.errors import MemoryBudgetError
+from doxa.layout import Layout, Params
+from doxa.model import Model
+
+log = logging.getLogger("doxa")
+
+_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of Jacobian at a time
+
+
+def output_size(output: Any) -> int:
+    """Numbers in one row's output, over all heads."""
+    return sum(math.prod(shape) for shape in _shapes(output))
+
+
+def flatten_outputs(f: Any, lead: int) -> Tensor:
+    """[*lead, N, *output], or a tuple of heads, to [*lead, N, O]."""
+    heads = list(f) if isinstance(f, list | tuple) else [f]
+    flat = [head.reshape(*head.shape[: lead + 1], -1) for head in heads]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+
+def unflatten_outputs(flat: Tensor, output: Any) -> Any:
+    """[..., O] to the network's own shape, a tuple for several heads."""
+    shapes = _shapes(output)
+    parts = flat.split([math.prod(shape) for shape in shapes], -1)
+    heads = tuple(
+        part.reshape(flat.shape[:-1] + shape) for part, shape in zip(parts, shapes, strict=True)
+    )
+    return heads if _has_heads(output) else heads[0]
+
+
+def _has_heads(output: Any) -> bool:
+    return bool(output) and isinstance(output[0], tuple)
+
+
+def _shapes(output: Any) -> list[tuple[int, ...]]:
+    return [tuple(shape) for shape in output] if _has_heads(output) else [tuple(output)]
+
+
+class Jacobians:
+    """Outputs and Jacobians of all members at given rows.
+
+    Parameters
+    ----------
+    model: the network. mean: flat parameters [M, P].
+    subset: the names that are differentiated; the others are constants.
+    buffers: each member's own buffers; BatchNorm uses its running statistics.
+    """
+
+    def __init__(
+        self, model: Model, mean: Tensor, subset: tuple[str, ...], buffers: Params | None = None
+    ) -> None:
+        params = model.layout.unflatten(mean.detach())
+        weights = {k: v for k, v in params.items() if not k.startswith("likelihood.")}
+        self.model = model
+        self.members = mean.shape[0]
+        self.layout: Layout = model.layout.select(subset)
+        self.own = {k: v for k, v in weights.items() if k in self.layout.slices}
+        self.rest = {k: v for k, v in weights.items() if k not in self.layout.slices}
+        self.buffers = dict(buffers or {})
+        self.outputs = output_size(model.output)
+        self._rowwise = False
+
+    def chunks(self, rows: int) -> Iterator[slice]:
+        """Pieces of the rows whose Jacobian stays small."""
+        like = next(iter(self.own.values()))
+        row = self.members * self.outputs * self.layout.size * 8
+        if row > free_memory(like.device) // 4:
+            raise MemoryBudgetError(
+                f"the Jacobian of one row ({self.members} members × {self.outputs} outputs × "
+                f"{self.layout.size} weights) takes {row / 2**30:.3g} GiB; use "
+                "subset='last_layer', fewer members, or another method"
+            )
+        step = max(1, _CHUNK_BYTES.get(like.device.type, 64 << 20) // row)
+        for start in range(0, rows, step):
+            yield slice(start, min(start + step, rows))
+
+    def __call__(self, x: Any, shared: bool = True) -> tuple[Tensor, Tensor]:
+        """f [M, B, O] and J [M, B, O, p]; x has a member axis unless it is shared."""
+        if not self._rowwise:
+            try:
+                return self._vectorised(x, shared)
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                log.warning(
+                    "curvature: the network does not run under vmap (%s); one row at a time",
+                    (str(error).splitlines() or [""])[0][:120],
+                )
+                self._rowwise = True
+        return self._one_by_one(x, shared)
+
+    def _row(self, own: Params, rest: Params, buffers: Params, x: Any) -> tuple[Tensor, Tensor]:
+        """One member at one row: f [O], twice, because jacrev hands back its auxiliary only."""
+        row = tree_map(lambda t: t.unsqueeze(0), x)
+        f = flatten_outputs(self.model.forward({**rest, **own}, row, buffers=buffers), 0)[0]
+        return f, f
+
+    def _vectorised(self, x: Any, shared: bool) -> tuple[Tensor, Tensor]:
+        one = jacrev(self._row, has_aux=True)
+        rows = vmap(one, in_dims=(None, None, None, 0), randomness="error")
+        members = vmap(rows, in_dims=(0, 0, 0, None if shared else 0), randomness="error")
+        jacobian, f = members(self.own, self.rest, self.buffers, x)
+        parts = [jacobian[name].flatten(3) for name in self.layout.names]  # [M, B, O, size]
+        return f.detach(), torch.cat(parts, -1).detach()
+
+    def _one_by_one(self, x: Any, shared: bool) -> tuple[Tensor, Tensor]:
+        values, slopes = [], []
+        for m in range(self.members):
+            pick = lambda tree, m=m: {k: v[m] for k, v in tree.items()}  # noqa: E731
+            own = {k: v.clone().requires_grad_() for k, v in pick(self.own).items()}
+            rows = x if shared else tree_map(lambda t, m=m: t[m], x)
+            count = _first(rows).shape[0]
+            for b in range(count):
+                at = tree_map(lambda t, b=b: t[b], rows)
+                with torch.enable_grad():
+                    f, _ = self._row(own, pick(self.rest), pick(self.buffers), at)
+                    slopes.append(torch.stack([_slope(value, own, self.layout) for value in f]))
+                values.append(f.detach())
+        shape = (self.members, len(values) // self.members, self.outputs)
+        return (
+            torch.stack(values).reshape(shape),
+            torch.stack(slopes).reshape(*shape, self.layout.size),
+        )
+
+
+def _slope(value: Tensor, own: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    grads = torch.autograd.grad(value, list(own.values()), retain_graph=True, allow_unused=True)
+    named = {
+        name: torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(own.items(), grads, strict=True)
+    }
+    return layout.flatten(named)
+
+
+def _first(tree: Any) -> Tensor:
+    while not isinstance(tree, Tensor):
+        tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
+    return tree
+
+
+def gauss_newton(
+    jacobian: Tensor, curvature: Tensor, weight: Tensor | None, diagonal: bool
+) -> Tensor:
+    """Σ_b w_b J_bᵀ C_b J_b: [M, p, p], or its diagonal [M, p], in float64.
+
+    The product is taken in float64 whatever the network's type: rounded Jacobians still give a
+    positive semi-definite matrix, rounded products need not.
+    """
+    j = jacobian.double()  # [M, B, O, p]
+    cj = curvature.double() @ j
+    if weight is not None:
+        cj = cj * weight.double()[..., None, None]
+    if diagonal:
+        return (cj * j).sum((1, 2))
+    return cj.flatten(1, 2).mT @ j.flatten(1, 2)

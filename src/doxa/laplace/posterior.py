@@ -1,0 +1,113 @@
+"""A Gaussian at the maximum, seen through the network or through its linearisation.
+
+    f(x; θ* + δ) ≈ f(x; θ*) + J(x) δ,    δ ~ N(0, Σ)    ⇒    f(x) ~ N(f(x; θ*), J Σ Jᵀ)
+
+The Gauss–Newton curvature is that of the linearised network, so the linearised predictive is the
+one it belongs to (Khan et al. 2019; Immer, Korzepa & Bauer 2021). With Gaussian noise it is a
+closed form; otherwise whole functions f + Jδ are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from doxa.data import rows_of
+from doxa.laplace.curvature import Jacobians, unflatten_outputs
+from doxa.layout import Params
+from doxa.noise import Noise
+from doxa.posterior import Draws, GaussianPosterior, register_posterior
+from doxa.predictive import Moments, Predictive
+
+
+@register_posterior
+class LaplacePosterior(GaussianPosterior):
+    """A `GaussianPosterior` that predicts by its linearisation unless its method says "sampled"."""
+
+    kind = "laplace"
+
+    @property
+    def linearised(self) -> bool:
+        return bool(self.method.predictive == "linearised")
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """As for every posterior; the linearised predictive with Gaussian noise is a closed form,
+        and needs no samples."""
+        if not self.linearised:
+            return super().predict(x, n, seed, keep)
+        seed = self.sampling(n, seed, keep)
+        x = self.check_inputs(x)
+        jacobians = self._jacobians()
+        if self.likelihood.integrates_normal:
+            pieces = [self._marginal(jacobians, x, r) for r in jacobians.chunks(rows_of(x, "x"))]
+            f, variance = (torch.cat(part, 1) for part in zip(*pieces, strict=True))
+            output = self.network.output
+            return Predictive(
+                unflatten_outputs(f, output), self.likelihood, self._member_theta(),
+                f_variance=unflatten_outputs(variance, output),
+            )  # fmt: skip
+        counts = self._split(n)
+        theta = self._theta_of(counts)
+        if keep == "moments":
+            parts = []
+            for _, f in self._function_chunks(jacobians, x, counts, seed):
+                moments = Moments(self.likelihood, seed)
+                moments.update(f, theta)
+                parts.append(moments.result())
+            return parts[0] if len(parts) == 1 else Predictive.concat(parts)
+        return Predictive(self._functions(jacobians, x, counts, seed), self.likelihood, theta)
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Whole functions f + Jδ (or the network at drawn weights), [n, N, ...], in units of y."""
+        seed = self.sampling(n, seed, "samples")
+        if not self.linearised:
+            return super().functions(x, n, seed)
+        x = self.check_inputs(x)
+        f = self._functions(self._jacobians(), x, self._split(n), seed)
+        location: Tensor = self.likelihood.location(f, 1)
+        return location
+
+    def _jacobians(self) -> Jacobians:
+        names = self.network.subset_names
+        return Jacobians(self.network, self.mean, names, self.buffers)
+
+    def _marginal(self, jacobians: Jacobians, x: Any, rows: slice) -> tuple[Tensor, Tensor]:
+        f, j = jacobians(tree_map(lambda t: t[rows], x))
+        return f, self.covariance.quad(j)
+
+    def _functions(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Any:
+        rows = rows_of(x, "x")
+        self._check_memory(sum(counts), rows)
+        pieces = [f for _, f in self._function_chunks(jacobians, x, counts, seed)]
+        return tree_map(lambda *parts: torch.cat(parts, 1), *pieces)
+
+    def _function_chunks(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Any:
+        """(rows, f + Jδ at those rows for every draw), chunk by chunk: [S, B, ...]."""
+        delta = self._deltas(counts, seed)
+        for rows in jacobians.chunks(rows_of(x, "x")):
+            f, j = jacobians(tree_map(lambda t, r=rows: t[r], x))  # [K, B, O], [K, B, O, p]
+            drawn = torch.einsum("kbop,ksp->ksbo", j, delta) + f.unsqueeze(1)
+            own = [drawn[k, :count] for k, count in enumerate(counts)]
+            yield rows, unflatten_outputs(torch.cat(own), self.network.output)
+
+    def _deltas(self, counts: list[int], seed: int) -> Tensor:
+        """Draws of θ − θ*, [K, S, p]: the same ones as `draw` uses."""
+        most = max(counts)
+        keys = [f"{k}/{j}" for k in range(self.members) for j in range(most)]
+        noise = Noise(seed, "draws", keys, self.device, self.dtype)
+        size = self.covariance.size
+        eps = noise.normal((size,)).reshape(self.members, most, size)
+        return self.covariance.sample(eps.transpose(0, 1)).transpose(0, 1)
+
+    def _member_theta(self) -> Params:
+        return self._theta([Draws(self.layout.unflatten(self.mean), self.members)])
+
+    def _theta_of(self, counts: list[int]) -> Params:
+        repeats = torch.tensor(counts, device=self.device)
+        return {k: v.repeat_interleave(repeats, 0) for k, v in self._member_theta().items()}
+

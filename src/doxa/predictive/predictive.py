@@ -1,0 +1,235 @@
+"""The answer at x: the one object that everything downstream consumes.
+
+For regression the law of total variance splits the spread of y over the draws s of the function,
+
+    Var[y] = E_s Var[y | f_s]  +  Var_s E[y | f_s]
+    total  = aleatoric         +  epistemic
+
+and for classification entropy does the same, H[y] = E_s H[y | f_s] + I[y; f], the second term
+being the mutual information (BALD). Both hold exactly, because the left side is computed as the
+sum. Spreads over draws are those of the draws themselves (1/S, not 1/(S-1)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.errors import DataError, ShapeError
+from doxa.likelihoods import Categorical, Likelihood
+from doxa.predictive.blend import blend
+from doxa.predictive.components import as_draws
+from doxa.predictive.form import Form
+from doxa.predictive.mixture import build
+from doxa.predictive.summary import concatenate, moment_matched
+
+LikelihoodSpec = str | Likelihood | Sequence[str | Likelihood]
+
+
+class Predictive:
+    """p(y | x, data) at N inputs, in units of y: a mixture of S functions, or of S Gaussian
+    marginals over functions.
+
+    Everything has the rows N first. A quantity that this distribution does not have raises
+    `Unavailable` (an AttributeError: `hasattr` says no), which says what to do instead.
+
+    Parameters
+    ----------
+    f
+        [S, N, *output], what the network gave for each draw; a tuple of them for several heads.
+        Half precision is computed with in float32.
+    likelihood
+        By name, as an object, or a sequence for several heads; `Affine` if f is in fitted units.
+    theta
+        Learned likelihood parameters, [S, *own] or [*own]. Given ones (noise=0.1) are known to
+        the likelihood already.
+    f_variance
+        [S, N, *output]: f is then the mean of a Gaussian for each draw, row and output. Closed
+        form with a Gaussian likelihood; otherwise `draws` functions are drawn for each of the S,
+        from `seed`.
+    weights
+        [S], normalised; equal when None.
+    """
+
+    def __init__(
+        self,
+        f: Any,
+        likelihood: LikelihoodSpec,
+        theta: Mapping[str, Tensor] | None = None,
+        *,
+        f_variance: Any = None,
+        weights: Any = None,
+        seed: int = 0,
+        draws: int = 100,
+    ) -> None:
+        self._form: Form = build(f, likelihood, theta, f_variance, weights, seed, draws)
+
+    @classmethod
+    def of(cls, form: Form) -> Predictive:
+        """A predictive of another form: moments, a normal, a mixture of predictives."""
+        new = cls.__new__(cls)
+        new._form = form
+        return new
+
+    @classmethod
+    def from_samples(
+        cls,
+        f: Any,
+        likelihood: LikelihoodSpec,
+        theta: Mapping[str, Tensor] | None = None,
+        **options: Any,
+    ) -> Predictive:
+        """Anyone's function draws [S, N, *output]; the same as calling the class."""
+        return cls(f, likelihood, theta, **options)
+
+    @classmethod
+    def from_probs(cls, probs: Any, weights: Any = None) -> Predictive:
+        """Anyone's class probabilities: [N, C] of one model, [S, N, C, *site] of S. `samples`
+        are then their logarithms."""
+        table = torch.as_tensor(probs)
+        table = as_draws(table[None] if table.ndim == 2 else table)
+        if table.ndim < 3:
+            raise ShapeError(f"probs must be [N, C] or [S, N, C], got {list(table.shape)}")
+        total = table.sum(2)
+        wrong = ~((total - 1.0).abs() <= 1e-3) | (table < 0).any(2)
+        if bool(wrong.any()):
+            row = wrong.nonzero()[0].tolist()[1]
+            raise DataError(
+                f"row {row} of probs is no distribution: negative, or not summing to 1 over the "
+                "classes"
+            )
+        logits = (table / total.unsqueeze(2)).log()
+        return cls(logits, Categorical(), weights=weights)
+
+    @classmethod
+    def mix(cls, parts: Sequence[Predictive], weights: Any = None) -> Predictive:
+        """The weighted mixture of predictives at the same rows, in whatever fitted units each
+        was made: model averaging."""
+        return cls.of(blend([part._form for part in parts], weights))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Predictive]) -> Predictive:
+        """Moments of consecutive blocks of rows as one predictive."""
+        return cls.of(concatenate([part._form for part in parts]))
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the outputs mean, without class weights."""
+        return self._form.likelihood
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y]: [N, *event]; for a categorical the class probabilities [N, C, *site]."""
+        return self._form.mean
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """E_s Var[y | f_s], in the shape of `mean`: the noise that more data would not remove."""
+        return self._form.aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Var_s E[y | f_s], in the shape of `mean`: what the functions disagree about."""
+        return self._form.epistemic
+
+    @property
+    def variance(self) -> Tensor:
+        """aleatoric + epistemic."""
+        return self._form.variance
+
+    @property
+    def std(self) -> Tensor:
+        return self._form.std
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities [N, C, *site]; for Bernoulli that of a 1, in y's shape."""
+        return self._form.probs
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """E_s H[y | f_s] of each label or element of y, in nats: [N, *event]."""
+        return self._form.expected_entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """I[y; f] in nats, never negative: what a label would teach about the function."""
+        return self._form.mutual_information
+
+    @property
+    def entropy(self) -> Tensor:
+        """H[y] in nats: expected_entropy + mutual_information."""
+        return self.expected_entropy + self.mutual_information
+
+    @property
+    def variation_ratio(self) -> Tensor:
+        """One minus the probability of the likeliest class; by counting, see `votes`."""
+        return self._form.variation_ratio
+
+    def votes(self) -> Tensor:
+        """The share of the draws that rank each class first: [N, C, *site]; for Bernoulli the
+        share above one half. `1 - votes().amax(1)` is the variation ratio by counting."""
+        return self._form.votes()
+
+    @property
+    def samples(self) -> Tensor:
+        """[S, N, ...]: samples[s] is one function at all rows, in units of y; logits for
+        classification, log rates for counts."""
+        return self._form.samples
+
+    @property
+    def weights(self) -> Tensor:
+        """[S]: how much each sample counts; they sum to 1."""
+        return self._form.weights
+
+    @property
+    def heads(self) -> tuple[Predictive, ...]:
+        """One predictive for each head of a model with several."""
+        return tuple(Predictive.of(head) for head in self._form.heads)
+
+    def normals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(weights [S], means [S, N, *event], standard deviations) where y is a mixture of
+        normals: what closed forms (CRPS) are computed from."""
+        return self._form.normals()
+
+    def cdf(self, y: Any) -> Tensor:
+        """P(Y <= y) of each element: [N, *event]. Not for classes."""
+        self._form.check_ordered("cdf")
+        return self._form.cdf(self._form.targets(y))
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """The q-quantile of each element of y: [N, *event], or [Q, N, *event] for a sequence."""
+        self._form.check_ordered("quantile")
+        levels = torch.as_tensor(q, dtype=torch.float64)
+        if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
+            raise DataError(f"quantile levels must lie between 0 and 1, got {q}")
+        if levels.ndim == 0:
+            return self._form.quantile(float(levels))
+        return torch.stack([self._form.quantile(level) for level in levels.tolist()])
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval (low, high) that holds y with probability `level`."""
+        self._form.check_ordered("interval")
+        if not 0.0 < level < 1.0:
+            raise DataError(f"level must lie between 0 and 1, got {level}")
+        low, high = self.quantile([0.5 * (1.0 - level), 0.5 * (1.0 + level)])
+        return low, high
+
+    def sample(self, n: int, seed: int = 0) -> Tensor:
+        """n draws of y: [n, N, *event]. Each is one function at all rows plus noise, where the
+        functions were kept; else every row is drawn by itself."""
+        if n < 1:
+            raise DataError(f"n must be at least 1, got {n}")
+        return self._form.sample(n, seed)
+
+    def log_prob(self, y: Any) -> Tensor:
+        """log p(y) of each row, [N], summed over its outputs; y in its own units. Class weights
+        do not count, ignored labels count 0."""
+        return self._form.log_prob(self._form.targets(y))
+
+    def moment_matched(self) -> Predictive:
+        """The Gaussian with this mean and variance, which the deep-ensembles paper scores."""
+        return Predictive.of(moment_matched(self._form))

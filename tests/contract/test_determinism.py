@@ -1,0 +1,90 @@
+"""Same seed, same result; nothing global is touched; the user's network is only read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def test_same_seed_same_posterior(place: Any, answers: Any) -> None:
+    x, y = place.data()
+    one, two = (place.fit(seed=3) for _ in range(2))
+    for name, value in one.tensors().items():
+        assert torch.equal(value, two.tensors()[name]), name
+    first, second = answers(one.predict(x), y), answers(two.predict(x), y)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_another_seed_another_posterior(place: Any) -> None:
+    """Where the method draws anything at all: starts, batches, noise."""
+    if place.draws_nothing:
+        return
+    x, _ = place.data()
+    one, two = place.fit(seed=3), place.fit(seed=4)
+    assert not torch.equal(one.predict(x).mean, two.predict(x).mean)
+    if one.kind != "sample":
+        drawn, other = one.functions(x, 3, seed=0), one.functions(x, 3, seed=1)
+        assert not torch.equal(drawn, other)
+
+
+def test_global_state_is_left_alone(
+    place: Any, global_state: Callable[[], list[Any]], tmp_path: Any
+) -> None:
+    x, y = place.data()
+    net = place.net()
+    torch.manual_seed(8)
+    before = global_state()
+    posterior = place.fit(net=net, validation=0.2)
+    p = posterior.predict(x)
+    p.sample(3)
+    p.log_prob(y)
+    posterior.functions(x, 1)
+    posterior.save(tmp_path / "run")
+    assert global_state() == before
+
+
+def test_the_result_does_not_depend_on_the_global_generator(case: Any) -> None:
+    x, _ = case.data()
+    net = case.net()
+    means = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        means.append(case.fit(net=net).predict(x).mean)
+    assert torch.equal(*means)
+
+
+def test_the_users_network_is_never_changed(place: Any) -> None:
+    net = place.net()
+    if net is None:
+        return
+    net.train()
+    for p in net.parameters():
+        p.grad = torch.full_like(p, 0.5)
+    modules = [id(module) for module in net.modules()]
+    parameters = [id(p) for p in net.parameters()]
+    before = copy.deepcopy(net)
+    posterior = place.fit(net=net)
+    posterior.predict(place.data()[0])
+    posterior.features(place.data()[0])
+    assert [id(module) for module in net.modules()] == modules
+    assert [id(p) for p in net.parameters()] == parameters
+    assert all(module.training for module in net.modules())
+    for (name, now), (_, then) in zip(net.named_parameters(), before.named_parameters()):
+        assert torch.equal(now, then), name
+        assert torch.equal(now.grad, then.grad), name
+        assert now.requires_grad
+        assert now.device.type == "cpu"
+        assert now.dtype == torch.float32
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    assert not any(getattr(module, kind) for module in net.modules() for kind in hooks)
+
+
+def test_the_data_are_never_changed(case: Any) -> None:
+    x, y = case.data()
+    case.fit((x, y))
+    then_x, then_y = case.data()
+    assert torch.equal(x, then_x)
+    assert torch.equal(y, then_y)

@@ -1,0 +1,126 @@
+"""Splits, grids and seeds in one stacked fit: each run is the fit it would be alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import doxa
+from doxa.errors import MethodError, Unavailable
+
+Check = Callable[..., None]
+ROWS = [torch.arange(0, 30), torch.arange(39, 4, -1), torch.arange(40)]  # 30, 35 and 40 rows
+
+
+def alone(case: Any, spec: Any, **options: Any) -> Any:
+    """The same run by itself, on its own rows as the whole data set."""
+    x, y = case.data()
+    hyper = dict(spec.hyper)
+    if "lr" in hyper:
+        options["lr"] = hyper.pop("lr")
+    return case.fit((x[spec.rows], y[spec.rows]), settings=hyper, seed=spec.seed, **options)
+
+
+@pytest.mark.parametrize("batch_size", [16, None])
+def test_a_run_is_the_fit_it_would_be_alone(
+    place: Any, batch_size: int | None, answers: Any, assert_close: Check
+) -> None:
+    options = {"dtype": torch.float64, "steps": 30, "members": 2, "batch_size": batch_size}
+    if not place.needs_network:
+        options.pop("members")
+    runs = doxa.Runs(rows=ROWS, grid=place.fast.grid, seeds=[0, 1])
+    sweep = place.fit(runs=runs, **options)
+    points = len(next(iter(place.fast.grid.values()), [None]))
+    assert len(sweep) == len(ROWS) * points * 2
+    x, y = place.data()
+    for r in (0, 1, len(sweep) // 2, len(sweep) - 1):
+        spec = sweep.specs[r]
+        single = alone(place, spec, **options)
+        assert_close(sweep[r].tensors(), single.tensors(), 1e-8)
+        got, want = (answers(post.predict(x), y) for post in (sweep[r], single))
+        assert_close(got, want, 1e-8)
+        assert sweep[r].diagnostics["rows"] == len(spec.rows)
+
+
+def test_runs_differ(case: Any) -> None:
+    """Else the comparison with single fits would say nothing."""
+    x, _ = case.data()
+    sweep = case.fit(runs=doxa.Runs(rows=ROWS, grid=case.fast.grid, seeds=[0, 1]), steps=10)
+    means = [posterior.predict(x).mean for posterior in sweep]
+    seen = {tuple(mean.flatten().tolist()) for mean in means}
+    points = len(next(iter(case.fast.grid.values()), [None]))
+    assert len(seen) >= len(ROWS) * (1 if case.draws_nothing else 2 * points)
+
+
+def test_the_order_is_splits_then_grid_then_seeds(case: Any) -> None:
+    sweep = case.fit(runs=doxa.Runs(rows=ROWS[:2], grid=case.fast.grid, seeds=[5, 6]), steps=2)
+    assert [spec.seed for spec in sweep.specs] == [5, 6] * (len(sweep) // 2)
+    half = len(sweep) // 2
+    assert [spec.split for spec in sweep.specs] == [0] * half + [1] * half
+    for name, values in case.fast.grid.items():
+        assert [h[name] for h in sweep.hyper] == [v for v in values for _ in range(2)] * 2
+
+
+def test_selection_is_by_the_held_out_rows(case: Any) -> None:
+    x, y = case.data()
+    x, y = x[:-1], y[:-1]
+    sweep = case.fit((x, y), runs=doxa.Runs(grid=case.fast.grid, seeds=[0, 1]), validation=0.25)
+    held = slice(29, 39)  # the last round(0.25 × 39) rows
+    scores = [float(post.predict(x[held]).log_prob(y[held]).mean()) for post in sweep]
+    assert [post.validation for post in sweep] == pytest.approx(scores, rel=1e-5)
+    assert sweep.select(by="validation") is sweep[scores.index(max(scores))]
+    assert all(post.diagnostics["rows"] == 29 for post in sweep)
+
+
+def test_with_splits_the_best_of_each_is_selected(case: Any) -> None:
+    runs = doxa.Runs(rows=ROWS, grid=case.fast.grid)
+    sweep = case.fit(runs=runs, validation=0.2, steps=20)
+    best = sweep.select()
+    assert len(best) == len(ROWS)
+    for split, chosen in enumerate(best):
+        rivals = [p for p, spec in zip(sweep, sweep.specs, strict=True) if spec.split == split]
+        assert chosen.validation == max(p.validation for p in rivals)
+
+
+def test_nothing_to_select_by(case: Any) -> None:
+    sweep = case.fit(runs=doxa.Runs(seeds=[0, 1]), steps=2)
+    with pytest.raises(Unavailable, match="validation=0.2"):
+        sweep.select()
+    with pytest.raises(MethodError, match="select by"):
+        sweep.select(by="luck")
+
+
+def test_early_stopping_is_each_runs_own(case: Any, assert_close: Check) -> None:
+    options = {
+        "dtype": torch.float64, "steps": 60, "validation": 0.3, "patience": 1, "lr": 0.1,
+        "members": 1,
+    }  # fmt: skip
+    sweep = case.fit(runs=doxa.Runs(rows=ROWS, seeds=[0, 1]), **options)
+    for posterior, spec in zip(sweep, sweep.specs, strict=True):
+        assert_close(posterior.tensors(), alone(case, spec, **options).tensors(), 1e-8)
+
+
+def test_a_grid_over_priors(case: Any, assert_close: Check) -> None:
+    if not case.needs_network:
+        pytest.skip("has no weights with a prior of the user's")
+    options = {"dtype": torch.float64, "steps": 10}
+    scales = [0.1, 2.0]
+    sweep = case.fit(runs=doxa.Runs(grid={"prior": [doxa.Normal(s) for s in scales]}), **options)
+    for posterior, scale in zip(sweep, scales, strict=True):
+        single = case.fit(prior=doxa.Normal(scale), **options)
+        assert_close(posterior.tensors(), single.tensors(), 1e-8)
+
+
+def test_the_methods_own_checks_hold_in_a_grid(case: Any) -> None:
+    numbers = {
+        f.name
+        for f in dataclasses.fields(case.cls)
+        if f.name in ("temperature", "p", "initial_std", "target_accept")
+    }
+    for name in numbers:
+        with pytest.raises(MethodError):
+            case.fit(runs=doxa.Runs(grid={name: [0.5, -1.0]}))

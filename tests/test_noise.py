@@ -1,0 +1,183 @@
+"""Noise is uniform, normal and independent, and a pure function of (seed, purpose, member, step).
+
+Every statistical test here has a fixed seed, so it passes or fails for good. Its false-failure rate
+is that of a fresh seed: ALPHA a p-value, and each test's docstring says how many p-values it takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from doxa.noise import Noise, digest, generator
+
+ALPHA = 1e-4
+SIZE = 1 << 16
+
+
+def members(count: int, dtype: torch.dtype = torch.float64, purpose: str = "test") -> Noise:
+    return Noise(0, purpose, list(range(count)), dtype=dtype)
+
+
+def uniforms(draws: Tensor) -> np.ndarray:
+    return draws.double().flatten().numpy()
+
+
+def chi_square(cells: np.ndarray, bins: int) -> float:
+    counts = np.bincount(cells, minlength=bins)
+    return float(stats.chisquare(counts).pvalue)
+
+
+def correlation_pvalue(a: Tensor, b: Tensor) -> float:
+    return float(stats.pearsonr(uniforms(a), uniforms(b)).pvalue)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniforms_fill_the_unit_interval(dtype: torch.dtype) -> None:
+    """Two p-values a type: 256 equal bins, and the 8 lowest bits of a 16-bit grid."""
+    u = uniforms(members(4, dtype).uniform((SIZE,)))
+    assert 0.0 < u.min() and u.max() <= 1.0
+    fine = np.minimum((u * 65536).astype(np.int64), 65535)
+    assert chi_square(fine >> 8, 256) > ALPHA
+    assert chi_square(fine & 255, 256) > ALPHA
+
+
+def test_consecutive_numbers_of_a_stream_are_independent() -> None:
+    """Four p-values: pairs (u_i, u_{i+lag}) on a 16 x 16 grid."""
+    u = uniforms(members(1).uniform((4 * SIZE,)))
+    for lag in (1, 2, 7, 64):
+        a, b = u[:-lag][:: lag + 1], u[lag:][:: lag + 1]
+        cells = (a * 16).astype(np.int64).clip(max=15) * 16 + (b * 16).astype(np.int64).clip(max=15)
+        assert chi_square(cells, 256) > ALPHA, lag
+
+
+def test_every_bit_is_a_fair_coin() -> None:
+    """32 two-sided tests of a bit's frequency, Bonferroni-corrected: one false failure in 1/ALPHA."""
+    u = uniforms(members(2).uniform((2 * SIZE,)))
+    words = (u * 2.0**32 - 0.5).round().astype(np.uint64)
+    for bit in range(32):
+        ones = int(((words >> np.uint64(bit)) & np.uint64(1)).sum())
+        p = stats.binomtest(ones, len(words)).pvalue
+        assert p > ALPHA / 32, f"bit {bit}: {ones} ones of {len(words)}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normals_are_normal(dtype: torch.dtype) -> None:
+    """Kolmogorov-Smirnov against N(0, 1): one p-value a type."""
+    z = uniforms(members(2, dtype).normal((SIZE,), step=3, call=1))
+    assert stats.kstest(z, "norm").pvalue > ALPHA
+
+
+def test_moments_of_normals() -> None:
+    """Mean, variance, skewness and kurtosis within 4.5 standard errors: 3e-5 in all."""
+    z = uniforms(members(16).normal((SIZE,)))
+    n = len(z)
+    expected = {1: (0.0, 1.0), 2: (1.0, 2.0), 3: (0.0, 15.0), 4: (3.0, 96.0)}  # E z^k, Var z^k
+    for power, (mean, variance) in expected.items():
+        error = (z**power).mean() - mean
+        assert abs(error) < 4.5 * math.sqrt(variance / n), power
+
+
+def test_tails_of_normals_have_the_right_weight() -> None:
+    """Counts beyond 3 and 4 standard deviations of 2 million: two p-values."""
+    z = uniforms(members(16).normal((2 * SIZE,), call=2))
+    for bound in (3.0, 4.0):
+        beyond = int((np.abs(z) > bound).sum())
+        assert stats.binomtest(beyond, len(z), 2 * stats.norm.sf(bound)).pvalue > ALPHA
+    assert np.isfinite(z).all() and np.abs(z).max() < 6.8
+
+
+def test_streams_are_uncorrelated() -> None:
+    """Correlations over members, steps, calls, purposes and seeds: 78 p-values, Bonferroni-corrected."""
+    noise = members(6)
+    drawn = [row for row in noise.normal((SIZE,))]
+    drawn += [noise.normal((SIZE,), step=t)[0] for t in (1, 2, 3)]
+    drawn += [noise.normal((SIZE,), call=c)[0] for c in (1, 2)]
+    drawn += [members(1, purpose="other").normal((SIZE,))[0]]
+    drawn += [Noise(1, "test", [0]).normal((SIZE,))[0]]
+    pairs = list(itertools.combinations(range(len(drawn)), 2))
+    for i, j in pairs:
+        assert correlation_pvalue(drawn[i], drawn[j]) > ALPHA / len(pairs), (i, j)
+
+
+def test_one_number_a_step_is_a_good_stream_too() -> None:
+    """The first number of steps 0 … 4095, and of 4096 members: two KS tests, two serial tests."""
+    noise = members(1)
+    over_steps = torch.stack([noise.uniform((1,), t)[0, 0] for t in range(4096)])
+    over_members = members(4096).uniform((1,))[:, 0]
+    for u in (over_steps, over_members):
+        assert stats.kstest(uniforms(u), "uniform").pvalue > ALPHA
+        assert correlation_pvalue(u[:-1], u[1:]) > ALPHA
+
+
+def test_overlapping_counters_do_not_repeat_numbers() -> None:
+    """A hashed counter must not make one stream a shifted copy of another."""
+    noise = members(1)
+    seen = [set(uniforms(noise.uniform((SIZE,), t)).tolist()) for t in range(4)]
+    # Two sets of n 32-bit words share n²/2^32 = 1 by chance; 12 has a tail below 1e-9 a pair.
+    for a, b in itertools.combinations(seen, 2):
+        assert len(a & b) < 12
+
+
+def test_a_member_does_not_see_the_others() -> None:
+    alone = Noise(5, "p", ["0/3"]).normal((101,), step=9, call=2)
+    among = Noise(5, "p", ["0/1", "0/3", "7/0"]).normal((101,), step=9, call=2)
+    assert torch.equal(alone[0], among[1])
+    assert not torch.equal(among[0], among[1])
+
+
+def test_it_is_a_pure_function() -> None:
+    noise = members(3)
+    first = noise.normal((5, 7), step=4, call=1)
+    noise.normal((1000,), step=5)
+    assert torch.equal(noise.normal((5, 7), step=4, call=1), first)
+    assert torch.equal(members(3).normal((5, 7), torch.tensor(4, dtype=torch.int32), 1), first)
+
+
+def test_global_generator_is_untouched() -> None:
+    before = torch.get_rng_state()
+    members(2).normal((10,))
+    generator("anything", 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_both_precisions_read_the_same_stream() -> None:
+    single, double = (members(2, t).uniform((SIZE,)) for t in (torch.float32, torch.float64))
+    assert (single.double() - double).abs().max() <= 2.0**-24
+    z32, z64 = (members(2, t).normal((SIZE,)) for t in (torch.float32, torch.float64))
+    near = z64.abs() < 4  # further out log(u) magnifies the rounding of u
+    assert (z32.double() - z64)[near].abs().max() < 2e-3
+    assert (z32.double() - z64).abs().median() < 1e-6
+
+
+def test_zero_odd_and_shaped_draws() -> None:
+    noise = members(3)
+    assert noise.normal((0,)).shape == (3, 0)
+    assert noise.normal(()).shape == (3,)
+    assert noise.normal((3, 1, 5)).shape == (3, 3, 1, 5)
+    assert torch.isfinite(noise.normal((7,))).all()
+
+
+def test_it_can_be_traced_with_the_step_as_input() -> None:
+    noise = members(4, torch.float32)
+
+    def draw(step: Tensor) -> Tensor:
+        return noise.normal((33,), step, 1) + noise.uniform((33,), step, 2)
+
+    traced = make_fx(draw)(torch.tensor(0, dtype=torch.int32))
+    for t in (0, 1, 12345):
+        step = torch.tensor(t, dtype=torch.int32)
+        assert torch.equal(traced(step), draw(step))
+
+
+def test_digests_separate_their_parts() -> None:
+    assert digest("a", 12) != digest("a1", 2) != digest("a", 1, 2)
+    draws = {digest("x", i) & 0xFFFFFFFF for i in range(2000)}
+    assert len(draws) > 1995  # 0.0005 collisions of 32 bits expected

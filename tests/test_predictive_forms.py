@@ -111,7 +111,7 @@ def test_blocks_of_rows_join(name: str) -> None:
 def test_a_mixture_of_predictives_is_the_mixture_of_their_components(name: str) -> None:
     (f, lik, theta), (g, _, _) = components(name), components(name, seed=5)
     both = {k: torch.cat([v, v]) for k, v in theta.items()}
-    weights = torch.cat([torch.full((S,), 0.25 / S), torch.full((S,), 0.75 / S)]).double()
+    weights = torch.tensor([0.25 / S] * S + [0.75 / S] * S, dtype=torch.float64)
     wanted = Predictive(torch.cat([f, g]), lik, both, weights=weights)
     p = Predictive.mix([Predictive(f, lik, theta), Predictive(g, lik, theta)], [1.0, 3.0])
     assert_same(p, wanted)
@@ -195,6 +195,16 @@ def test_scores_leave_class_weights_out() -> None:
     f, y = randn(S, N, 3), [0, 1, 2, 0]
     weighted = Predictive(f, Categorical(class_weight=[1.0, 5.0, 2.0]))
     torch.testing.assert_close(weighted.log_prob(y), Predictive(f, "categorical").log_prob(y))
+
+
+def test_what_counts_nothing_may_be_undefined() -> None:
+    f, weights = randn(S, N, 1), torch.ones(S)
+    f[3], weights[3] = torch.nan, 0.0
+    rest = [s for s in range(S) if s != 3]
+    p = Predictive(f, Gaussian(noise=0.5), weights=weights)
+    q = Predictive(f[rest], Gaussian(noise=0.5))
+    assert_same(p, q)
+    torch.testing.assert_close(p.log_prob(np.zeros(N)), q.log_prob(np.zeros(N)))
 
 
 def test_gradients_reach_the_functions() -> None:

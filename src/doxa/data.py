@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from doxa.errors import DataError, ShapeError
@@ -77,16 +78,35 @@ class Standardisation:
             *(None if v is None else tree_map(lambda t: t.to(device, dtype), v) for v in trees)
         )
 
-    def x(self, x: Inputs) -> Inputs:
+    def x(self, x: Inputs, dtype: torch.dtype | None = None) -> Inputs:
+        """Inputs in fitted units, floats in `dtype` (default: their own)."""
         if self.x_loc is None:
             return x
         return tree_map(
-            lambda t, loc, scale: (t - loc) / scale if t.is_floating_point() else t,
-            x, self.x_loc, self.x_scale,
-        )  # fmt: skip
+            lambda t, loc, scale: _scale(t, loc, scale, dtype), x, self.x_loc, self.x_scale
+        )
 
-    def y(self, y: Any) -> Any:
-        return y if self.y_loc is None else (y - self.y_loc) / self.y_scale
+    def y(self, y: Any, dtype: torch.dtype | None = None) -> Any:
+        return y if self.y_loc is None else _scale(y, self.y_loc, self.y_scale, dtype)
+
+
+def _scale(t: Tensor, loc: Tensor, scale: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """(t − loc) / scale in double precision, since an offset may take all digits of a float32."""
+    if not t.is_floating_point():
+        return t
+    dtype = dtype or t.dtype
+    loc, scale = (v.to(t.device, torch.float64) for v in (loc, scale))
+    step = _rows_a_block(t)
+    if t.shape[0] <= step:
+        return ((t.double() - loc) / scale).to(dtype)
+    out = torch.empty(t.shape, dtype=dtype, device=t.device)
+    for start in range(0, t.shape[0], step):
+        out[start : start + step] = (t[start : start + step].double() - loc) / scale
+    return out
+
+
+def _rows_a_block(t: Tensor) -> int:
+    return max(1, _BLOCK_BYTES // (8 * max(1, math.prod(t.shape[1:]))))
 
 
 class _Rows(Dataset[Any]):
@@ -100,28 +120,66 @@ class _Rows(Dataset[Any]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def take(self, index: Tensor) -> tuple[Inputs, Any]:
-        x, y = self.collate([self.dataset[int(i)] for i in index.flatten()])
+        numbers = index.flatten()
+        items = [self.dataset[int(i)] for i in numbers]
+        try:
+            rows = self.collate(items)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise DataError(f"the dataset's rows cannot be put into one batch: {error}") from error
+        if not isinstance(rows, tuple | list) or len(rows) != 2:
+            raise DataError("a dataset must give pairs (x, y); several inputs go in a dict or tuple")
+        x, y = as_tensors(rows[0], "x"), as_tensors(rows[1], "y")
+        check_finite(x, "x", numbers)
+        check_finite(y, "y", numbers)
         return x, y
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
     """A tensor from what people pass; memmaps are not read."""
     if isinstance(value, Tensor):
-        return value.detach()
+        if value.is_meta or value.layout != torch.strided:
+            kind = "meta" if value.is_meta else str(value.layout)
+            raise DataError(f"{what} is a {kind} tensor, which holds no dense rows to read")
+        return _real(value.detach(), what)
     if hasattr(value, "to_numpy"):  # pandas
         value = value.to_numpy()
-    array = np.asarray(value) if not isinstance(value, np.ndarray) else value
-    if array.dtype == object or array.dtype.kind in "US":
-        raise DataError(f"{what} holds {array.dtype} values; encode text as numbers first")
+    try:
+        array = np.asarray(value) if not isinstance(value, np.ndarray) else value
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{what} is not a table of numbers: {error}") from error
+    if array.dtype.kind not in "biufc":
+        raise DataError(f"{what} holds {array.dtype} values; encode them as numbers first")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
-    if isinstance(array, np.memmap) and not array.flags.writeable:
-        import warnings
+    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype == np.longdouble:
+        array = array.astype(np.float64)
+    with warnings.catch_warnings():  # nothing here writes into what the caller passed
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return _real(torch.as_tensor(array), what)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.from_numpy(array)
-    return torch.as_tensor(array)
+
+def _real(t: Tensor, what: str) -> Tensor:
+    if t.is_complex():
+        raise DataError(f"{what} holds {t.dtype} values; pass real and imaginary parts as columns")
+    return t
+
+
+def as_tensors(value: Any, what: str) -> Any:
+    """`as_tensor` of every array of a dict or tuple (a list of arrays becomes a tuple)."""
+    if isinstance(value, dict):
+        return {key: as_tensors(part, what) for key, part in value.items()}
+    if _is_pack(value):
+        return tuple(as_tensors(part, what) for part in value)
+    return as_tensor(value, what)
+
+
+def _is_pack(value: Any) -> bool:
+    """Several arrays, rather than one written as nested lists."""
+    if not isinstance(value, tuple | list) or not value:
+        return isinstance(value, dict)
+    return getattr(value[0], "ndim", 0) > 0 or _is_pack(value[0])
 
 
 def parse(data: Any) -> tuple[Any, Any, _Rows | None]:
@@ -132,14 +190,14 @@ def parse(data: Any) -> tuple[Any, Any, _Rows | None]:
                 "a DataLoader over an IterableDataset has no rows to pick: batches here are a "
                 "function of the step; pass a map-style Dataset"
             )
-        source = _Rows(data.dataset, data.collate_fn)
+        collates = data.batch_size is not None
+        source = _Rows(data.dataset, data.collate_fn if collates else default_collate)
+    elif isinstance(data, IterableDataset):
+        raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = _Rows(data, default_collate)
     elif isinstance(data, tuple | list) and len(data) == 2:
-        x, y = data
-        x = tree_map(lambda v: as_tensor(v, "x"), x, is_leaf=_is_array)
-        y = tree_map(lambda v: as_tensor(v, "y"), y, is_leaf=_is_array)
-        return x, y, None
+        return as_tensors(data[0], "x"), as_tensors(data[1], "y"), None
     else:
         raise DataError(
             f"data must be a pair (x, y), a Dataset or a DataLoader, not {type(data).__name__}"
@@ -155,16 +213,10 @@ def parse(data: Any) -> tuple[Any, Any, _Rows | None]:
     return one[0], one[1], source
 
 
-def _is_array(value: Any) -> bool:
-    if isinstance(value, dict | tuple):
-        return False
-    if isinstance(value, list):
-        return not (value and isinstance(value[0], Tensor | np.ndarray))
-    return True
-
-
 def rows_of(tree: Any, what: str) -> int:
     leaves = tree_flatten(tree)[0]
+    if not leaves:
+        raise ShapeError(f"{what} is empty: it holds no array")
     if any(leaf.ndim == 0 for leaf in leaves):
         raise ShapeError(f"{what} is a scalar; the first axis must be the rows")
     lengths = {leaf.shape[0] for leaf in leaves}
@@ -173,22 +225,30 @@ def rows_of(tree: Any, what: str) -> int:
     return int(lengths.pop())
 
 
-def check_finite(tree: Any, what: str) -> None:
-    """Raise naming the first row and column that is NaN or infinite."""
+def check_finite(
+    tree: Any, what: str, numbers: Tensor | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """Raise naming the first row and column that is NaN or infinite, or would be in `dtype`.
+
+    `numbers` are the rows' own numbers, where they are not 0, 1, 2…
+    """
     for leaf in tree_flatten(tree)[0]:
         if not leaf.is_floating_point() or leaf.numel() == 0:
             continue
-        step = max(1, _BLOCK_BYTES // max(1, leaf[0].numel() * leaf.element_size()))
+        step = _rows_a_block(leaf)
         for start in range(0, leaf.shape[0], step):
-            bad = ~torch.isfinite(leaf[start : start + step])
+            bad = ~torch.isfinite(leaf[start : start + step].to(dtype or leaf.dtype))
             if bad.any():
                 place = [int(i) for i in bad.nonzero()[0]]
                 row, column = start + place[0], place[1:]
                 value = leaf[(row, *column)].item()
+                row = row if numbers is None else int(numbers[row])
                 where = f", column {column[0] if len(column) == 1 else column}" if column else ""
-                raise DataError(
-                    f"{what} is {value} at row {row}{where}; remove or fill missing values first"
-                )
+                if math.isfinite(value):
+                    advice = f"that is infinite in {dtype}: scale the column first"
+                else:
+                    advice = "remove or fill missing values first"
+                raise DataError(f"{what} is {value} at row {row}{where}; {advice}")
 
 
 @dataclass
@@ -209,6 +269,7 @@ class Data:
     validation: list[Tensor] | None = None
     weight: Tensor | None = None  # [N] or [M, N]
     banked: bool = False
+    lazy: bool = False  # x and y lie as they were given: cast and standardised by the batch
     source: _Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
 
@@ -230,7 +291,27 @@ class Data:
         place = tree_flatten(self.x)[0][0].device
         index = index.to(place)
         x, y = (tree_map(lambda t: t[index], tree) for tree in (self.x, self.y))
+        if self.lazy:
+            x, y = self._standardised(x, y, index.ndim, torch.tensor(0) if run is None else run)
         return self._place(x), self._place(y)
+
+    def _standardised(self, x: Inputs, y: Any, axes: int, run: Tensor) -> tuple[Inputs, Any]:
+        """Rows by the scales of their runs; `axes` of the rows come from the index."""
+        count = len(self.scales)
+
+        def scale(t: Tensor, *pairs: Tensor) -> Tensor:
+            own = pairs[0].ndim
+            shape = (*run.shape, *pairs[0].shape, *(1,) * (t.ndim - axes - own))
+            loc, width = (torch.stack(p)[run].reshape(shape) for p in (pairs[:count], pairs[count:]))  # fmt: skip
+            return _scale(t, loc, width, self.dtype) if t.is_floating_point() else t
+
+        if self.scales[0].x_loc is not None:
+            each = [s.x_loc for s in self.scales] + [s.x_scale for s in self.scales]
+            x = tree_map(scale, x, *each)
+        if self.scales[0].y_loc is not None:
+            each = [s.y_loc for s in self.scales] + [s.y_scale for s in self.scales]
+            y = tree_map(scale, y, *each)
+        return x, y
 
     def _place(self, tree: Any) -> Any:
         return tree_map(lambda t: cast(t, self.device, self.dtype), tree)
@@ -266,10 +347,7 @@ def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> lis
     def moments(t: Tensor, index: Tensor, name: str) -> tuple[Tensor, Tensor]:
         if not t.is_floating_point():
             return torch.zeros(()), torch.ones(())
-        part = t[index].double()
-        axes = [0] if t.ndim <= 2 else list(range(t.ndim))
-        loc = part.mean(axes)
-        scale = part.std(axes, correction=0)
+        loc, scale = _mean_and_std(t, index)
         constant = scale <= 1e-12 * (loc.abs() + 1e-300)
         if constant.any():
             columns = constant.nonzero().flatten().tolist() if constant.ndim else "all"
@@ -277,17 +355,29 @@ def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> lis
         return loc, torch.where(constant, torch.ones_like(scale), scale)
 
     scales = []
+    leaves, spec = tree_flatten(x)
     for index in rows:
-        pairs = tree_map(lambda t, i=index: moments(t, i, "x"), x)
-        leaves_are_pairs = lambda v: isinstance(v, tuple) and len(v) == 2  # noqa: E731
-        is_pair = leaves_are_pairs if not isinstance(x, Tensor) else None
-        x_loc = pairs[0] if is_pair is None else tree_map(lambda p: p[0], pairs, is_leaf=is_pair)
-        x_scale = pairs[1] if is_pair is None else tree_map(lambda p: p[1], pairs, is_leaf=is_pair)
+        pairs = [moments(t, index, "x") for t in leaves]
+        x_loc, x_scale = (tree_unflatten([p[i] for p in pairs], spec) for i in range(2))
         y_loc = y_scale = None
         if scale_y and isinstance(y, Tensor):
             y_loc, y_scale = moments(y, index, "y")
         scales.append(Standardisation(x_loc, x_scale, y_loc, y_scale))
     return scales
+
+
+def _mean_and_std(t: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each column of some rows (of everything beyond matrices), a block of rows at a time."""
+    axes = [0] if t.ndim <= 2 else list(range(t.ndim))
+    step = _rows_a_block(t)
+    parts = [index[start : start + step].to(t.device) for start in range(0, len(index), step)]
+    share = [len(part) / len(index) for part in parts]
+    loc = sum(t[part].double().mean(axes) * w for part, w in zip(parts, share, strict=True))
+    square = sum(
+        (t[part].double() - loc).square().mean(axes) * w
+        for part, w in zip(parts, share, strict=True)
+    )
+    return torch.as_tensor(loc), torch.as_tensor(square).sqrt()
 
 
 class Batches:

@@ -19,7 +19,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batches, Pass
 from doxa.errors import MethodError
-from doxa.execute import Executor, choose_mode
+from doxa.execute import Executor, choose_executor
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.optim import schedule
 from doxa.progress import Progress
@@ -88,7 +88,8 @@ class Driver:
                         break
                     at.stage, at.t = i + 1, 0
             except KeyboardInterrupt:
-                if self.options.checkpoint is not None:
+                in_place = at.mode is not None and "graph" in at.mode  # the state may be ahead of t
+                if self.options.checkpoint is not None and not in_place:
                     self._save(at)
                     log.warning("interrupted at step %d; checkpoint written, fit again to resume", at.done)  # fmt: skip
                 raise
@@ -119,21 +120,17 @@ class Driver:
         def step(state: State, batch: Any, t: Tensor, rate: Tensor) -> tuple[State, Info]:
             return stage.step(run, state, batch, Clock(t, rate, steps, noise))
 
-        if at.mode is None or at.t == 0:
-            wanted = options.mode
-            if wanted is None:
-                trial = lambda: (dict(at.state), source.batch(0), ticks[0], rates[0])  # noqa: E731
-                wanted = choose_mode(step, trial, run, steps if stage.capturable else 0)
-            at.mode = wanted if stage.capturable else "eager"
-        executor = Executor(step, at.mode)
+        executor = self._executor(stage, at, step, source, ticks, rates)
         every = max(1, min(steps, max(10, steps // 100)))
         validate = self._validation_interval(stage)
+        at.mode = executor.mode
         while at.t < steps:
             t = at.t
-            at.state, info = executor(at.state, source.batch(t), ticks[t], rates[t])
-            at.t, at.done = t + 1, at.done + 1
-            if stage.keep and at.t % stage.keep == 0:
-                at.kept.append(self.method.parameters(run, at.state).clone())
+            new, info = executor(at.state, source.batch(t), ticks[t], rates[t])
+            keeps = stage.keep and (t + 1) % stage.keep == 0
+            draw = [self.method.parameters(run, new).clone()] if keeps else []
+            at.state, at.t, at.done = new, t + 1, at.done + 1  # no call between: Ctrl-C sees
+            at.kept += draw  # either all of a step or none of it
             if at.t % every == 0 or at.t == steps:
                 self._tick(number, stage, at, info, bar)
             if validate and (at.t % validate == 0 or at.t == steps) and self._validate(at):
@@ -146,6 +143,19 @@ class Driver:
         if at.best:
             at.state = at.best
         bar.advance_to(at.done)
+
+    def _executor(
+        self, stage: Stage, at: Progressed, step: Any, source: Any, ticks: Tensor, rates: Tensor
+    ) -> Executor:
+        """As asked for, as the checkpoint says, or whatever is fastest."""
+        if at.t > 0 and at.mode is not None:
+            return Executor(step, at.mode)
+        if not stage.capturable:
+            return Executor(step)
+        if self.options.mode is not None:
+            return Executor(step, self.options.mode)
+        trial = lambda: (dict(at.state), source.batch(0), ticks[0], rates[0])  # noqa: E731
+        return choose_executor(step, trial, self.run, len(ticks))
 
     def _batches(self, stage: Stage) -> Batches:
         run = self.run

@@ -8,8 +8,10 @@ one list of operations without autograd's bookkeeping), compiled, or captured.
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,46 +141,66 @@ class _Captured:
 
 
 _COMPILE_SECONDS = 8.0
-_TRACE_STEPS = 150  # below this, recording the step does not pay
+_TRACE_STEPS = 500  # recording costs some 150 steps and may save a third of each
+_GRAPH_STEPS = 100
+_LOOP_MEMBERS = 16  # beyond this a captured loop over members is never the fastest
+
+Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
 
 
-def choose_mode(step: Step, trial: Callable[[], tuple[State, Batch, Tensor, Tensor]], run: Any,
-                steps: int) -> str:  # fmt: skip
-    """How to execute a stage: by a rule on the CPU, by a short measurement on a GPU."""
-    if steps < _TRACE_STEPS or run.model is None or run.model.tracked or run.model.draws_itself:
-        return "eager"
+def choose_executor(step: Step, trial: Trial, run: Any, steps: int) -> Executor:
+    """How to execute a stage of so many steps.
+
+    On the CPU: eagerly; recorded, if a measurement says that it is faster; compiled, if that saves
+    more than three times what compiling costs. On a GPU every candidate is measured, and the
+    run's engine set to the fastest: one member after the other can win where each fills the chip.
+    """
+    eager = Executor(step)
+    own = run.model is None or run.model.tracked or run.model.draws_itself
+    if own or not all(isinstance(leaf, Tensor) for leaf in _leaves(trial()[1])[0]):
+        return eager
     if run.device.type == "cuda":
-        return _fastest(step, trial, ("eager", "graph"))
-    if run.model.plan is None or not isinstance(trial()[1].x, Tensor):
-        return "eager"
-    seconds = _time(step, trial(), 3)
-    if 0.6 * seconds * steps > 3 * _COMPILE_SECONDS and run.size * run.layout.size < 1e6:
-        return "compiled"
-    return "traced"
+        return _fastest_engine(step, trial, run) if steps >= _GRAPH_STEPS else eager
+    if run.model.plan is None or steps < _TRACE_STEPS:
+        return eager
+    small = run.size * run.layout.size < 1e6
+    if small and 0.6 * _time(step, trial(), 3) * steps > 3 * _COMPILE_SECONDS:
+        return Executor(step, "compiled")
+    return _fastest([eager, Executor(step, "traced")], trial)[0]
 
 
-def _fastest(
-    step: Step, trial: Callable[[], tuple[State, Batch, Tensor, Tensor]], modes: tuple[str, ...]
-) -> str:
-    timed = {}
-    for mode in modes:
-        state, batch, t, rate = trial()
-        executor = Executor(step, mode)
-        executor({k: v.clone() for k, v in state.items()}, batch, t, rate)
-        timed[executor.mode] = _time(executor, (state, batch, t, rate), 10)
-    return min(timed, key=lambda mode: timed[mode])
+def _fastest_engine(step: Step, trial: Trial, run: Any) -> Executor:
+    given = run.engine
+    kinds = ["stack", "loop"] if given.kind == "stack" and run.size <= _LOOP_MEMBERS else [given.kind]
+    found = []
+    for kind in kinds:
+        run.engine = replace(given, kind=kind)
+        executor, seconds = _fastest([Executor(step), Executor(step, "graph")], trial)
+        found.append((seconds, kind, executor))
+    seconds, kind, executor = min(found, key=lambda each: each[0])
+    run.engine = replace(given, kind=kind, reason=f"measured: {seconds * 1e3:.3g} ms a step")
+    log.info("engine: %s:%s (%s)", kind, executor.mode, run.engine.reason)
+    return executor
+
+
+def _fastest(executors: list[Executor], trial: Trial) -> tuple[Executor, float]:
+    timed = [(_time(executor, trial(), 8), executor) for executor in executors]
+    seconds, executor = min(timed, key=lambda each: each[0])
+    return executor, seconds
 
 
 def _time(step: Step, arguments: tuple[State, Batch, Tensor, Tensor], repeats: int) -> float:
-    """Seconds a call, on copies: the state is not advanced."""
+    """The median of seconds a call, on copies: the state is not advanced."""
     state, batch, t, rate = arguments
     state = {k: v.clone() for k, v in state.items()}
     step(state, batch, t, rate)
-    if t.is_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    times = []
     for _ in range(repeats):
+        if t.is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
         state, _ = step(state, batch, t, rate)
-    if t.is_cuda:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
+        if t.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

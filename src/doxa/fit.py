@@ -188,8 +188,8 @@ def _data(
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
         dtype = floats[0] if floats else torch.float32
-    check_finite(x, "x")
-    check_finite(y, "y")
+    check_finite(x, "x", dtype=dtype)
+    check_finite(y, "y", dtype=dtype)
     inputs = tree_map(lambda t: list(t.shape[1:]), x)
     if model is not None:
         model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
@@ -214,29 +214,27 @@ def _data(
             )
         scales = standardise(x, y, rows, likelihood.scales_targets)
     banked = standardize and len(specs) > 1
-    place = _resting_place(x, y, len(specs) if banked else 1, device)
-    if source is None:
-        put = lambda tree: tree_map(lambda t: cast(t, place, dtype), tree)  # noqa: E731
-        moved = [s.to(place, dtype) for s in scales]
-        x, y = put(x), put(y)
-        if standardize:
-            xs, ys = [s.x(x) for s in moved], [s.y(y) for s in moved]
-            x = tree_map(lambda *t: torch.cat(t), *xs) if banked else xs[0]
-            y = tree_map(lambda *t: torch.cat(t), *ys) if banked else ys[0]
+    lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
+    banked = banked and not lazy
+    if source is None and not lazy:
+        put = lambda tree: tree_map(lambda t: cast(t, device, dtype), tree)  # noqa: E731
+        xs, ys = [put(s.x(x, dtype)) for s in scales], [put(s.y(y, dtype)) for s in scales]
+        x = tree_map(lambda *t: torch.cat(t), *xs) if banked else xs[0]
+        y = tree_map(lambda *t: torch.cat(t), *ys) if banked else ys[0]
     weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
-        x, y, rows, scales, device, dtype, extent, held_out, weight, banked, source, prepare
+        x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare
     )
     return held, output, inputs
 
 
-def _resting_place(x: Any, y: Any, copies: int, device: torch.device) -> torch.device:
-    """The device, when the rows take less than a quarter of what is free there; else where they are."""
+def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
+    """Whether the rows take less than a quarter of what is free on the device, and so move there."""
     size = copies * sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
     if size < free_memory(device) // 4:
-        return device
-    log.info("the data (%.3g GiB) stays off the device and is read by the batch", size / 2**30)
-    return torch.device("cpu")
+        return True
+    log.info("the data (%.3g GiB) stays where it is and is read by the batch", size / 2**30)
+    return False
 
 
 def _check_classes(y: Any, likelihood: Likelihood) -> None:
@@ -509,12 +507,12 @@ def _judge(posterior: Posterior, result: Progressed, rows: slice) -> None:
 def _validation_score(posterior: Posterior, run: Run, r: int) -> float:
     """Mean log predictive of the held-out rows, in the units of y."""
     x, y = run.data.held_out(r)
-    scales = run.data.scales[r]
+    scales = run.data.scales[r].to(run.device, torch.float64)
     if scales.x_loc is not None:
         x = tree_map(
-            lambda t, loc, scale: t * scale.to(t) + loc.to(t) if t.is_floating_point() else t,
+            lambda t, loc, scale: t.double() * scale + loc if t.is_floating_point() else t,
             x, scales.x_loc, scales.x_scale,
         )  # fmt: skip
     if scales.y_loc is not None:
-        y = y * scales.y_scale.to(y) + scales.y_loc.to(y)
+        y = y.double() * scales.y_scale + scales.y_loc
     return float(posterior.predict(x).log_prob(y).mean())

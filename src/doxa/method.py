@@ -112,6 +112,13 @@ class Run:
             self._index = self.layout.index(self.net.subset_names).to(self.device)
         return self._index
 
+    def subset_where(self) -> slice | Tensor:
+        """The same as a slice where they lie together, which costs no copies."""
+        index = self.subset_index()
+        if len(index) and int(index[-1] - index[0]) + 1 == len(index):
+            return slice(int(index[0]), int(index[-1]) + 1)
+        return index
+
     def common(self, method: Method) -> dict[str, Any]:
         """What every posterior of this run is given (one run only)."""
         r = self.run_of[0]
@@ -293,8 +300,11 @@ class Method:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
 
+Objective = Callable[[Run, State, Batch, Clock], tuple[Tensor, Tensor, State]]
+
+
 def optimise(
-    objective: Callable[[Run, State, Batch, Clock], tuple[Tensor, Tensor, State]],
+    objective: Objective,
     steps: int,
     name: str = "optimise",
     batch: str = "mini",

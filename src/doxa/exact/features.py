@@ -40,7 +40,11 @@ class Basis:
     intercept: bool = True
 
     def __call__(
-        self, x: Any, tensors: Params, function: Callable[[Any], Tensor] | None = None, lead: int = 0
+        self,
+        x: Any,
+        tensors: Params,
+        function: Callable[[Any], Tensor] | None = None,
+        lead: int = 0,
     ) -> Tensor:
         """φ [N, F] of inputs [N, ...]; [M, N, F] where x (lead = 1) or `tensors` have members."""
         if self.kind == "function":

@@ -74,11 +74,10 @@ class BayesianLinear(Method):
     fit_by: str | None = "evidence"
 
     def __post_init__(self) -> None:
-        if isinstance(self.features, str) and self.features not in _BASES:
-            raise MethodError(f"features must be one of {_BASES}, a function or None, not {self.features!r}")  # fmt: skip
-        if self.features is not None and not isinstance(self.features, str):
-            if not callable(self.features):
-                raise MethodError(f"features must be callable, not {self.features!r}")
+        if not (self.features is None or self.features in _BASES or callable(self.features)):
+            raise MethodError(
+                f"features must be None, one of {_BASES} or a function, not {self.features!r}"
+            )
         if self.fit_by not in ("evidence", "ml", None):
             raise MethodError(f"fit_by must be 'evidence', 'ml' or None, not {self.fit_by!r}")
         if self.degree < 0 or self.count < 1 or self.lengthscale <= 0:
@@ -94,6 +93,12 @@ class BayesianLinear(Method):
         check_gaussian(run, self.name)
         if run.model is not None and self.features is not None:
             raise MethodError("features and a network were both given: which are the features?")
+        fixed = {"features", "count", "intercept", "fit_by"} & set(run.hyper)
+        if fixed or ("degree" in run.hyper and self.features != "polynomial"):
+            raise MethodError(
+                f"a grid over {sorted(fixed) or 'degree'} would give runs of different shapes; a "
+                "polynomial's degree, lengthscale, prior_std and noise can be stacked"
+            )
         basis = self._basis(run)
         tensors = random_features(basis, run, self.count, run.field(self, "lengthscale"))
         state = {f"features.{name}": value for name, value in tensors.items()}

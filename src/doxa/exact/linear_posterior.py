@@ -126,8 +126,9 @@ class LinearPosterior(Posterior):
     def noise(self) -> Tensor:
         """σ of each member, in units of y: [K, ...]."""
         std = self.log_noise.double().exp()
-        scale = self.scales.y_scale
-        return std if scale is None else std.reshape(self.members, -1) * scale.double().to(std.device)
+        if self.scales.y_scale is None:
+            return std
+        return std.reshape(self.members, -1) * self.scales.y_scale.to(std)
 
     @property
     def prior_std(self) -> Tensor:
@@ -235,7 +236,8 @@ class LinearPosterior(Posterior):
         return new
 
     def tensors(self) -> dict[str, Tensor]:
-        named = {f"statistics.{f.name}": getattr(self.statistics, f.name) for f in fields(Statistics)}
+        data = self.statistics
+        named = {f"statistics.{f.name}": getattr(data, f.name) for f in fields(data)}
         named |= {f"features.{k}": v for k, v in self.feature_tensors.items()}
         named |= {"log_noise": self.log_noise, "log_std": self.log_std}
         return named if self.theta is None else named | {"theta": self.theta}

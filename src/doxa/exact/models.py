@@ -48,7 +48,7 @@ def posterior_over_models(
             f"model {missing[0]} ({given[missing[0]].kind}) has no evidence; fit exact, Laplace or "
             "GP models at temperature 1, without sample weights"
         )
-    rows = {each.record.diagnostics.get("rows") for each in given} - {None}
+    rows = {each.diagnostics["rows"] for each in given if "rows" in each.diagnostics}
     if len(rows) > 1:
         raise MethodError(f"the models were fitted to different numbers of rows: {sorted(rows)}")
     logs = torch.tensor([_log_evidence(each) for each in given], dtype=torch.float64)

@@ -110,4 +110,3 @@ class LaplacePosterior(GaussianPosterior):
     def _theta_of(self, counts: list[int]) -> Params:
         repeats = torch.tensor(counts, device=self.device)
         return {k: v.repeat_interleave(repeats, 0) for k, v in self._member_theta().items()}
-

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batch
+from doxa.data import Batch, Pass
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status
 from doxa.method import Clock, Info, Method, Run, Stage, State, log_joint, optimise
@@ -82,7 +82,7 @@ class HMC(Method):
             length = round(share * self.burn_in)
             if length:
                 adapt = self._stage(f"burn-in {i + 1}", length, free, adapting=True)
-                adapt.enter = self._enter(free, new_mass=i >= 2, fresh=i == 0)
+                adapt.enter = self._enter(free, new_mass=i >= 2)
                 yield adapt
         sample = self._stage("sample", self.draws * self.thin, free, adapting=False)
         sample.keep = self.thin
@@ -107,7 +107,7 @@ class HMC(Method):
             info = {"accept": rate, "log_density": new["log_density"], "step": new["step"]}
             return new, info
 
-        return Stage(name, step, steps, batch="all", capturable=False)
+        return Stage(name, step, steps, batch="all")
 
     def _transition(
         self, run: Run, state: State, batch: Batch, clock: Clock, free: Tensor
@@ -116,8 +116,6 @@ class HMC(Method):
         inverse_mass = state["inverse_mass"] * free
         theta = state["theta"]
         density, grad = state["log_density"], state["grad"]
-        if not torch.isfinite(density).all():  # the first step: nothing is cached yet
-            density, grad = self._density(run, theta, batch)
         momentum = clock.noise(theta.shape[1]) / state["inverse_mass"].sqrt()
         jitter = 0.9 + 0.2 * clock.uniform(1)
         step = state["step"].unsqueeze(1) * jitter
@@ -145,11 +143,9 @@ class HMC(Method):
         }
         return new, rate
 
-    def _enter(self, free: Tensor, new_mass: bool, fresh: bool):  # type: ignore[no-untyped-def]
+    def _enter(self, free: Tensor, new_mass: bool):  # type: ignore[no-untyped-def]
         def enter(run: Run, state: State) -> State:
-            state = dict(state)
-            if fresh:
-                state["log_density"] = torch.full_like(state["log_density"], -torch.inf)
+            state = self._at(run, state)
             if new_mass:
                 n = state["count"].unsqueeze(1)
                 variance = state["welford.square"] / (n - 1).clamp(min=1)
@@ -163,7 +159,14 @@ class HMC(Method):
 
         return enter
 
+    def _at(self, run: Run, state: State) -> State:
+        """The state with density and gradient at its position."""
+        rows = Pass(run.data, run.run_of)
+        density, grad = self._density(run, state["theta"], rows.batch(0))
+        return {**state, "log_density": density, "grad": grad}
+
     def _settle(self, run: Run, state: State) -> State:
+        state = self._at(run, state)
         zero = torch.zeros_like(state["accepted"])
         step = state["dual.log_step"].exp() if self.burn_in else state["step"]
         return {**state, "step": step, "accepted": zero, "divergences": zero.clone()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
-from doxa.data import Standardisation, as_tensor, cast, check_finite, rows_of
+from doxa.data import Standardisation, as_tensors, cast, check_finite, rows_of
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
 from doxa.layout import Params
 from doxa.likelihoods import Affine, Likelihood
@@ -159,19 +159,16 @@ class Posterior(ABC):
 
     def check_inputs(self, x: Any) -> Any:
         """x as tensors in fitted units, checked."""
-        is_pack = isinstance(x, dict | tuple)
-        x = {k: as_tensor(v, "x") for k, v in x.items()} if isinstance(x, dict) else x
-        x = tuple(as_tensor(v, "x") for v in x) if isinstance(x, tuple) else x
-        x = x if is_pack else as_tensor(x, "x")
+        x = as_tensors(x, "x")
         if rows_of(x, "x") == 0:
             raise DataError("x has no rows (N = 0)")
         shapes = tree_map(lambda t: list(t.shape[1:]), x)
         given, fitted = (_shape_list(s) for s in (shapes, self.inputs))
         if self.inputs is not None and given != fitted and all(len(s) <= 1 for s in fitted):
             raise ShapeError(f"x has rows of shape {given}, but the fit saw {fitted}")
-        check_finite(x, "x")
-        x = tree_map(lambda t: cast(t, self.device, self.dtype), x)
-        return self.scales.to(self.device, self.dtype).x(x)
+        check_finite(x, "x", dtype=self.dtype)
+        x = self.scales.x(x, self.dtype)
+        return tree_map(lambda t: cast(t, self.device, self.dtype), x)
 
     def sampling(self, n: int | None, seed: int | None, keep: str) -> int:
         if n is not None and n < 1:

@@ -142,7 +142,10 @@ def check_weights(weights: Any, count: int, like: Tensor, what: str) -> Tensor:
 def mix(values: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     """The weighted sum over the first axis (or over a sequence)."""
     stacked = values if isinstance(values, Tensor) else torch.stack(list(values))
-    return (stacked * weights.reshape(-1, *[1] * (stacked.ndim - 1))).sum(0)
+    shares = weights.reshape(-1, *[1] * (stacked.ndim - 1))
+    if bool((weights == 0).any()):  # what counts nothing may be infinite or undefined
+        stacked = torch.where(shares > 0, stacked, 0.0)
+    return (stacked * shares).sum(0)
 
 
 def systematic(weights: Tensor, n: int, source: Generator) -> Tensor:

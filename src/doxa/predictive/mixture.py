@@ -164,8 +164,9 @@ class Mixture(Form):
     def log_prob(self, y: Tensor) -> Tensor:
         total: Tensor | None = None
         for part in self._chunks():
-            each = part._log_probs(y) + part.weights.log().unsqueeze(1)  # [c, N]
-            chunk = torch.logsumexp(each, 0)
+            weights = part.weights.unsqueeze(1)
+            each = torch.where(weights > 0, part._log_probs(y) + weights.log(), -torch.inf)
+            chunk = torch.logsumexp(each, 0)  # [c, N] to [N]
             total = chunk if total is None else torch.logaddexp(total, chunk)
         assert total is not None
         return total

@@ -61,7 +61,7 @@ class MomentForm(Summary):
         return self.likelihood.log_prob(self._single_label("log_prob"), y, {})
 
     def targets(self, y: Any) -> Tensor:
-        output = tuple(self.mean.shape[1:])
+        output = tuple(self._single_label("density").shape[1:])
         ready = self.likelihood.prepare_targets(y, output).to(self.mean.device)
         return check_rows(ready, self.mean.shape[0])
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from doxa import store
-from doxa.data import Batch
+from doxa.data import Batch, Pass
 from doxa.errors import MethodError, ModelError
-from doxa.method import Clock, Method, Run, Stage, State, batch_rows, optimise
+from doxa.method import Clock, Method, Objective, Run, Stage, State, batch_rows, optimise
 from doxa.model import Model
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.stacked import MaskedDropout, add_input_dropout
@@ -83,28 +83,36 @@ class MCDropout(Method):
         own = {site: run.net._site(site).p for site in run.net.sites}
         return {site: torch.full_like(run.n, p) for site, p in own.items()}
 
-    def _objective(self, run: Run):  # type: ignore[no-untyped-def]
+    def _objective(self, run: Run) -> Objective:
         rates = self.rates(run)
         factor, entropy = self._kl_terms(run, rates)
 
         def objective(
             run: Run, state: State, batch: Batch, clock: Clock
         ) -> tuple[Tensor, Tensor, State]:
-            theta, rows = state["theta"], batch_rows(batch)
-            masks = {}
-            for site, shape in run.net.sites.items():
-                p = rates[site].reshape(-1, *(1,) * (1 + len(shape)))
-                masks[site] = (clock.uniform(rows, *shape) > p).to(run.dtype) / (1 - p)
             changed = {k: v.clone() for k, v in state.items() if k.startswith("buffer.")}
             fit, grad = run.grad(
-                theta, batch, masks=masks, buffers=run.buffers(changed) or None,
-                training=bool(changed),
+                state["theta"], batch, masks=self._masks(run, rates, batch_rows(batch), clock),
+                buffers=run.buffers(changed) or None, training=bool(changed),
             )  # fmt: skip
-            score = factor * run.prior.score(theta)
-            kl = -0.5 * (score * (theta - run.prior.mean)).sum(1)  # Σ factor (θ − m)² / 2s²
-            return fit - kl + entropy, grad + score, changed
+            score = factor * run.prior.score(state["theta"])
+            return fit - self._kl(run, state, score) + entropy, grad + score, changed
 
         return objective
+
+    def _masks(
+        self, run: Run, rates: dict[str, Tensor], rows: int, clock: Clock
+    ) -> dict[str, Tensor]:
+        """A mask a row for every dropout layer: {layer: [M, rows, ...]}."""
+        masks = {}
+        for site, shape in run.net.sites.items():
+            p = rates[site].reshape(-1, *(1,) * (1 + len(shape)))
+            masks[site] = (clock.uniform(rows, *shape) > p).to(run.dtype) / (1 - p)
+        return masks
+
+    def _kl(self, run: Run, state: State, score: Tensor) -> Tensor:
+        """Σ (θ − m)² / 2s²(1 − p), from the score of the prior with its factors: [M]."""
+        return -0.5 * (score * (state["theta"] - run.prior.mean)).sum(1)
 
     def _kl_terms(self, run: Run, rates: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """1/(1 − p) for each masked weight, [M, P], and Σ Q·H(p), [M]."""
@@ -128,4 +136,21 @@ class MCDropout(Method):
         posterior = ImplicitPosterior(
             theta=state["theta"], rates=rates, **run.common(self), **run.shared(state)
         )
+        posterior.objective = self._final_objective(run, state)
         return posterior
+
+    def _final_objective(self, run: Run, state: State) -> float:
+        """The objective at the answer over all rows, one mask a row; the mean over members."""
+        rates = self.rates(run)
+        factor, entropy = self._kl_terms(run, rates)
+        rows, noise = Pass(run.data, run.run_of, 4096), run.noise("objective")
+        total = entropy - self._kl(run, state, factor * run.prior.score(state["theta"]))
+        for t in range(rows.steps):
+            batch, at = rows.batch(t), torch.tensor(t, device=run.device)
+            clock = Clock(at, at, rows.steps, noise)
+            masks = self._masks(run, rates, batch_rows(batch), clock)
+            with torch.no_grad():
+                total = total + run.log_likelihood(
+                    state["theta"], batch, masks=masks, buffers=run.buffers(state) or None
+                )
+        return float((total.double() + run.units_log_jacobian()).mean())

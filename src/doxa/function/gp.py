@@ -1,0 +1,212 @@
+"""Exact Gaussian-process regression.
+
+    f ~ GP(0, k),  y = f(x) + ε,  ε ~ N(0, σ²)
+    f* | y ~ N(k*ᵀ(K + σ²I)⁻¹y,  k** − k*ᵀ(K + σ²I)⁻¹k*)
+    log p(y) = −½ yᵀ(K + σ²I)⁻¹y − ½ log |K + σ²I| − (n/2) log 2π
+
+Rasmussen & Williams (2006), Algorithm 2.1, on gpytorch's kernels. Hyper-parameters of the kernel
+and the noise are found by type-II maximum likelihood: the gradient of log p(y), in logarithms.
+Everything is float64, whatever the data's type. Several outputs share the kernel. Members after
+the first start from perturbed hyper-parameters. Its cost is n³ a step: up to about 10,000 rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import DataError, MethodError, ModelError
+from doxa.exact.targets import check_gaussian, event_of, given_noise
+from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
+from doxa.function.process import ProcessPosterior, log_evidence, solve
+from doxa.method import Clock, Method, Run, Stage, State, optimise
+from doxa.posterior import Posterior
+
+
+@store.register("gp")
+@dataclass(frozen=True)
+class GP(Method):
+    """Exact GP regression.
+
+    Parameters
+    ----------
+    kernel: "rbf" (squared exponential), "matern" (ν = 5/2), "linear" (k = v xᵀx'), or a gpytorch
+        kernel, which starts from its own values and needs a registered builder to be saved.
+    noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
+    fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
+    lengthscale, variance: initial values of a named kernel, in fitted units; None: the median
+        distance between rows, and the mean square of y.
+    ard: a lengthscale for each column of x.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> x = torch.linspace(0, 6, 30).double()[:, None]
+    >>> posterior = doxa.fit(None, (x, x.sin()), doxa.GP(noise=0.01), steps=50)
+    >>> bool((posterior.predict(x).mean - x.sin()).abs().max() < 0.01)
+    True
+    """
+
+    name: ClassVar[str] = "gp"
+    default_steps: ClassVar[int] = 300
+    default_rate: ClassVar[float] = 0.05
+    needs_network: ClassVar[bool] = False
+    stackable: ClassVar[bool] = False
+    regression_only: ClassVar[bool] = True
+
+    kernel: str | KernelSpec | Kernel = "rbf"
+    noise: float | None = None
+    fit_hyper: bool = True
+    lengthscale: float | None = None
+    variance: float | None = None
+    ard: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel, Kernel):
+            object.__setattr__(self, "kernel", KernelSpec.of(self.kernel) or self.kernel)
+        elif isinstance(self.kernel, str) and self.kernel not in NAMED:
+            raise MethodError(
+                f"kernel must be one of {NAMED} or a gpytorch kernel, not {self.kernel!r}"
+            )
+        elif not isinstance(self.kernel, str | KernelSpec):
+            raise MethodError(f"kernel must be a name or a gpytorch kernel, not {self.kernel!r}")
+        for name in ("noise", "lengthscale", "variance"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise MethodError(f"{name} must be positive, not {value}")
+            if value is not None and name != "noise" and not isinstance(self.kernel, str):
+                raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
+
+    def init(self, run: Run) -> State:
+        check_gaussian(run, self.name)
+        if run.model is not None:
+            raise ModelError("gp brings its own functions: pass None instead of a network")
+        if not isinstance(run.data.x, Tensor) or run.data.x.ndim > 2:
+            raise DataError("gp needs x as one array [N, D]")
+        rows = [self._start(run, m) for m in range(run.size)]
+        theta = torch.stack(rows).to(run.device)
+        if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
+            first = torch.tensor([m == 0 for m in run.members], device=run.device)
+            away = run.noise("start").normal((theta.shape[1],)).double()
+            theta = torch.where(first[:, None], theta, theta + 0.5 * away)
+        return {"theta": theta}
+
+    def _start(self, run: Run, m: int) -> Tensor:
+        """Initial logarithms of one member: the kernel's, then the noise if it is learned."""
+        r = run.run_of[m]
+        rows = run.data.rows[r]
+        few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), 256)).long()]
+        x, y = run.data.take(few, torch.tensor(r))
+        x, y = matrix(x).double(), y.double()
+        kernel = build(self.kernel, x.shape[1], self.ard)
+        if isinstance(self.kernel, str):
+            power = float(y.square().mean()) or 1.0
+            if isinstance(kernel, LinearKernel):
+                size = float(x.square().sum(1).mean()) or 1.0
+                kernel.variance = self._value(run, "variance", m, power / size)
+            if isinstance(kernel, ScaleKernel):
+                kernel.outputscale = self._value(run, "variance", m, power)
+                kernel.base_kernel.lengthscale = self._value(run, "lengthscale", m, _distance(x))
+        start = KernelFunction(kernel).start()
+        shape = self._noise_shape(run)
+        if shape is None:
+            return start
+        spread = 0.3 * (float(y.std()) if y.numel() > 1 else 0.0)
+        return torch.cat([start, torch.full((math.prod(shape),), math.log(spread or 0.3)).double()])
+
+    def _value(self, run: Run, field: str, m: int, default: float) -> Tensor:
+        """As a tensor: gpytorch rounds plain numbers to float32."""
+        value = run.hyper[field][m] if field in run.hyper else getattr(self, field)
+        return torch.tensor(default if value is None else float(value), dtype=torch.float64)
+
+    def _noise_shape(self, run: Run) -> tuple[int, ...] | None:
+        """The shape of the learned noise, None where it is given."""
+        likelihood, given = given_noise(run, self)
+        if given is not None:
+            return None
+        return event_of(run) if getattr(likelihood, "per_output", False) else ()
+
+    def _function(self, run: Run) -> KernelFunction:
+        inputs = math.prod(run.data.x.shape[1:])
+        return KernelFunction(build(self.kernel, inputs, self.ard)).to(run.device)
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        if not self.fit_hyper:
+            return
+        function = self._function(run)
+        log_noise = given_noise(run, self)[1]
+
+        def objective(
+            run: Run, state: State, batch: Batch, clock: Clock
+        ) -> tuple[Tensor, Tensor, State]:
+            def value(theta: Tensor, part: slice) -> Tensor:
+                each = []
+                for row, m in zip(theta, range(run.size)[part], strict=True):
+                    kernel, noise = self._split(function, row, log_noise, m)
+                    x, y, weight = _member_rows(batch, m)
+                    parts = solve(function(kernel, x, x), y, noise, weight)
+                    each.append(log_evidence(parts, noise, float(run.n[m])))
+                return torch.stack(each)
+
+            return *run.differentiate(value, state["theta"]), {}
+
+        stage = optimise(objective, steps, "hyper-parameters", "all")
+        yield replace(stage, validates=False, capturable=False)
+
+    def _split(
+        self, function: KernelFunction, row: Tensor, log_noise: Tensor | None, m: int
+    ) -> tuple[Tensor, Tensor]:
+        """The kernel's part of one member's vector, and log σ [O'] of its outputs."""
+        size = function.layout.size
+        return row[:size], row[size:] if log_noise is None else log_noise[m]
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        function = self._function(run)
+        likelihood, given = given_noise(run, self)
+        split = [self._split(function, row, given, m) for m, row in enumerate(state["theta"])]
+        event, r = event_of(run), run.run_of[0]
+        learned = self._noise_shape(run)
+        own = event if learned is None else learned
+        x, y = run.data.of_run(r)
+        weight = run.data.weight
+        if weight is not None:
+            weight = weight[run.data.rows[r].to(weight.device)].double()
+        posterior = ProcessPosterior(
+            **run.common(self) | {"likelihood": likelihood}, kernel=function,
+            hyper=torch.stack([kernel for kernel, _ in split]).double(),
+            log_noise=torch.stack([noise.expand(math.prod(own)) for _, noise in split])
+            .reshape(run.size, *own),
+            x=matrix(x).to(run.dtype), y=y.reshape(len(y), -1).double(), weight=weight, event=event,
+        )  # fmt: skip
+        posterior.record.diagnostics["kernel"] = function.named(posterior.hyper)
+        return posterior
+
+    def function(self, inputs: int) -> KernelFunction:
+        """The kernel as a function, for a loaded posterior."""
+        return KernelFunction(build(self.kernel, inputs, self.ard))
+
+
+def matrix(x: Tensor) -> Tensor:
+    return x.unsqueeze(-1) if x.ndim == 1 else x
+
+
+def _distance(x: Tensor) -> float:
+    """The median distance between rows, 1 where they coincide."""
+    away = torch.pdist(x)
+    return float(away.median()) or 1.0 if len(away) else 1.0
+
+
+def _member_rows(batch: Batch, m: int) -> tuple[Tensor, Tensor, Any]:
+    x, y = (batch.x, batch.y) if batch.shared else (batch.x[m], batch.y[m])
+    weight = batch.weight
+    if weight is not None:
+        weight = (weight if weight.ndim == 1 else weight[m]).double()
+    return matrix(x).double(), y.reshape(len(y), -1).double(), weight

@@ -75,22 +75,20 @@ def doxa_step(
     net: nn.Module, x: Tensor, y: Tensor, members: int, batch: int, engine: str, steps: int,
     likelihood: Any,
 ) -> float:  # fmt: skip
-    """Seconds a step of `fit`: the difference of a long and a short run, so that setting up and
-    compiling do not count."""
+    """Seconds a step of `fit`: the median over the intervals between its progress ticks, after the
+    first ones, so that setting up and compiling do not count, and everything else does."""
+    ticks: list[tuple[int, float]] = []
 
-    def run(steps: int) -> float:
+    def tick(step: int, _info: Any) -> None:
         sync(x.device.type)
-        start = time.perf_counter()
-        doxa.fit(net, (x, y), "map", members=members, steps=steps, batch_size=batch, engine=engine,
-                 likelihood=likelihood, progress=False, schedule="constant")  # fmt: skip
-        sync(x.device.type)
-        return time.perf_counter() - start
+        ticks.append((step, time.perf_counter()))
 
-    short = max(20, steps // 5)
-    run(short)
-    first = [run(short) for _ in range(3)]
-    last = [run(short + steps) for _ in range(3)]
-    return max(1e-9, (min(last) - min(first)) / steps)
+    doxa.fit(
+        net, (x, y), "map", members=members, steps=steps, batch_size=batch, engine=engine,
+        likelihood=likelihood, progress=False, schedule="constant", callbacks=[tick],
+    )  # fmt: skip
+    pairs = list(zip(ticks, ticks[1:], strict=False))
+    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs)
 
 
 def training(jax: str | None) -> list[Row]:
@@ -182,7 +180,7 @@ def gpu_mlp(_: str | None) -> list[Row]:
     """16 MLPs 3072-400-400-10, B=128, on a GPU."""
     x, y = data(4096, 3072, "cuda", 10)
     nets = [doxa.nets.mlp(3072, 10, hidden=(400, 400)).cuda() for _ in range(16)]
-    return [_gpu("16 MLPs 3072-400-400-10", nets, x, y, 128, 300)]
+    return [_gpu("16 MLPs 3072-400-400-10", nets, x, y, 128, 200)]
 
 
 def gpu_small(_: str | None) -> list[Row]:
@@ -200,7 +198,7 @@ def gpu_resnet(_: str | None) -> list[Row]:
     rows = []
     for members in (8, 10):
         nets = [doxa.nets.resnet20().cuda() for _ in range(members)]
-        rows.append(_gpu(f"{members} ResNet-20 (GroupNorm)", nets, x, y, 128, 30))
+        rows.append(_gpu(f"{members} ResNet-20 (GroupNorm)", nets, x, y, 128, 40))
     return rows
 
 
@@ -209,11 +207,11 @@ def _gpu(
     classify: bool = True,
 ) -> Row:  # fmt: skip
     row: Row = {"work": work, "members": len(nets)}
-    row["loop"] = seconds(_many(loop_step(nets, x, y, batch, classify), 5), 5, "cuda") / 5
+    row["loop"] = seconds(_many(loop_step(nets, x, y, batch, classify), 3), 3, "cuda") / 3
     likelihood = "categorical" if classify else doxa.Gaussian(1.0)
-    for engine in ("loop:eager", "loop:graph", "stack:eager", "stack:graph", "auto"):
+    for engine in ("loop:eager", "loop:graph", "stack:eager", "stack:graph"):
         row[engine] = doxa_step(nets[0], x, y, len(nets), batch, engine, steps, likelihood)
-    fit = doxa.fit(nets[0], (x, y), "map", members=len(nets), steps=200, batch_size=batch,
+    fit = doxa.fit(nets[0], (x, y), "map", members=len(nets), steps=120, batch_size=batch,
                    likelihood=likelihood, progress=False)  # fmt: skip
     row["chosen"] = f"{fit.diagnostics['engine']}:{fit.diagnostics['mode']}"
     return row

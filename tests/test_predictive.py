@@ -156,7 +156,7 @@ def test_quantiles_against_brute_force(name: str) -> None:
     parts = [_scipy(lik, f[s], {k: v[s] for k, v in theta.items()}) for s in range(S)]
 
     def cdf(y: float, place: tuple[int, ...]) -> float:
-        return sum(w[s] * parts[s].cdf(y)[place] for s in range(S))  # type: ignore[return-value]
+        return sum(w[s] * parts[s].cdf(y)[place] for s in range(S))
 
     for q, level in enumerate(levels):
         for place in [(0, *[0] * (p.mean.ndim - 1)), (N - 1, *[-1] * (p.mean.ndim - 1))]:
@@ -290,21 +290,3 @@ def test_functions_are_drawn_where_there_is_no_closed_form() -> None:
     error = (p.epistemic / 4000).sqrt().squeeze(1).numpy()
     assert (np.abs(p.probs.squeeze(1).numpy() - wanted) < 6 * error).all()
     assert not torch.equal(p.samples, Predictive(f, "bernoulli", f_variance=v, seed=1).samples)
-
-
-def test_moment_matched_is_what_deep_ensembles_score() -> None:
-    f, lik, theta, _ = components("heteroscedastic")
-    p = Predictive(f, lik)
-    g, y = p.moment_matched(), randn(N, 2)
-    mean = lik.mean(f, theta, 1)
-    variance = (lik.variance(f, theta, 1) + mean**2).mean(0) - mean.mean(0) ** 2
-    normal = stats.norm(mean.mean(0).numpy(), variance.sqrt().numpy())
-    np.testing.assert_allclose(g.log_prob(y), normal.logpdf(y).sum(1), rtol=1e-9)
-    np.testing.assert_allclose(g.quantile([0.1, 0.9])[1], normal.ppf(0.9), rtol=1e-9)
-    np.testing.assert_allclose(g.entropy, normal.entropy(), rtol=1e-9)
-    np.testing.assert_allclose(g.cdf(y), normal.cdf(y), rtol=1e-9)
-    assert torch.equal(g.epistemic, p.epistemic)
-    assert torch.equal(g.moment_matched().mean, g.mean)
-    assert ((g.sample(20_000).mean(0) - g.mean).abs() < 6 * g.std / 20_000**0.5).all()
-    with pytest.raises(Unavailable):
-        build("categorical").moment_matched()

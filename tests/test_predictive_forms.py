@@ -78,8 +78,8 @@ def test_streaming_gives_the_same_moments(name: str, closed: bool) -> None:
         with pytest.raises(Unavailable, match="classification"):
             q.votes()
     if name in ("bernoulli", "categorical"):
-        y = np.array([0, 1, 1, 0])
-        torch.testing.assert_close(p.log_prob(y), q.log_prob(y))
+        labels = [0, 1, 1, 0]
+        torch.testing.assert_close(p.log_prob(labels), q.log_prob(labels))
         draws = q.sample(20_000)
         share = (draws == 1).double().mean(0).squeeze()
         wanted = q.probs[:, 1] if name == "categorical" else q.probs[:, 0]
@@ -149,6 +149,24 @@ def test_mixtures_of_different_units() -> None:
     draws = p.sample(4000)
     assert ((draws.mean(0) - p.mean).abs() < 6 * (p.variance / 4000).sqrt()).all()
     assert ((draws < -2).double().mean(0) - p.cdf(np.full((N, 1), -2.0))).abs().max() < 0.05
+
+
+def test_moment_matched_is_what_deep_ensembles_score() -> None:
+    f, lik = randn(S, N, 4), Affine(HeteroscedasticGaussian(), LOC, SCALE)
+    p = Predictive(f, lik)
+    g, y = p.moment_matched(), randn(N, 2)
+    mean = lik.mean(f, {}, 1)
+    variance = (lik.variance(f, {}, 1) + mean**2).mean(0) - mean.mean(0) ** 2
+    normal = stats.norm(mean.mean(0).numpy(), variance.sqrt().numpy())
+    np.testing.assert_allclose(g.log_prob(y), normal.logpdf(y).sum(1), rtol=1e-9)
+    np.testing.assert_allclose(g.quantile([0.1, 0.9])[1], normal.ppf(0.9), rtol=1e-9)
+    np.testing.assert_allclose(g.entropy, normal.entropy(), rtol=1e-9)
+    np.testing.assert_allclose(g.cdf(y), normal.cdf(y), rtol=1e-9)
+    assert torch.equal(g.epistemic, p.epistemic)
+    assert torch.equal(g.moment_matched().mean, g.mean)
+    assert ((g.sample(20_000).mean(0) - g.mean).abs() < 6 * g.std / 20_000**0.5).all()
+    with pytest.raises(Unavailable):
+        Predictive(randn(S, N, 3), "categorical").moment_matched()
 
 
 def test_several_heads() -> None:

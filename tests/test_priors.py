@@ -70,7 +70,7 @@ def log_densities(name: str) -> dict[str, Callable[[Any], Any]]:
         "mixture": mixture_logpdf,
         "fan-in": None,
         "mixed": None,
-    }[name]  # type: ignore[assignment]
+    }[name]
     each = dict.fromkeys(LAYOUT.names, one)
     each["norm.weight"] = lambda x: one(np.asarray(x) - 1.0)
     if name == "fan-in":

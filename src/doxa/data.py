@@ -391,13 +391,19 @@ class Batches:
         self.run_of = list(run_of)
         self.keys = list(keys)
         self.counts = [len(data.rows[r]) for r in self.run_of]
-        self.size = max(1, min(size, *self.counts))
-        self.per_epoch = [count // self.size for count in self.counts]
+        self.sizes = [max(1, min(size, count)) for count in self.counts]  # of each member's own
+        self.size = max(self.sizes)
+        self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
         self.seed = seed
         self.stage = stage
         self.scale = torch.tensor(
-            [count / self.size for count in self.counts], device=data.device, dtype=data.dtype
-        )
+            [c / own for c, own in zip(self.counts, self.sizes, strict=True)],
+            device=data.device, dtype=data.dtype,
+        )  # fmt: skip
+        self._real: Tensor | None = None  # [M, B], 0 where a short run is padded
+        if min(self.sizes) < self.size:
+            real = torch.arange(self.size) < torch.tensor(self.sizes)[:, None]
+            self._real = real.to(data.device, data.dtype)
         self._runs = torch.tensor(self.run_of)
         self._orders: dict[tuple[int, int], Tensor] = {}
         self._block: tuple[int, Any, Any, Tensor | None] | None = None
@@ -421,15 +427,16 @@ class Batches:
     def index(self, t: int, steps: int) -> Tensor:
         """Row numbers of steps t … t + steps − 1: [steps, M, B]."""
         columns = []
-        for m, per_epoch in enumerate(self.per_epoch):
+        for m, (per_epoch, size) in enumerate(zip(self.per_epoch, self.sizes, strict=True)):
             parts, at, left = [], t, steps
             while left > 0:
                 epoch, step = divmod(at, per_epoch)
                 count = min(left, per_epoch - step)
                 order = self._order(m, epoch)
-                parts.append(order[step * self.size : (step + count) * self.size])
+                parts.append(order[step * size : (step + count) * size])
                 at, left = at + count, left - count
-            columns.append(torch.cat(parts).reshape(steps, self.size))
+            own = torch.cat(parts).reshape(steps, size)
+            columns.append(torch.cat([own, own[:, :1].expand(-1, self.size - size)], 1))
         return torch.stack(columns, dim=1)
 
     def batch(self, t: int) -> Batch:
@@ -437,7 +444,10 @@ class Batches:
             start = t - t % self.block
             index = self.index(start, self.block)
             x, y = self.data.take(index, self._runs[None, :, None])
-            self._block = (start, x, y, _gather_weight(self.data, index))
+            weight = _gather_weight(self.data, index)
+            if self._real is not None:
+                weight = self._real.expand(index.shape) if weight is None else weight * self._real
+            self._block = (start, x, y, weight)
         start, x, y, weight = self._block
         j = t - start
         shared = len(self.keys) == 1
@@ -465,7 +475,8 @@ class Pass:
     def batch(self, t: int) -> Batch:
         if self._cache is not None:
             return self._cache
-        start, stop = t * self.size, min((t + 1) * self.size, self.longest)
+        start = t % self.steps * self.size  # "all" repeats the one batch at every step
+        stop = min(start + self.size, self.longest)
         if self.single:
             run = self.run_of[0]
             index = self.data.rows[run][start:stop]

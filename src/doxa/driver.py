@@ -8,6 +8,7 @@ else (data order, noise) is a function of the seed and the step.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batches, Pass
-from doxa.errors import MethodError
+from doxa.errors import MethodError, StoreError
 from doxa.execute import Executor, choose_executor
+from doxa.interrupt import Interrupts
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.optim import schedule
 from doxa.progress import Progress
@@ -73,26 +75,19 @@ class Driver:
         self.method = method
         self.options = options
         self._saved_at = time.monotonic()
+        self._interrupts = Interrupts(deferred=options.checkpoint is not None)
 
     def drive(self) -> Progressed:
         at = self._resume() or Progressed(dict(self.method.init(self.run)))
         stages = self.method.stages(self.run, self.options.steps)
         total = self.method.total_steps(self.options.steps)
-        with Progress(self.options.progress, self.method.name, total, at.done) as bar:
-            try:
-                for i, stage in enumerate(stages):
-                    if i < at.stage:
-                        continue
-                    self._run_stage(i, stage, at, bar)
-                    if at.stopped:
-                        break
-                    at.stage, at.t = i + 1, 0
-            except KeyboardInterrupt:
-                in_place = at.mode is not None and "graph" in at.mode  # the state may be ahead of t
-                if self.options.checkpoint is not None and not in_place:
-                    self._save(at)
-                    log.warning("interrupted at step %d; checkpoint written, fit again to resume", at.done)  # fmt: skip
-                raise
+        with Progress(self.options.progress, self.method.name, total, at.done) as bar, self._interrupts:  # fmt: skip
+            for i, stage in enumerate(stages):
+                if i < at.stage:
+                    continue
+                self._run_stage(i, stage, at, bar)
+                at.stage, at.t = i + 1, 0
+            self._maybe_stop(at)
         return at
 
     def _run_stage(self, number: int, stage: Stage, at: Progressed, bar: Progress) -> None:
@@ -117,28 +112,36 @@ class Driver:
         ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
         noise = run.noise(f"stage/{number}")
 
-        def step(state: State, batch: Any, t: Tensor, rate: Tensor) -> tuple[State, Info]:
-            return stage.step(run, state, batch, Clock(t, rate, steps, noise))
+        def step(
+            state: State, batch: Any, t: Tensor, rate: Tensor, owned: bool = False
+        ) -> tuple[State, Info]:
+            return stage.step(run, state, batch, Clock(t, rate, steps, noise, owned))
 
         executor = self._executor(stage, at, step, source, ticks, rates)
         every = max(1, min(steps, max(10, steps // 100)))
-        validate = self._validation_interval(stage)
+        validate = self._validation_intervals(stage)
         at.mode = executor.mode
         while at.t < steps:
             t = at.t
+            tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
+            before = _copy(at.state) if tick else {}
             new, info = executor(at.state, source.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
             draw = [self.method.parameters(run, new).clone()] if keeps else []
-            at.state, at.t, at.done = new, t + 1, at.done + 1  # no call between: Ctrl-C sees
-            at.kept += draw  # either all of a step or none of it
-            if at.t % every == 0 or at.t == steps:
-                self._tick(number, stage, at, info, bar)
-            if validate and (at.t % validate == 0 or at.t == steps) and self._validate(at):
+            at.state, at.t, at.done = new, t + 1, at.done + 1
+            at.kept += draw
+            stop = False
+            if tick:
+                self._guard(at, before, info)
+                stop = self._tick(stage, at, info, bar)
+            due = [at.t == steps or at.t % interval == 0 for interval in validate]
+            if any(due) and self._validate(at, due):
                 log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
                 break
-            if at.stopped:
+            if stop and stage.batch != "pass":  # what was added up over half the rows is of no use
                 break
             self._maybe_save(at)
+            self._maybe_stop(at)
         at.mode = executor.mode
         if at.best:
             at.state = at.best
@@ -172,27 +175,38 @@ class Driver:
             rates = shape * run.rate
         return rates.to(run.dtype)
 
-    def _tick(self, number: int, stage: Stage, at: Progressed, info: Info, bar: Progress) -> None:
-        """Record for people, check that every member is finite, tell callbacks."""
+    def _tick(self, stage: Stage, at: Progressed, info: Info, bar: Progress) -> bool:
+        """Record for people and tell callbacks; True to end the stage. Later stages still run, as far as they must for a posterior to come out."""
         values = {name: value.detach().cpu().tolist() for name, value in info.items()}
         at.history.setdefault("step", []).append(at.done)
         at.history.setdefault("stage", []).append(stage.name)
         for name, value in values.items():
             at.history.setdefault(name, []).append([at.done, value])
-        self._guard(at, info)
         bar.show(at.done, stage.name, values)
+        stop = len(at.diverged) == self.run.size
+        if stop:
+            at.stopped = "every member became non-finite"
         for callback in self.options.callbacks:
-            if callback(at.done, values):
-                at.stopped = f"a callback stopped the run at step {at.done}"
+            try:
+                if callback(at.done, values):
+                    stop = True
+                    at.stopped = at.stopped or f"a callback stopped the run at step {at.done}"
+            except KeyboardInterrupt:
+                self._interrupts.pending = True  # as if pressed: stop once this step is complete
+        return stop
 
-    def _guard(self, at: Progressed, info: Info) -> None:
-        """Members that went non-finite go back to their last good state, and are named."""
+    def _guard(self, at: Progressed, before: State, info: Info) -> None:
+        """Members that went non-finite go back to their last good state, and are named.
+
+        The state `before` the step is the good one: its loss is what `info` says, while the new
+        state may be finite and its loss not."""
         fine = _finite_members(at.state)
         for name in ("loss", "log_density"):
             if name in info:
                 fine = fine & torch.isfinite(info[name])
+        fine[list(at.diverged)] = False  # it stays where it was, as it would alone
         if bool(fine.all()):
-            at.good = _copy(at.state)
+            at.good = before
             return
         for m in (~fine).nonzero().flatten().tolist():
             if m not in at.diverged:
@@ -200,17 +214,19 @@ class Driver:
                 log.warning("member %d became non-finite by step %d; its last good state is kept",
                             self.run.members[m], at.done)  # fmt: skip
         at.state = _choose(fine, at.state, at.good)
-        at.good = _copy(at.state)
-        if len(at.diverged) == self.run.size:
-            at.stopped = "every member became non-finite"
+        at.good = _choose(fine, before, at.good)
 
-    def _validation_interval(self, stage: Stage) -> int:
-        if not stage.validates or self.run.data.validation is None:
-            return 0
-        return max(1, self.run.epoch_steps)
+    def _validation_intervals(self, stage: Stage) -> list[int]:
+        """Steps between validations: an epoch of each member's run; none where there is nothing."""
+        data = self.run.data
+        if not stage.validates or data.validation is None:
+            return []
+        epochs = [max(1, len(rows) // self.options.batch_size) for rows in data.rows]
+        return [epochs[r] for r in self.run.run_of]
 
-    def _validate(self, at: Progressed) -> bool:
-        """Score the current parameters on the held-out rows; True when no member may improve."""
+    def _validate(self, at: Progressed, due: Sequence[bool]) -> bool:
+        """Score the current parameters on the held-out rows; True when no member may improve.
+        A member that is not due, has waited long enough or diverged keeps its best."""
         run = self.run
         theta = self.method.parameters(run, at.state)
         held = replace(run.data, rows=run.data.validation, weight=None)
@@ -226,13 +242,16 @@ class Driver:
                     )
         scores = total.cpu().tolist()
         if not at.best:
-            at.best, at.best_score, at.waited = _copy(at.state), scores, [0] * run.size
-            return False
-        better = [new > old for new, old in zip(scores, at.best_score, strict=True)]
-        mask = torch.tensor(better, device=run.device)
-        at.best = _choose(mask, at.state, at.best)
-        at.best_score = [max(a, b) for a, b in zip(scores, at.best_score, strict=True)]
-        at.waited = [0 if b else w + 1 for b, w in zip(better, at.waited, strict=True)]
+            at.best = _copy(at.state)
+            at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
+        better = [
+            due[m] and scores[m] > at.best_score[m]
+            and at.waited[m] < self.options.patience and m not in at.diverged
+            for m in range(run.size)
+        ]  # fmt: skip
+        at.best = _choose(torch.tensor(better, device=run.device), at.state, at.best)
+        at.best_score = [s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)]
+        at.waited = [0 if b else w + d for b, w, d in zip(better, at.waited, due, strict=True)]
         at.history.setdefault("validation", []).append([at.done, scores])
         return min(at.waited) >= self.options.patience
 
@@ -241,6 +260,18 @@ class Driver:
             return
         if time.monotonic() - self._saved_at >= self.options.checkpoint_seconds:
             self._save(at)
+
+    def _maybe_stop(self, at: Progressed) -> None:
+        """Act on Ctrl-C: between steps, so that what is saved resumes bit for bit."""
+        if not self._interrupts.pending:
+            return
+        if self.options.checkpoint is not None:
+            try:
+                self._save(at)
+                log.warning("stopped at step %d; checkpoint written, fit again to resume", at.done)
+            except StoreError as error:
+                log.error("stopped at step %d without a checkpoint: %s", at.done, error)
+        raise KeyboardInterrupt
 
     def _save(self, at: Progressed) -> None:
         assert self.options.checkpoint is not None

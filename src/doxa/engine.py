@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from doxa.errors import MethodError
+from doxa.errors import DoxaError, MethodError
 from doxa.model import Model
 
 log = logging.getLogger("doxa")
@@ -58,6 +58,8 @@ class Engine:
         """ "stack", "loop", "stack:compiled", "loop:graph"…"""
         if isinstance(spec, Engine):
             return spec
+        if not isinstance(spec, str):
+            raise MethodError(f"engine must be a name or an Engine, not {spec!r}")
         kind, _, mode = spec.partition(":")
         return cls(kind, mode or "eager", reason="asked for")
 
@@ -158,12 +160,14 @@ def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
     try:
         trial(engine)
         return engine
+    except DoxaError:
+        raise
     except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
         if engine.kind == "loop":
             raise
         reason = f"stacking failed ({str(error).splitlines()[0][:120]})"
         log.warning("engine: %s; members run one at a time", reason)
-        return replace(engine, kind="loop", reason=reason)
+        return works(replace(engine, kind="loop", reason=reason), trial)
 
 
 def tiles(samples: int, rows: int, width: int, itemsize: int, device: torch.device) -> Iterator[

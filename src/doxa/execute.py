@@ -11,6 +11,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
+from doxa.optim import unfused
 
 log = logging.getLogger("doxa")
 
@@ -33,15 +35,18 @@ class Executor:
         self.step = step
         self.mode = mode
         self._ready: Any = None
+        self._shapes: list[torch.Size] = []
 
     def __call__(
         self, state: State, batch: Batch, t: Tensor, rate: Tensor
     ) -> tuple[State, dict[str, Tensor]]:
         if self.mode == "eager":
             return self.step(state, batch, t, rate)
+        shapes = [leaf.shape for leaf in _leaves(batch)[0]]
         if self._ready is None:
             try:
                 self._ready = self._prepare(state, batch, t, rate)
+                self._shapes = shapes
             except Exception as error:  # whatever a tracer or compiler raises: eager always works
                 log.warning(
                     "engine: %s failed (%s: %s); running eagerly",
@@ -49,6 +54,8 @@ class Executor:
                 )  # fmt: skip
                 self.mode = "eager"
                 return self.step(state, batch, t, rate)
+        if shapes != self._shapes:  # the last, shorter batch of a pass
+            return self.step(state, batch, t, rate)
         return self._ready(state, batch, t, rate)
 
     def _prepare(self, state: State, batch: Batch, t: Tensor, rate: Tensor) -> Step:
@@ -56,7 +63,7 @@ class Executor:
             inner = self.step
             if self.mode == "compiled-graph":
                 inner = _traced(self.step, state, batch, t, rate, compiled=True)
-            return _Captured(inner, state, batch, t, rate)
+            return _Captured(inner, state, batch, t, rate, self.mode == "graph")
         return _traced(self.step, state, batch, t, rate, self.mode == "compiled")
 
 
@@ -84,7 +91,8 @@ def _traced(
         return [new[name] for name in names] + list(info.values())
 
     example = [*(state[name].clone() for name in names), *leaves, t, rate]
-    module = make_fx(flat)(*example)
+    with unfused() if compiled else nullcontext():
+        module = make_fx(flat)(*example)
     module.graph.eliminate_dead_code()
     module.recompile()
     call: Callable[..., Any] = module.forward
@@ -106,8 +114,11 @@ def _traced(
 class _Captured:
     """A CUDA graph of the step, with its own copies of everything it reads and writes."""
 
-    def __init__(self, step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor) -> None:
+    def __init__(
+        self, step: Any, state: State, batch: Batch, t: Tensor, rate: Tensor, in_place: bool
+    ) -> None:
         leaves, spec = _leaves(batch)
+        owned = {"owned": True} if in_place else {}  # the graph's tensors are its own
         self.state = {k: v.clone() for k, v in state.items()}
         self.inputs = [leaf.clone() for leaf in leaves]
         self.t, self.rate = t.clone(), rate.clone()
@@ -117,13 +128,14 @@ class _Captured:
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             for _ in range(3):
-                step(dict(self.state), self.batch, self.t, self.rate)
+                step(dict(self.state), self.batch, self.t, self.rate, **owned)
         torch.cuda.current_stream().wait_stream(self.side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            new, self.info = step(dict(self.state), self.batch, self.t, self.rate)
+            new, self.info = step(dict(self.state), self.batch, self.t, self.rate, **owned)
             for name, value in self.state.items():
-                value.copy_(new[name])
+                if new[name] is not value:
+                    value.copy_(new[name])
         self._given: State | None = None
 
     def __call__(

@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader
 
-from doxa import likelihoods, store
+from doxa import checks, likelihoods, store
 from doxa.data import (
-    Batches, Data, Standardisation, cast, check_finite, free_memory, parse, rows_of, standardise,
+    Batches, Data, Standardisation, as_tensor, cast, check_finite, free_memory, parse, rows_of, standardise,
 )  # fmt: skip
 from doxa.driver import Callback, Driver, Options, Progressed
 from doxa.engine import Engine, choose, works
-from doxa.errors import DataError, MethodError, ModelError, ShapeError
+from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
 from doxa.layout import Layout, Params
 from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, slice_state
 from doxa.model import Model, Subset
 from doxa.noise import generator
-from doxa.optim import Optimizer, optimizer as find_optimizer
+from doxa.optim import Optimizer, optimizer as find_optimizer, schedule as schedule_shape
 from doxa.posterior import Posterior, Status
 from doxa.priors import BoundPrior, bind, stack_bound
 from doxa.registry import get_method
@@ -110,10 +111,13 @@ def fit(
         )
     if believed is not None:
         believed = method.prepare(believed)
-        device = torch.device(device or believed.device)
-        dtype = dtype or believed.dtype
+        device = checks.place(device or believed.device)
+        dtype = checks.floating(dtype or believed.dtype)
         believed = believed.to(device, dtype)
-    device = torch.device(device or "cpu")
+    device = checks.place(device or "cpu")
+    dtype = None if dtype is None else checks.floating(dtype)
+    if batch_size is None and isinstance(data, DataLoader):
+        batch_size = data.batch_size
     held, likelihood_output, inputs = _data(
         data,
         believed,
@@ -129,10 +133,11 @@ def fit(
     ids = _member_ids(members, method)
     run = _stack(believed, method, noise_model, held, specs, ids, likelihood_output, init, inputs)
     run.optimizer = find_optimizer(optimizer)
-    run.rate = method.default_rate if lr is None else lr
+    run.rate = method.default_rate if lr is None else checks.positive("lr", lr)
     options = Options(
         steps=0, batch_size=_batch_size(batch_size, method, held), seed=seed, schedule=schedule,
-        patience=patience, checkpoint_seconds=checkpoint_every, callbacks=callbacks,
+        patience=checks.whole("patience", patience), checkpoint_seconds=checkpoint_every,
+        callbacks=callbacks,
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     run.batch_size = options.batch_size
@@ -261,7 +266,8 @@ def _validation(
     x: Any, y: Any, rows: list[Tensor], validation: Any, source: Any, prepare: Any, seed: int
 ) -> tuple[Any, Any, list[Tensor], list[Tensor]]:
     """Rows held out of each run: a random share, or rows appended from a given pair."""
-    if isinstance(validation, int | float):
+    if isinstance(validation, int | float | str):
+        validation = checks.positive("validation", validation)
         kept, held = [], []
         for index in rows:
             count = round(float(validation) * len(index))
@@ -277,10 +283,15 @@ def _validation(
     if source is not None:
         raise DataError("validation as a pair needs data as a pair; pass a share instead")
     vx, vy, _ = parse(validation)
+    start, count = rows_of(x, "x"), rows_of(vx, "validation x")
+    if count == 0 or rows_of(vy, "validation y") != count:
+        raise ShapeError(f"validation x has {count} rows and y {rows_of(vy, 'validation y')}")
+    given, fitted = ([tuple(t.shape[1:]) for t in tree_flatten(v)[0]] for v in (vx, x))
+    if given != fitted:
+        raise ShapeError(f"validation x has rows of shape {given}, but x has {fitted}")
     check_finite(vx, "validation x")
     check_finite(vy, "validation y")
     vy = prepare(vy)
-    start, count = rows_of(x, "x"), rows_of(vx, "validation x")
     x = tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), x, vx)
     y = tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), y, vy)
     return x, y, rows, [torch.arange(start, start + count)] * len(rows)
@@ -291,18 +302,22 @@ def _weights(
 ) -> Tensor | None:
     if sample_weight is None:
         return None
-    weight = torch.as_tensor(sample_weight).to(device, dtype)
+    weight = as_tensor(sample_weight, "sample_weight").to(device, dtype)
     if weight.shape != (total,):
         raise ShapeError(f"sample_weight has shape {tuple(weight.shape)}, expected ({total},)")
-    if not torch.isfinite(weight).all() or (weight < 0).any() or weight.sum() <= 0:
-        raise DataError("sample_weight must be finite, nonnegative and not all zero")
+    bad = ~torch.isfinite(weight) | (weight < 0)
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        raise DataError(f"sample_weight is {weight[row].item()} at row {row}; weights are finite and nonnegative")  # fmt: skip
     return torch.cat([weight, weight.new_ones(extent - total)])
 
 
 def _member_ids(members: int | Sequence[int] | None, method: Method) -> list[int]:
     if members is None:
         return list(range(method.default_members))
-    ids = list(range(members)) if isinstance(members, int) else [int(m) for m in members]
+    if not isinstance(members, Iterable):
+        return list(range(checks.whole("members", members)))
+    ids = [checks.whole("a member's id", m, least=0) for m in members]
     if not ids or len(set(ids)) != len(ids):
         raise MethodError(f"members must be a positive number or distinct ids, not {members!r}")
     return ids
@@ -318,16 +333,33 @@ def _stack(
     members = [m for _ in specs for m in ids]
     seeds = [spec.seed for spec in specs for _ in ids]
     layout = model.layout if model is not None else Layout(())
+    if method.needs_network and all(name.startswith("likelihood.") for name in layout.names):
+        raise ModelError("the network has no trainable parameter: requires_grad is False on all")
+    totals = data.total_weight(run_of)
+    if bool((totals <= 0).any()):
+        raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
+    if model is not None and model.batch_norm:
+        _say_batch_norm(model)
     hyper, priors = _hyper(method, specs, count, data)
     bound = _bound_prior(model, layout, priors, count).to(data.device, data.dtype)
     run = Run(
         model, likelihood, layout, bound, data, Engine(), members, run_of, seeds,
-        data.total_weight(run_of), data.device, data.dtype, hyper,
+        totals, data.device, data.dtype, hyper,
         _constants(likelihood, output, data, run_of), inputs=inputs,
     )  # fmt: skip
     if model is not None:
         run.initial = _initial(model, run, init)
     return run
+
+
+def _say_batch_norm(model: Model) -> None:
+    if model.tracked:
+        log.info("the network has BatchNorm: each member keeps running statistics of its own")
+    else:
+        log.warning(
+            "the network has BatchNorm without running statistics: a prediction depends on the "
+            "rows it is made with"
+        )
 
 
 def _initial(model: Model, run: Run, init: str) -> Tensor:
@@ -349,6 +381,13 @@ def _hyper(
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise MethodError(f"grid over unknown fields {unknown}; {method.name} has {sorted(known)}")
+    if method.per_run is not None:
+        common = set(method.settings()) - set(method.per_run)
+        if common & set(fields):
+            raise MethodError(
+                f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
+                f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
+            )
     hyper = {}
     for name in fields:
         if name == "prior":
@@ -358,7 +397,9 @@ def _hyper(
         except (TypeError, ValueError) as error:
             raise MethodError(f"a grid stacks numbers only; {name} has {error}") from error
         for value in {spec.hyper[name] for spec in specs}:
-            if name != "lr":
+            if name == "lr":
+                checks.positive("lr", value)
+            else:
                 replace(method, **{name: value})  # the method's own checks
         hyper[name] = torch.tensor(values, device=data.device, dtype=data.dtype)
     priors = [spec.hyper["prior"] for spec in specs] if "prior" in fields else None
@@ -382,22 +423,18 @@ def _constants(likelihood: Likelihood, output: Any, data: Data, run_of: list[int
 
 
 def _batch_size(asked: int | None, method: Method, data: Data) -> int:
-    if asked is not None and asked < 1:
-        raise MethodError(f"batch_size must be at least 1, not {asked}")
-    return max(1, min(asked or method.default_batch, min(len(r) for r in data.rows)))
+    asked = None if asked is None else checks.whole("batch_size", asked)
+    return max(1, min(asked or method.default_batch, max(len(r) for r in data.rows)))
 
 
 def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) -> int:
     if steps is not None and epochs is not None:
         raise MethodError("give steps or epochs, not both")
-    chosen = steps if steps is not None else None
+    if steps is not None:
+        return checks.whole("steps", steps)
     if epochs is not None:
-        chosen = math.ceil(epochs * epoch)
-    if chosen is None:
-        return method.default_steps
-    if chosen < 1:
-        raise MethodError(f"steps must be at least 1, not {chosen}")
-    return chosen
+        return math.ceil(checks.positive("epochs", epochs) * epoch)
+    return method.default_steps
 
 
 def _choose_engine(run: Run, engine: str | Engine, options: Options) -> None:
@@ -417,7 +454,12 @@ def _choose_engine(run: Run, engine: str | Engine, options: Options) -> None:
         buffers = run.buffers(run.init_buffers()) or None
         run.grad(run.start(), rows.batch(0), buffers=buffers, training=True)
 
-    run.engine = works(chosen, trial)
+    try:
+        run.engine = works(chosen, trial)
+    except DoxaError:
+        raise
+    except Exception as error:  # whatever the user's forward raises
+        raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
     log.info("engine: %s (%s)", run.engine.kind, run.engine.reason)
 
 
@@ -426,19 +468,36 @@ def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[Run
     digest = hashlib.sha256()
     facts = {
         "method": store.encode(method), "steps": options.steps, "batch": options.batch_size,
-        "schedule": str(options.schedule), "rate": run.rate, "optimizer": repr(run.optimizer),
-        "members": run.members, "seeds": run.seeds, "dtype": str(run.dtype), "init": "",
+        "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.rate,
+        "optimizer": repr(run.optimizer), "patience": options.patience,
+        "likelihood": _recipe(run.likelihood), "model": _beliefs(run.model),
+        "members": run.members, "seeds": run.seeds, "dtype": str(run.dtype),
         "grid": [repr(dict(spec.hyper)) for spec in specs],
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
         "rows": [len(r) for r in run.data.rows], "total": run.data.total,
     }  # fmt: skip
     digest.update(json.dumps(facts, sort_keys=True).encode())
-    for leaf in tree_flatten((run.data.x, run.data.y))[0]:
+    leaves = tree_flatten((run.data.x, run.data.y))[0]
+    leaves += [t for t in (run.data.weight, run.initial) if t is not None]
+    for leaf in leaves:
         part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
-        digest.update(part.numpy().tobytes())
+        digest.update(part.double().numpy().tobytes())
     for rows in run.data.rows:
         digest.update(rows.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _beliefs(model: Model | None) -> Any:
+    """What of a model the layout does not say."""
+    return None if model is None else [_recipe(model.prior), list(model.subset_names)]
+
+
+def _recipe(value: Any) -> Any:
+    """A likelihood or prior as JSON; one of the user's own that cannot be stored, by its name."""
+    try:
+        return store.encode(value)
+    except StoreError:
+        return type(value).__qualname__
 
 
 def _finish(

@@ -41,6 +41,7 @@ class Clock:
     rate: Tensor  # [] or [M, 1], the learning rate now
     steps: int
     source: Noise
+    owned: bool = False  # the state's tensors may be overwritten: nobody else holds them
     calls: int = 0
 
     def noise(self, *shape: int) -> Tensor:
@@ -273,6 +274,7 @@ class Method:
     needs_network: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
     regression_only: ClassVar[bool] = False
+    per_run: ClassVar[tuple[str, ...] | None] = None  # fields a grid may vary; None: it checks itself
 
     def prepare(self, model: Model) -> Model:
         """Rewrite the network, on a copy."""
@@ -319,7 +321,9 @@ def optimise(
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         value, grad, changed = objective(run, state, batch, clock)
         descent = grad * (-1.0 / run.n).unsqueeze(1)
-        theta, optim = run.optimizer.update(state[key], descent, state, clock.rate, clock.t)
+        theta, optim = run.optimizer.update(
+            state[key], descent, state, clock.rate, clock.t, clock.owned
+        )
         return {**state, **changed, **optim, key: theta}, {"loss": value / -run.n}
 
     def enter(run: Run, state: State) -> State:
@@ -337,7 +341,7 @@ def log_joint(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tenso
     value, grad = run.grad(
         theta, batch, masks=masks, buffers=run.buffers(changed) or None, training=True
     )
-    return value + run.prior.log_prob(theta), grad + run.prior.score(theta), changed
+    return value + run.prior.log_prob(theta), run.prior.add_score(grad, theta), changed
 
 
 def slice_state(state: State, part: slice) -> State:

@@ -108,15 +108,19 @@ class Model:
                 hooks.append(module.register_forward_pre_hook(_record_call(order, name)))
         try:
             with torch.no_grad():
-                output = self.forward({}, tree_map(lambda t: t[:1], x))
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            shapes = tree_map(lambda t: tuple(t.shape), x)
+                row = tree_map(lambda t: t[:1], x)
+                output = self.forward({}, row)
+        except Exception as error:  # whatever the user's forward raises
+            shapes = [(tuple(t.shape[1:]), t.dtype) for t in tree_flatten(x)[0]]
+            kinds = "" if all(d.is_floating_point for _, d in shapes) else _INTEGERS
             raise ModelError(
-                f"the network fails on one row of x (x has shape {shapes}): {error}"
+                f"the network fails on one row of x (shape, type: {shapes}): {error}{kinds}"
             ) from error
         finally:
             for hook in hooks:
                 hook.remove()
+        with torch.no_grad():
+            _check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
@@ -308,7 +312,8 @@ class Model:
         rows = []
         with torch.random.fork_rng(devices=[]):
             for member in members:
-                torch.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
+                # not torch.manual_seed, which would reseed the GPUs' generators too
+                torch.default_generator.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
                 missed = _reset(net)
                 named = {n: p.detach().clone() for n, p in net.named_parameters()}
                 named |= {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
@@ -320,6 +325,29 @@ class Model:
                 "members start there from the given values", ", ".join(sorted(missed))
             )  # fmt: skip
         return torch.stack(rows).to(self.device)
+
+
+_INTEGERS = (
+    "; integers are passed on as they are, for embeddings: convert x to floats where the network "
+    "multiplies them"
+)
+
+
+def _check_rows(one: Any, two: Any) -> None:
+    """Outputs for one row and for two must be tensors with the rows first."""
+    given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
+    for count, leaves in enumerate(given, 1):
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ModelError(
+                    "the network must give a tensor, or a tuple of tensors for several heads, not "
+                    f"{type(leaf).__name__}"
+                )
+            if leaf.ndim == 0 or leaf.shape[0] != count:
+                raise ModelError(
+                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the first "
+                    "axis must be the rows, also for one (squeeze(-1), not squeeze(); no mean)"
+                )
 
 
 def likelihood_parameters(params: Mapping[str, Tensor]) -> Params:

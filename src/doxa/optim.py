@@ -7,7 +7,9 @@ that it may differ between runs and be an input of a compiled step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,19 @@ from torch import Tensor
 from doxa.errors import MethodError
 
 State = dict[str, Tensor]
+
+_fusing: ContextVar[bool] = ContextVar("fusing", default=True)
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Updates as plain operations: what a compiler fuses with the rest of the step."""
+    token = _fusing.set(False)
+    try:
+        yield
+    finally:
+        _fusing.reset(token)
+
 
 
 @dataclass(frozen=True)
@@ -30,8 +45,11 @@ class Adam:
         return {"optim.m": torch.zeros_like(theta), "optim.v": torch.zeros_like(theta)}
 
     def update(
-        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor
-    ) -> tuple[Tensor, State]:
+        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor,
+        owned: bool = False,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        if rate.ndim == 0 and _fusing.get():
+            return self._fused(theta, grad, state, rate, t, owned)
         m = torch.lerp(state["optim.m"], grad, 1 - self.beta1)
         v = torch.addcmul(state["optim.v"] * self.beta2, grad, grad, value=1 - self.beta2)
         step = t.to(theta.dtype) + 1
@@ -40,6 +58,18 @@ class Adam:
         size = rate * (second / first)  # the bias corrections, moved into the step size
         denominator = v.sqrt().add_(self.eps * second)
         return theta - size * (m / denominator), {"optim.m": m, "optim.v": v}
+
+    def _fused(
+        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor, owned: bool
+    ) -> tuple[Tensor, State]:
+        """The same in one kernel: one pass over memory, and no launches between."""
+        own = (lambda v: v) if owned else torch.clone
+        theta, m, v = own(theta), own(state["optim.m"]), own(state["optim.v"])
+        torch._fused_adam_(
+            [theta], [grad], [m], [v], [], [t.to(torch.float32) + 1], lr=rate, beta1=self.beta1,
+            beta2=self.beta2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return theta, {"optim.m": m, "optim.v": v}
 
 
 @dataclass(frozen=True)
@@ -52,8 +82,9 @@ class SGD:
         return {"optim.u": torch.zeros_like(theta)} if self.momentum else {}
 
     def update(
-        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor
-    ) -> tuple[Tensor, State]:
+        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor,
+        owned: bool = False,
+    ) -> tuple[Tensor, State]:  # fmt: skip
         if not self.momentum:
             return theta - rate * grad, {}
         u = torch.add(grad, state["optim.u"], alpha=self.momentum)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa.data import as_tensor
 from doxa.errors import DataError, MethodError, Unavailable
 
 
@@ -33,7 +34,7 @@ class Runs:
 
     Parameters
     ----------
-    rows: a list of row-number arrays (training rows of each split), which may differ in length.
+    rows: a list of row numbers or masks (training rows of each split), which may differ in length.
     grid: {field: values}; a field of the method, "lr", or "prior" (priors of one family).
     seeds: the seeds to repeat with; default: the seed given to `fit`.
     """
@@ -43,16 +44,29 @@ class Runs:
     seeds: Sequence[int] | None = None
 
     def expand(self, seed: int) -> list[RunSpec]:
-        splits = [None] if self.rows is None else [torch.as_tensor(r).long() for r in self.rows]
+        splits = [None] if self.rows is None else [_numbers(r) for r in self.rows]
         grid = self.grid or {}
-        if not splits or any(len(values) == 0 for values in grid.values()):
-            raise MethodError("runs are empty: give at least one split and one value a field")
+        values = [*grid.values(), splits, [seed] if self.seeds is None else self.seeds]
+        if any(len(v) == 0 for v in values):
+            raise MethodError("runs are empty: give at least one split, one value a field, one seed")
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
         seeds = [seed] if self.seeds is None else list(self.seeds)
         return [
             RunSpec(rows, point, s, i)
             for (i, rows), point, s in itertools.product(enumerate(splits), points, seeds)
         ]
+
+
+def _numbers(rows: Any) -> Tensor:
+    """Row numbers from numbers or a mask."""
+    given = as_tensor(rows, "a run's rows")
+    if given.ndim != 1:
+        raise DataError(f"a run's rows are a list of numbers or a mask, not of shape {list(given.shape)}")  # fmt: skip
+    if given.dtype == torch.bool:
+        return given.nonzero()[:, 0]
+    if given.is_floating_point() and bool((given != given.round()).any()):
+        raise DataError("a run's rows must be whole numbers, or a mask of True and False")
+    return given.long()
 
 
 class Sweep:

@@ -33,6 +33,7 @@ class Fast:
     settings: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     one_step: dict[str, Any] = field(default_factory=dict)
+    many_steps: dict[str, Any] = field(default_factory=dict)  # where engines are compared
     hopeless: dict[str, Any] = field(default_factory=dict)
     hopeless_options: dict[str, Any] = field(default_factory=lambda: {"lr": 1e6})
     changed: dict[str, Any] = field(default_factory=dict)  # settings that are not the defaults
@@ -42,7 +43,8 @@ class Fast:
 FAST = {
     "hmc": Fast(
         {"draws": 20, "burn_in": 20, "leapfrog": 5},
-        one_step={"draws": 1, "burn_in": 0},
+        one_step={"draws": 1, "burn_in": 0, "leapfrog": 2},
+        many_steps={"draws": 10, "burn_in": 10, "leapfrog": 2},
         hopeless={"draws": 4, "burn_in": 0, "leapfrog": 1},
         hopeless_options={},
         changed={"draws": 7, "target_accept": 0.7},

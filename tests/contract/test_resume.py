@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import doxa
 from doxa.errors import MethodError
 
 
@@ -68,15 +69,16 @@ def test_killed_after_a_checkpoint(place: Any, answers: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 def test_with_early_stopping(case: Any, error: Any, answers: Any, tmp_path: Path) -> None:
-    options = {"validation": 0.3, "patience": 4, "lr": 0.1, "checkpoint_every": 0}
+    """An epoch is 3 steps, so that three validations without gain come after step 10."""
+    options = {
+        "validation": 0.3, "patience": 3, "batch_size": 8, "lr": 0.05, "checkpoint_every": 0,
+    }  # fmt: skip
     want = case.fit(**options)
-    got = interrupted(case, tmp_path / "run", error, 20, **options)
+    got = interrupted(case, tmp_path / "run", error, 10, **options)
     assert_same(got, want, answers, case.data())
 
 
 def test_runs_and_members(case: Any, answers: Any, tmp_path: Path) -> None:
-    import doxa
-
     runs = doxa.Runs(rows=[torch.arange(25), torch.arange(40)], grid=case.fast.grid)
     want = case.fit(runs=runs)
     got = interrupted(case, tmp_path / "run", KeyboardInterrupt, 30, runs=runs)
@@ -87,10 +89,10 @@ def test_runs_and_members(case: Any, answers: Any, tmp_path: Path) -> None:
 def test_a_traced_fit(case: Any, answers: Any, tmp_path: Path) -> None:
     if not case.needs_network:
         pytest.skip("nothing is traced")
-    want = case.fit(engine="stack:traced", members=2)
-    got = interrupted(
-        case, tmp_path / "run", KeyboardInterrupt, 30, engine="stack:traced", members=2
-    )
+    settings = case.fast.many_steps
+    options = {"engine": "stack:traced", "members": 2, "settings": settings}
+    want = case.fit(**options)
+    got = interrupted(case, tmp_path / "run", KeyboardInterrupt, 12, **options)
     assert_same(got, want, answers, case.data())
 
 

@@ -22,7 +22,10 @@ def alone(case: Any, spec: Any, **options: Any) -> Any:
     hyper = dict(spec.hyper)
     if "lr" in hyper:
         options["lr"] = hyper.pop("lr")
-    return case.fit((x[spec.rows], y[spec.rows]), settings=hyper, seed=spec.seed, **options)
+    data = x[spec.rows], y[spec.rows]
+    if "validation" in options:  # rows are held out by the fit's seed, for all runs
+        return case.fit(data, settings=hyper, runs=doxa.Runs(seeds=[spec.seed]), **options)[0]
+    return case.fit(data, settings=hyper, seed=spec.seed, **options)
 
 
 @pytest.mark.parametrize("batch_size", [16, None])
@@ -50,8 +53,8 @@ def test_runs_differ(case: Any) -> None:
     """Else the comparison with single fits would say nothing."""
     x, _ = case.data()
     sweep = case.fit(runs=doxa.Runs(rows=ROWS, grid=case.fast.grid, seeds=[0, 1]), steps=10)
-    means = [posterior.predict(x).mean for posterior in sweep]
-    seen = {tuple(mean.flatten().tolist()) for mean in means}
+    answers = [posterior.predict(x) for posterior in sweep]
+    seen = {(*p.mean.flatten().tolist(), *p.variance.flatten().tolist()) for p in answers}
     points = len(next(iter(case.fast.grid.values()), [None]))
     assert len(seen) >= len(ROWS) * (1 if case.draws_nothing else 2 * points)
 
@@ -66,14 +69,19 @@ def test_the_order_is_splits_then_grid_then_seeds(case: Any) -> None:
 
 
 def test_selection_is_by_the_held_out_rows(case: Any) -> None:
+    """The mean log predictive density in units of y, and the best run by it."""
     x, y = case.data()
-    x, y = x[:-1], y[:-1]
-    sweep = case.fit((x, y), runs=doxa.Runs(grid=case.fast.grid, seeds=[0, 1]), validation=0.25)
-    held = slice(29, 39)  # the last round(0.25 × 39) rows
-    scores = [float(post.predict(x[held]).log_prob(y[held]).mean()) for post in sweep]
+    train, held = (x[:28], y[:28]), (x[28:], y[28:])
+    sweep = case.fit(train, runs=doxa.Runs(grid=case.fast.grid, seeds=[0, 1]), validation=held)
+    scores = [float(post.predict(held[0]).log_prob(held[1]).mean()) for post in sweep]
     assert [post.validation for post in sweep] == pytest.approx(scores, rel=1e-5)
     assert sweep.select(by="validation") is sweep[scores.index(max(scores))]
-    assert all(post.diagnostics["rows"] == 29 for post in sweep)
+
+
+def test_a_share_is_held_out_of_every_split(case: Any) -> None:
+    sweep = case.fit(runs=doxa.Runs(rows=ROWS), validation=0.25, steps=5)
+    assert [post.diagnostics["rows"] for post in sweep] == [22, 26, 30]
+    assert len({post.validation for post in sweep}) == 3
 
 
 def test_with_splits_the_best_of_each_is_selected(case: Any) -> None:

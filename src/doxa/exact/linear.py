@@ -155,8 +155,6 @@ class BayesianLinear(Method):
 
     def _settle(self, run: Run, state: State) -> State:
         """The noise and the prior's scale, for all members at once."""
-        gram, cross = self._masked(run, state)
-        data = evidence.Spectrum.of(gram, cross, state["square"], run.n.double())
         likelihood, log_noise = given_noise(run, self)
         per_output = bool(getattr(likelihood, "per_output", False))
         log_std = None
@@ -166,9 +164,12 @@ class BayesianLinear(Method):
             log_std = torch.zeros_like(state["log_std"])
         if self.fit_by is None and log_noise is None:
             raise MethodError("fit_by=None fits nothing: give noise (and prior_std)")
-        if self.fit_by == "ml" and log_noise is None:
-            log_noise = evidence.by_likelihood(data, per_output)
-        log_noise, log_std = evidence.by_evidence(data, log_noise, log_std, per_output)
+        if log_noise is None or log_std is None:
+            gram, cross = self._masked(run, state)
+            data = evidence.Spectrum.of(gram, cross, state["square"], run.n.double())
+            if self.fit_by == "ml" and log_noise is None:
+                log_noise = evidence.by_likelihood(data, per_output)
+            log_noise, log_std = evidence.by_evidence(data, log_noise, log_std, per_output)
         return {**state, "log_noise": log_noise.expand_as(state["log_noise"]), "log_std": log_std}
 
     def _masked(self, run: Run, state: State) -> tuple[Tensor, Tensor]:

@@ -50,15 +50,18 @@ class Laplace(Method):
     tune: "evidence" also fits the scale of the (Gaussian) prior by type-II maximum likelihood.
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
         re-estimation of noise and prior scale: for an exact maximum ("full" only).
+    train: False takes the weights as they are: for a trained network, with fit(init="given").
     """
 
     name: ClassVar[str] = "laplace"
+    per_run: ClassVar[tuple[str, ...] | None] = ("temperature",)
 
     structure: str = "full"
     predictive: str = "linearised"
     temperature: float = 1.0
     tune: str | None = None
     polish: int = 0
+    train: bool = True
 
     def __post_init__(self) -> None:
         if self.structure in ("kronecker", "low-rank"):
@@ -104,14 +107,15 @@ class Laplace(Method):
     def stages(self, run: Run, steps: int) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
-        yield optimise(log_joint, steps)
+        if self.train:
+            yield optimise(log_joint, steps)
         if self.polish:
             yield Stage("polish", self._polish, self.polish, "all", capturable=False)
         yield Stage("curvature", self._add, 0, "pass", enter=self._start, capturable=False)
         yield Stage("settle", self._add, 0, "all", enter=self._settle, capturable=False)
 
     def total_steps(self, steps: int) -> int:
-        return steps + self.polish
+        return steps * self.train + self.polish
 
     def _start(self, run: Run, state: State) -> State:
         return state | statistics.empty(run, self.diagonal)
@@ -166,8 +170,10 @@ class Laplace(Method):
         ones = torch.ones_like(state["chi"])
         inverse = covariance(state["curvature"], ones, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()
+        spread = inverse.scaled(temperature).to(dtype=run.dtype)
+        tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
         posterior = LaplacePosterior(
-            mean=state["theta"], covariance=inverse.scaled(temperature).to(dtype=run.dtype),
+            mean=state["theta"], covariance=spread.from_state(tidy),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
         weighted = run.data.weight is not None or run.likelihood.tempered

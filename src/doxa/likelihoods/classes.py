@@ -36,6 +36,18 @@ def entropy_terms(probs: Tensor) -> Tensor:
     return terms
 
 
+def _softmax_is_slow(f: Tensor, axis: int) -> bool:
+    """PyTorch's CPU kernels do not vectorise rows shorter than a register: 2 to 5 times slower
+    than by way of logsumexp at 8 to 15 classes, 2 times faster from 16 on."""
+    return f.device.type == "cpu" and axis == f.ndim - 1 and f.shape[axis] < 16
+
+
+def softmax(f: Tensor, axis: int) -> Tensor:
+    if _softmax_is_slow(f, axis):
+        return (f - torch.logsumexp(f, axis, keepdim=True)).exp()
+    return torch.softmax(f, axis)
+
+
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
     """Each output is the logit of a yes; targets are 0 or 1 and have the outputs' shape."""
@@ -146,18 +158,21 @@ class Categorical(Likelihood):
             )
         index, weight = self._index_and_weight(y, f, theta)
         chosen = index.expand(sites).unsqueeze(axis)
-        each = torch.log_softmax(f, axis).gather(axis, chosen).squeeze(axis)
+        if _softmax_is_slow(f, axis):
+            each = f.gather(axis, chosen).squeeze(axis) - torch.logsumexp(f, axis)
+        else:
+            each = torch.log_softmax(f, axis).gather(axis, chosen).squeeze(axis)
         return sum_event(each if weight is None else each * weight, lead)
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return torch.softmax(f, lead + 1)
+        return softmax(f, lead + 1)
 
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        probs = torch.softmax(f, lead + 1)
+        probs = softmax(f, lead + 1)
         return probs * (1.0 - probs)
 
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return self.entropy_of(torch.softmax(f, lead + 1), lead)
+        return self.entropy_of(softmax(f, lead + 1), lead)
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
         return entropy_terms(probs).sum(lead + 1)
@@ -167,7 +182,7 @@ class Categorical(Likelihood):
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
         axis = lead + 1
-        below = torch.softmax(f, axis).cumsum(axis)
+        below = softmax(f, axis).cumsum(axis)
         shape = tuple(f.shape[:axis] + f.shape[axis + 1 :])
         threshold = uniform(f, shape, generator).unsqueeze(axis)
         # The last cumulative sum may round below 1: it is left out, so no draw falls past it.
@@ -179,7 +194,7 @@ class Categorical(Likelihood):
         axis = lead + 1
         classes, site = f.shape[axis], f.shape[axis + 1 :]
         count = math.prod(site)
-        probs = torch.softmax(f, axis).reshape((*f.shape[:axis], classes, count)).transpose(-1, -2)
+        probs = softmax(f, axis).reshape((*f.shape[:axis], classes, count)).transpose(-1, -2)
         blocks = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
         if y is not None:
             weight = self._index_and_weight(y, f, theta)[1]

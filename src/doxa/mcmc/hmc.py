@@ -13,6 +13,7 @@ its cost is draws × leapfrog full-data gradients. Dropout is off and BatchNorm 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,6 +27,8 @@ from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status
 from doxa.method import Clock, Info, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
+
+log = logging.getLogger("doxa")
 
 _WINDOWS = (0.15, 0.15, 0.25, 0.25, 0.2)  # shares of burn-in; mass is updated after the middle ones
 
@@ -45,6 +48,7 @@ class HMC(Method):
 
     name: ClassVar[str] = "hmc"
     default_members: ClassVar[int] = 4
+    per_run: ClassVar[tuple[str, ...] | None] = ("target_accept", "temperature")
 
     draws: int = 500
     burn_in: int = 500
@@ -60,6 +64,8 @@ class HMC(Method):
             raise MethodError("target_accept must lie in (0, 1) and temperature be positive")
 
     def init(self, run: Run) -> State:
+        if run.net.batch_norm:
+            log.warning("hmc: BatchNorm is frozen at the statistics that the network came with")
         theta = run.start()
         one = torch.zeros_like(run.n)
         step = torch.full_like(run.n, 0.1 * theta.shape[1] ** -0.25)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import store
+from doxa import checks, store
 from doxa.data import Standardisation, as_tensors, cast, check_finite, rows_of
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
 from doxa.layout import Params
@@ -171,8 +171,8 @@ class Posterior(ABC):
         return tree_map(lambda t: cast(t, self.device, self.dtype), x)
 
     def sampling(self, n: int | None, seed: int | None, keep: str) -> int:
-        if n is not None and n < 1:
-            raise MethodError(f"n must be at least 1, not {n}")
+        if n is not None:
+            checks.whole("n", n)
         if keep not in ("samples", "moments"):
             raise MethodError(f"keep must be 'samples' or 'moments', not {keep!r}")
         return self.record.seed if seed is None else seed

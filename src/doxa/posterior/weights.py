@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_map
 from doxa import linalg
 from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
-from doxa.errors import MemoryBudgetError, MethodError, Unavailable
+from doxa.errors import MemoryBudgetError, MethodError, ModelError, Unavailable
 from doxa.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
 from doxa.noise import Noise
-from doxa.posterior.base import Posterior, register_posterior
+from doxa.posterior.base import Posterior, leaves, register_posterior
 from doxa.predictive import Moments, Predictive
 
 log = logging.getLogger("doxa")
@@ -93,12 +93,17 @@ class WeightPosterior(Posterior):
     ) -> Predictive:
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
+        if keep == "samples":
+            self._check_memory(self._count(n), rows_of(x, "x"))
         groups = self.groups(n, seed)
         if keep == "moments":
             return self._stream(groups, x)
-        self._check_memory(sum(g.count for g in groups), rows_of(x, "x"))
         f = _cat([self._evaluate(g, x) for g in groups], 0)
         return Predictive(f, self.likelihood, self._theta(groups))
+
+    def _count(self, n: int | None) -> int:
+        """How many samples `groups` will give."""
+        return DEFAULT_SAMPLES if n is None else n
 
     def _theta(self, groups: Sequence[Draws]) -> Params:
         parts = [g.theta() for g in groups]
@@ -142,11 +147,17 @@ class WeightPosterior(Posterior):
             try:
                 f = call(engine)
             except (RuntimeError, ValueError, NotImplementedError) as error:
-                if engine.kind == "loop":
+                reason, engine = error, Engine("loop")
+                try:
+                    f = call(engine)
+                except torch.OutOfMemoryError:
                     raise
-                log.warning("prediction: stacking failed (%s); one draw at a time", error)
-                engine = Engine("loop")
-                f = call(engine)
+                except Exception as failure:  # whatever the user's forward raises
+                    shapes = [list(t.shape) for t in leaves(x)]
+                    raise ModelError(
+                        f"the network fails on x of shape {shapes}: {failure}"
+                    ) from failure
+                log.warning("prediction: stacking failed (%s); one draw at a time", reason)
         self._engine = engine
         return tree_map(lambda t: t.expand(draws.count, *t.shape[1:]), f)
 
@@ -237,6 +248,9 @@ class SamplePosterior(WeightPosterior):
 
     def point(self) -> Tensor:
         return self.samples[:, -1]
+
+    def _count(self, n: int | None) -> int:
+        return self.samples.shape[0] * self.samples.shape[1] if n is None else n
 
     def groups(self, n: int | None, seed: int) -> list[Draws]:
         members, kept, size = self.samples.shape

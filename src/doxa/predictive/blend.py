@@ -14,7 +14,7 @@ from torch import Tensor
 from doxa.errors import DataError, ModelError, ShapeError
 from doxa.noise import generator
 from doxa.predictive.form import Form, check_weights, mix, systematic
-from doxa.predictive.quantiles import bisect, bisect_whole
+from doxa.predictive.quantiles import bisect_whole, solve
 from doxa.predictive.summary import HeadsForm
 
 
@@ -75,7 +75,7 @@ class Blend(Form):
         low, high = each.amin(0), each.amax(0)  # the mixture's lies in between
         if self.likelihood.discrete:
             return bisect_whole(self.cdf, level, low - 1.0, high)
-        return bisect(self.cdf, level, low, high)
+        return solve(self.cdf, level, low, high)
 
     def sample(self, n: int, seed: int) -> Tensor:
         chosen = systematic(self.part_weights, n, generator(seed, "predictive", "part"))

@@ -80,8 +80,9 @@ def draw_functions(
     return drawn, repeated, weights.repeat_interleave(draws) / draws
 
 
-def cast_votes(likelihood: Likelihood, means: Tensor) -> Tensor:
-    """[S, N, C, *site] to each draw's vote, one-hot; [S, N, *event] of 0 and 1 for Bernoulli."""
+def cast_votes(likelihood: Likelihood, f: Tensor) -> Tensor:
+    """Logits [S, N, C, *site] to each draw's vote, one-hot; [S, N, *event] of 0 and 1 for
+    Bernoulli."""
     if isinstance(likelihood, Bernoulli):
-        return (means > 0.5).to(means.dtype)
-    return torch.zeros_like(means).scatter(2, means.argmax(2, keepdim=True), 1.0)
+        return (f > 0).to(f.dtype)
+    return torch.zeros_like(f).scatter(2, f.argmax(2, keepdim=True), 1.0)

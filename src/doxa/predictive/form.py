@@ -6,6 +6,7 @@ A form overrides what it has; the rest raises `Unavailable` and says what to do 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -142,10 +143,11 @@ def check_weights(weights: Any, count: int, like: Tensor, what: str) -> Tensor:
 def mix(values: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     """The weighted sum over the first axis (or over a sequence)."""
     stacked = values if isinstance(values, Tensor) else torch.stack(list(values))
-    shares = weights.reshape(-1, *[1] * (stacked.ndim - 1))
     if bool((weights == 0).any()):  # what counts nothing may be infinite or undefined
-        stacked = torch.where(shares > 0, stacked, 0.0)
-    return (stacked * shares).sum(0)
+        counted = (weights > 0).reshape(-1, *[1] * (stacked.ndim - 1))
+        stacked = torch.where(counted, stacked, 0.0)
+    table = stacked.reshape(stacked.shape[0], math.prod(stacked.shape[1:]))
+    return torch.mv(table.t(), weights.to(table.dtype)).reshape(stacked.shape[1:])
 
 
 def systematic(weights: Tensor, n: int, source: Generator) -> Tensor:

@@ -7,7 +7,7 @@ With a Gaussian likelihood a Gaussian over f integrates out: N(y; m_s, sigma_s^2
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,7 @@ from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
 from doxa.noise import generator
 from doxa.predictive.components import as_draws, cast_votes, complete_theta, draw_functions
 from doxa.predictive.form import Form, check_rows, check_weights, mix, systematic
-from doxa.predictive.quantiles import bisect, bisect_whole, normal_quantile, widen
-from doxa.predictive.running import Average, Spread
+from doxa.predictive.quantiles import bisect_whole, normal_quantile, solve, widen
 from doxa.predictive.summary import HeadsForm
 
 CHUNK_ELEMENTS = 1 << 24  # of f at a time; what is computed from it is a few times as large
@@ -95,29 +94,33 @@ class Mixture(Form):
 
     @property
     def mean(self) -> Tensor:
-        return self._moments[0]
+        return self._mean
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        return self._average(lambda part: part.likelihood.mean(part.f, part.theta, 1))
 
     @property
     def aleatoric(self) -> Tensor:
-        return self._moments[1]
+        return self._aleatoric
+
+    @cached_property
+    def _aleatoric(self) -> Tensor:
+        return self._average(lambda part: part.likelihood.variance(part.f, part.theta, 1))
 
     @property
     def epistemic(self) -> Tensor:
-        return self._moments[2]
+        return self._epistemic
 
     @cached_property
-    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        function, noise, marginal = Spread(), Average(), Average()
-        for part in self._chunks():
-            function.update(self.likelihood.mean(part.f, part.theta, 1), part.weights)
-            noise.update(self.likelihood.variance(part.f, part.theta, 1), part.weights)
-            if part.f_variance is not None:
-                spread = self.likelihood.location_variance(part.f_variance, 1)
-                marginal.update(spread, part.weights)
-        epistemic = function.variance
-        if self.f_variance is not None:
-            epistemic = epistemic + marginal.mean
-        return function.mean, noise.mean, epistemic
+    def _epistemic(self) -> Tensor:
+        def spread(part: Mixture) -> Tensor:
+            gap = part.likelihood.mean(part.f, part.theta, 1) - self.mean
+            if part.f_variance is None:
+                return gap.square()
+            return gap.square() + part.likelihood.location_variance(part.f_variance, 1)
+
+        return self._average(spread)
 
     @property
     def expected_entropy(self) -> Tensor:
@@ -125,10 +128,7 @@ class Mixture(Form):
 
     @cached_property
     def _expected_entropy(self) -> Tensor:
-        entropy = Average()
-        for part in self._chunks():
-            entropy.update(self.likelihood.entropy(part.f, part.theta, 1), part.weights)
-        return entropy.mean
+        return self._average(lambda part: part.likelihood.entropy(part.f, part.theta, 1))
 
     @property
     def marginal_entropy(self) -> Tensor:
@@ -141,11 +141,7 @@ class Mixture(Form):
     def votes(self) -> Tensor:
         if not self.likelihood.classifies:
             return super().votes()
-        votes = Average()
-        for part in self._chunks():
-            means = self.likelihood.mean(part.f, part.theta, 1)
-            votes.update(cast_votes(self.likelihood, means), part.weights)
-        return votes.mean
+        return self._average(lambda part: cast_votes(part.likelihood, part.f))
 
     def normals(self) -> tuple[Tensor, Tensor, Tensor]:
         if not self.likelihood.is_normal:
@@ -180,12 +176,7 @@ class Mixture(Form):
         return (each.flatten(2).sum(2) if each.ndim > 2 else each).to(self.f.dtype)
 
     def cdf(self, y: Tensor) -> Tensor:
-        total: Tensor | None = None
-        for part in self._chunks():
-            chunk = mix(part._cdfs(y), part.weights)
-            total = chunk if total is None else total + chunk
-        assert total is not None
-        return total.to(self.f.dtype)
+        return self._average(lambda part: part._cdfs(y)).to(self.f.dtype)
 
     def _cdfs(self, y: Tensor) -> Tensor:
         """[S, N, *event]: each component's."""
@@ -203,7 +194,7 @@ class Mixture(Form):
         if self.likelihood.is_normal:
             weights, mean, std = self.normals()
             each = mean + std * normal_quantile(level)  # the mixture's lies in between
-            return bisect(
+            return solve(
                 lambda y: mix(standard_normal_cdf((y - mean) / std), weights),
                 level,
                 each.amin(0),
@@ -217,7 +208,7 @@ class Mixture(Form):
         width = self.likelihood.entropy(self.f, self.theta, 1).exp().amax(0)  # a scale of y
         low, high = centre.amin(0) - width, centre.amax(0) + width
         low, high = widen(self.cdf, level, low, high, width)
-        return bisect(self.cdf, level, low, high)
+        return solve(self.cdf, level, low, high)
 
     def sample(self, n: int, seed: int) -> Tensor:
         source = generator(seed, "predictive", "sample")
@@ -228,6 +219,15 @@ class Mixture(Form):
             f = torch.addcmul(f, self.f_variance[chosen].clamp_min(0.0).sqrt(), noise)
         theta = {name: value[chosen] for name, value in self.theta.items()}
         return self.likelihood.sample(f, theta, source, 1)
+
+    def _average(self, quantity: Callable[[Mixture], Tensor]) -> Tensor:
+        """The weighted mean of a quantity [S, ...] over the components, chunk by chunk."""
+        total: Tensor | None = None
+        for part in self._chunks():
+            chunk = mix(quantity(part), part.weights)
+            total = chunk if total is None else total + chunk
+        assert total is not None
+        return total
 
     def _chunks(self) -> Iterator[Mixture]:
         """Blocks of components, such that none is large."""

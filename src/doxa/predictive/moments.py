@@ -61,8 +61,8 @@ class Moments:
         f, likelihood = as_draws(f), self.likelihood
         likelihood.event(tuple(f.shape[2:]))
         values = complete_theta(likelihood, theta, f)
-        if weights is None:
-            weights = torch.ones(f.shape[0], dtype=f.dtype, device=f.device)
+        weights = f.new_ones(f.shape[0]) if weights is None else torch.as_tensor(weights).to(f)
+        f_variance = None if f_variance is None else torch.as_tensor(f_variance).to(f)
         first, self.count = self.count, self.count + f.shape[0]
         if f_variance is not None and likelihood.integrates_normal:
             self._marginal.update(likelihood.location_variance(f_variance, 1), weights)
@@ -70,12 +70,11 @@ class Moments:
             f, values, weights = draw_functions(
                 f, f_variance, values, weights, self.seed, self.draws, first
             )
-        means = likelihood.mean(f, values, 1)
-        self._function.update(means, weights)
+        self._function.update(likelihood.mean(f, values, 1), weights)
         self._noise.update(likelihood.variance(f, values, 1), weights)
         self._entropy.update(likelihood.entropy(f, values, 1), weights)
         if likelihood.classifies:
-            self._votes.update(cast_votes(likelihood, means), weights)
+            self._votes.update(cast_votes(likelihood, f), weights)
 
     def result(self) -> Predictive:
         return Predictive.of(self._result())

@@ -1,5 +1,4 @@
-"""Quantiles of a distribution by bisection on its cumulative distribution function, all
-elements at once. Floating point ends the search: when no number lies between the bounds."""
+"""Quantiles: roots of a cumulative distribution function, of all elements at once."""
 
 from __future__ import annotations
 
@@ -16,20 +15,40 @@ def normal_quantile(level: float) -> float:
     return float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
 
 
-def bisect(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
-    """The smallest y with cdf(y) >= level, given cdf(low) <= level <= cdf(high)."""
+def solve(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
+    """y with cdf(y) = level to rounding, given cdf(low) <= level <= cdf(high).
+
+    Chandrupatla's method (1997): an inverse quadratic step through the last three points where
+    they look like a smooth curve, else bisection; about 10 evaluations instead of 50.
+    """
+    tolerance = 2.0 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+    a, b, c = high, low, low  # the newest point, one across the root, the one before
+    fa, fb = cdf(a) - level, cdf(b) - level
+    fc, step = fb, torch.full_like(low, 0.5)
     for _ in range(_MOST_STEPS):
-        middle = low + 0.5 * (high - low)
-        if bool(((middle <= low) | (middle >= high) | middle.isnan()).all()):
+        best = torch.where(fa.abs() < fb.abs(), a, b)
+        width = (b - a).abs()
+        # Undefined elements count as done, or the search would never end.
+        if bool(((width <= tolerance) | (fa == 0) | (fb == 0) | ~torch.isfinite(width)).all()):
             break
-        reached = cdf(middle) >= level
-        high = torch.where(reached, middle, high)
-        low = torch.where(reached, low, middle)
-    return high
+        new = a + step * (b - a)
+        f_new = cdf(new) - level
+        same_side = torch.sign(f_new) == torch.sign(fa)
+        c, fc = torch.where(same_side, a, b), torch.where(same_side, fa, fb)
+        b, fb = torch.where(same_side, b, a), torch.where(same_side, fb, fa)
+        a, fa = new, f_new
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        smooth = (phi.square() < xi) & ((1.0 - phi).square() < 1.0 - xi)
+        quadratic = fa / (fb - fa) * fc / (fb - fc)
+        quadratic = quadratic + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        least = (0.5 * tolerance / (b - a).abs()).nan_to_num(0.5).clamp_max(0.5)
+        step = torch.where(smooth & torch.isfinite(quadratic), quadratic, 0.5)
+        step = torch.minimum(torch.maximum(step, least), 1.0 - least)
+    return best
 
 
 def bisect_whole(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
-    """The same over whole numbers, given cdf(low) < level <= cdf(high)."""
+    """The smallest whole y with cdf(y) >= level, given cdf(low) < level <= cdf(high)."""
     for _ in range(_MOST_STEPS):
         if not bool((high - low > 1.0).any()):
             break

@@ -76,6 +76,13 @@ class BoundPrior:
         """The gradient of `log_prob`: [..., P]."""
         return self._join([part.family.score(part.centred(flat)) for part in self.parts])
 
+    def add_score(self, grad: Tensor, flat: Tensor) -> Tensor:
+        """grad + score(flat), in one pass where all elements share a Gaussian centred at 0."""
+        first = self.parts[0]
+        if len(self.parts) == 1 and isinstance(first.family, GaussianFamily) and first.loc is None:
+            return torch.addcmul(grad, flat, first.family.at["minus_precision"])
+        return grad + self.score(flat)
+
     def curvature(self, flat: Tensor) -> Tensor:
         """Minus the second derivative of `log_prob`, elementwise: [..., P]."""
         return self._join([part.family.curvature(part.centred(flat)) for part in self.parts])

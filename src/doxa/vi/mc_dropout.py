@@ -45,6 +45,7 @@ class MCDropout(Method):
     """
 
     name: ClassVar[str] = "mc-dropout"
+    per_run: ClassVar[tuple[str, ...] | None] = ("p",)
 
     p: float | None = None
     insert: str = "hidden"

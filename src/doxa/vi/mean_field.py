@@ -44,6 +44,7 @@ class MeanField(Method):
 
     name: ClassVar[str] = "mean-field"
     default_steps: ClassVar[int] = 4000
+    per_run: ClassVar[tuple[str, ...] | None] = ("initial_std", "temperature")
 
     initial_std: float = 0.05
     temperature: float = 1.0

@@ -1,0 +1,52 @@
+"""Numbers and places that people pass to `fit`, checked by name before any work is done."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from doxa.errors import MethodError
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """An integer of any integer type, at least `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise MethodError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above zero."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0) or isinstance(value, str | bool):
+        raise MethodError(f"{name} must be a positive number, not {value!r}")
+    return number
+
+
+def place(spec: Any) -> torch.device:
+    """A device that exists here and holds data."""
+    try:
+        device = torch.device(spec)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise MethodError(f"device {spec!r} cannot be used here: {reason}") from error
+    if device.type == "meta":
+        raise MethodError("the meta device holds no numbers; move the network to a real one")
+    return device
+
+
+def floating(dtype: Any) -> torch.dtype:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise MethodError(f"dtype must be a floating torch.dtype, not {dtype!r}")
+    return dtype

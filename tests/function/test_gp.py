@@ -1,0 +1,308 @@
+"""GP against scikit-learn, closed forms and refits; the anchor is in statistical/."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
+from torch import Tensor, nn
+
+import doxa
+from doxa.errors import DataError, MemoryBudgetError, MethodError, ModelError, StoreError
+from doxa.function import process
+from doxa.function.kernels import KernelFunction, register_kernel
+
+NOISE = 0.2
+
+
+def rows(n: int = 30, outputs: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(n, 2))
+    f = np.sin(2 * x[:, :1]) + 0.3 * x[:, 1:]
+    y = f * np.linspace(1, 2, outputs) + NOISE * rng.normal(size=(n, outputs))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def fixed(data: tuple[Tensor, Tensor], kernel: Any = "rbf", **settings: Any) -> Any:
+    options = {k: settings.pop(k) for k in ("standardize", "sample_weight") if k in settings}
+    settings = {"noise": NOISE, "fit_hyper": False} | settings
+    if isinstance(kernel, str):
+        settings = {"variance": 1.3} | settings
+        if kernel != "linear":
+            settings = {"lengthscale": 0.9} | settings
+    return doxa.fit(None, data, doxa.GP(kernel, **settings), **options)
+
+
+PEERS = {
+    "rbf": 1.3 * RBF(0.9),
+    "matern": 1.3 * Matern(0.9, nu=2.5),
+    "linear": 1.3 * DotProduct(0.0, "fixed"),
+}
+
+
+@pytest.mark.parametrize("kernel", PEERS)
+def test_equal_to_scikit_learn_at_the_same_hyper_parameters(kernel: str) -> None:
+    x, y = rows()
+    x_new = torch.linspace(-3, 3, 20).double().reshape(10, 2)
+    peer = GaussianProcessRegressor(PEERS[kernel], alpha=NOISE**2, optimizer=None)
+    peer.fit(x.numpy(), y.numpy()[:, 0])
+    mean, covariance = peer.predict(x_new.numpy(), return_cov=True)
+    posterior = fixed((x, y), kernel)
+    p = posterior.predict(x_new)
+    assert np.allclose(p.mean[:, 0], mean, rtol=1e-8, atol=1e-9)
+    assert np.allclose(p.epistemic[:, 0], np.diag(covariance), rtol=1e-6, atol=1e-9)
+    assert np.allclose(p.aleatoric, NOISE**2)
+    evidence = peer.log_marginal_likelihood_value_
+    assert posterior.log_evidence == pytest.approx(evidence, rel=1e-9)
+
+
+def test_fitted_hyper_parameters_are_those_of_scikit_learn() -> None:
+    x, y = rows(40)
+    kernel = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
+    peer = GaussianProcessRegressor(kernel, n_restarts_optimizer=2, random_state=0)
+    peer.fit(x.numpy(), y.numpy()[:, 0])
+    ours = doxa.fit(None, (x, y), doxa.GP(ard=True))
+    assert ours.log_evidence == pytest.approx(peer.log_marginal_likelihood_value_, abs=1e-3)
+    assert float(ours.log_noise.exp()) == pytest.approx(
+        math.sqrt(peer.kernel_.k2.noise_level), rel=0.01
+    )
+    lengths = ours.diagnostics["kernel"]["base_kernel.lengthscale"]
+    assert np.allclose(np.ravel(lengths), peer.kernel_.k1.k2.length_scale, rtol=0.05)
+
+
+def test_several_outputs_share_the_kernel() -> None:
+    x, y = rows(outputs=3)
+    together = fixed((x, y))
+    alone = [fixed((x, y[:, o])) for o in range(3)]
+    p = together.predict(x[:6])
+    assert p.mean.shape == (6, 3)
+    assert together.log_evidence == pytest.approx(sum(each.log_evidence for each in alone))
+    for o in range(3):
+        assert torch.allclose(p.mean[:, o], alone[o].predict(x[:6]).mean[:, 0])
+
+
+def test_each_output_may_have_its_own_noise() -> None:
+    x, y = rows(60, outputs=2)
+    y[:, 1] += torch.from_numpy(np.random.default_rng(7).normal(size=60))
+    learned = doxa.fit(None, (x, y), "gp", likelihood=doxa.Gaussian(per_output=True))
+    quiet, loud = learned.log_noise.exp()[0].tolist()
+    assert quiet < 0.4 < loud
+    given = doxa.fit(
+        None, (x, y), doxa.GP(fit_hyper=False), likelihood=doxa.Gaussian(noise=(0.2, 0.9))
+    )
+    assert torch.allclose(given.predict(x).aleatoric[0], torch.tensor([0.04, 0.81]).double())
+
+
+def test_draws_are_joint_over_rows() -> None:
+    """5,000 draws at 4 rows: 16 covariances within 5 standard errors (chance 1e-5)."""
+    x, y = rows()
+    x_new = torch.tensor([[0.0, 0.0], [0.1, 0.0], [3.0, 3.0], [3.2, 3.0]]).double()
+    peer = GaussianProcessRegressor(PEERS["rbf"], alpha=NOISE**2, optimizer=None)
+    mean, covariance = peer.fit(x, y[:, 0]).predict(x_new.numpy(), return_cov=True)
+    f = fixed((x, y)).functions(x_new, 5000)[..., 0].numpy()
+    variance = np.diag(covariance)
+    error = np.sqrt((np.outer(variance, variance) + covariance**2) / 5000)
+    assert (np.abs(np.cov(f.T) - covariance) < 5 * error).all()
+    assert (np.abs(f.mean(0) - mean) < 5 * np.sqrt(variance / 5000)).all()
+
+
+def test_draws_at_repeated_rows_agree() -> None:
+    x, y = rows()
+    f = fixed((x, y)).functions(x[[0, 0, 1]], 20)
+    assert torch.allclose(f[:, 0], f[:, 1], atol=1e-4)
+
+
+def test_conditioning_is_refitting() -> None:
+    x, y = rows(40, outputs=2)
+    whole = fixed((x, y))
+    part = fixed((x[:25], y[:25])).condition(x[25:], y[25:])
+    assert part.log_evidence == pytest.approx(whole.log_evidence, rel=1e-10)
+    assert torch.allclose(part.predict(x).mean, whole.predict(x).mean, rtol=1e-9)
+    assert torch.allclose(part.predict(x).variance, whole.predict(x).variance, rtol=1e-9)
+
+
+def test_conditioning_chains_in_the_units_of_y() -> None:
+    x, y = rows(30)
+    y = 50 * y + 10
+    now = fixed((x[:20], y[:20]), noise=10.0, standardize=True)
+    gain = now.condition(x[20:], y[20:]).log_evidence - now.log_evidence
+    chained = 0.0
+    for i in range(20, 30):
+        chained += float(now.predict(x[i : i + 1]).log_prob(y[i : i + 1]))
+        now = now.condition(x[i : i + 1], y[i : i + 1])
+    assert gain == pytest.approx(chained, rel=1e-8)
+
+
+def test_row_weights_count_rows() -> None:
+    """A weight of 2 is a row twice, a weight of 0 no row."""
+    x, y = rows(20)
+    weight = torch.ones(20).double()
+    weight[:5], weight[5:8] = 2.0, 0.0
+    index = torch.cat([torch.arange(5), torch.arange(5), torch.arange(8, 20)])
+    weighted, repeated = fixed((x, y), sample_weight=weight), fixed((x[index], y[index]))
+    assert torch.allclose(weighted.predict(x).mean, repeated.predict(x).mean)
+    assert torch.allclose(weighted.predict(x).variance, repeated.predict(x).variance)
+    assert weighted.log_evidence is None
+
+
+def test_runs_of_unequal_length_are_separate_fits() -> None:
+    x, y = rows(30)
+    splits = [torch.arange(18), torch.arange(5, 30)]
+    options: dict[str, Any] = {"steps": 30, "standardize": True}
+    sweep = doxa.fit(None, (x, y), "gp", runs=doxa.Runs(rows=splits), **options)
+    for run, split in zip(sweep, splits, strict=True):
+        alone = doxa.fit(None, (x[split], y[split]), "gp", **options)
+        assert run.log_evidence == pytest.approx(alone.log_evidence, rel=1e-8)
+        assert torch.allclose(run.predict(x).mean, alone.predict(x).mean, rtol=1e-6)
+
+
+def test_a_grid_over_lengthscales() -> None:
+    data = rows()
+    method = doxa.GP(noise=NOISE, variance=1.3, fit_hyper=False)
+    sweep = doxa.fit(None, data, method, runs=doxa.Runs(grid={"lengthscale": [0.1, 0.9]}))
+    for run, lengthscale in zip(sweep, (0.1, 0.9), strict=True):
+        alone = fixed(data, lengthscale=lengthscale)
+        assert run.log_evidence == pytest.approx(alone.log_evidence, rel=1e-10)
+    assert sweep.select("evidence") is sweep[1]
+
+
+def test_members_start_elsewhere_and_are_averaged() -> None:
+    x, y = rows()
+    posterior = doxa.fit(None, (x, y), "gp", members=3, steps=5)
+    assert len({tuple(row) for row in posterior.hyper.tolist()}) == 3
+    p = posterior.predict(x)
+    alone = doxa.fit(None, (x, y), "gp", members=[2], steps=5)
+    assert torch.equal(alone.hyper[0], posterior.hyper[2])
+    assert p.mean.shape == (30, 1)
+    assert posterior.functions(x, 4).shape == (4, 30, 1)
+
+
+def test_scale_of_the_data_does_not_matter() -> None:
+    """x and y in other units, without standardisation: the same fit, in those units."""
+    x, y = rows(40)
+    one = doxa.fit(None, (x, y), "gp", steps=100)
+    other = doxa.fit(None, (1e4 * x, 1e3 * y), "gp", steps=100)
+    assert torch.allclose(other.predict(1e4 * x).mean, 1e3 * one.predict(x).mean, rtol=1e-6)
+    change = -40 * math.log(1e3)
+    assert other.log_evidence - one.log_evidence == pytest.approx(change, rel=1e-8)
+
+
+def test_hyper_parameters_are_logarithms() -> None:
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = (torch.tensor(v).double() for v in (2, 3))
+    function = KernelFunction(kernel)
+    assert torch.allclose(function.start().exp(), torch.tensor([2.0, 3.0]).double())
+    x = rows(5)[0]
+    logs = torch.tensor([0.5, -0.2]).double()
+    expected = math.exp(0.5) * (-0.5 * torch.cdist(x, x).square() / math.exp(-0.4)).exp()
+    assert torch.allclose(function(logs, x, x), expected, rtol=1e-8)
+    assert torch.allclose(function(logs, x, x, True), expected.diagonal(), rtol=1e-8)
+    assert float(kernel.outputscale.detach()) == pytest.approx(2.0)  # the module is not changed
+
+
+def test_the_evidences_gradient() -> None:
+    x, y = rows(8)
+    function = KernelFunction(gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double())
+
+    def value(logs: Tensor) -> Tensor:
+        noise = logs[2:]
+        return process.log_evidence(
+            process.solve(function(logs[:2], x, x), y, noise, None), noise, 8
+        )
+
+    logs = torch.tensor([0.3, -0.2, -0.5]).double().requires_grad_()
+    assert torch.autograd.gradcheck(value, logs)
+
+
+@register_kernel("test-sum")
+def summed(lengthscale: float) -> gpytorch.kernels.Kernel:
+    smooth = gpytorch.kernels.RBFKernel()
+    smooth.lengthscale = lengthscale
+    return smooth + gpytorch.kernels.LinearKernel()
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern", "linear", "built"])
+def test_saved_and_loaded_without_training_data(tmp_path: Path, kernel: str) -> None:
+    x, y = rows(outputs=2)
+    made = summed(lengthscale=0.7) if kernel == "built" else kernel
+    posterior = doxa.fit(None, (x, y), doxa.GP(made), steps=5, standardize=True)
+    posterior.save(tmp_path / "run")
+    loaded = doxa.load(tmp_path / "run")
+    assert loaded.log_evidence == posterior.log_evidence
+    assert loaded.method == posterior.method
+    assert torch.equal(loaded.predict(x).variance, posterior.predict(x).variance)
+    assert torch.equal(loaded.functions(x, 3), posterior.functions(x, 3))
+    assert loaded.condition(x, y).log_evidence == posterior.condition(x, y).log_evidence
+
+
+def test_a_kernel_starts_from_its_own_values() -> None:
+    data = rows()
+    kernel = summed(lengthscale=0.7)
+    kernel.kernels[1].variance = 2.5
+    posterior = doxa.fit(None, data, doxa.GP(kernel, fit_hyper=False, noise=NOISE))
+    peer = GaussianProcessRegressor(
+        RBF(0.7) + 2.5 * DotProduct(0.0, "fixed"), alpha=NOISE**2, optimizer=None
+    ).fit(data[0], data[1][:, 0])
+    evidence = peer.log_marginal_likelihood_value_
+    assert posterior.log_evidence == pytest.approx(evidence, rel=1e-6)  # 0.7 is a float32 there
+    doxa.fit(None, data, doxa.GP(kernel), steps=3)
+    assert float(kernel.kernels[1].variance.detach()) == 2.5  # the user's kernel is not changed
+
+
+def test_an_unregistered_kernel_works_but_is_not_saved(tmp_path: Path) -> None:
+    x, y = rows()
+    posterior = doxa.fit(None, (x, y), doxa.GP(gpytorch.kernels.RBFKernel()), steps=3)
+    assert torch.isfinite(posterior.predict(x).mean).all()
+    with pytest.raises(StoreError, match="register_kernel"):
+        posterior.save(tmp_path / "run")
+
+
+def test_float32_data_is_computed_in_float64() -> None:
+    """Smooth data without noise: K + σ²I has a condition number of 1e10."""
+    x = torch.linspace(0, 1, 60)[:, None]
+    y = (3 * x).sin()
+    p = fixed((x, y), noise=1e-4, lengthscale=1.0, variance=1.0).predict(x)
+    assert p.mean.dtype == torch.float32
+    assert (p.mean - y).abs().max() < 1e-3
+
+
+def test_one_row() -> None:
+    x, y = rows(1)
+    p = doxa.fit(None, (x, y), "gp", steps=5).predict(x)
+    assert torch.isfinite(p.mean).all()
+    assert (p.variance > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernel": "spline"}, "kernel must be one of"),
+        ({"kernel": 3}, "kernel must be"),
+        ({"noise": 0.0}, "noise must be positive"),
+        ({"kernel": gpytorch.kernels.RBFKernel(), "lengthscale": 1.0}, "named kernels"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        doxa.GP(**settings)
+
+
+def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows()
+    with pytest.raises(MethodError, match="Gaussian"):
+        doxa.fit(None, (x, y), "gp", likelihood="student-t")
+    with pytest.raises(ModelError, match="pass None"):
+        doxa.fit(nn.Linear(2, 1).double(), (x, y), "gp")
+    with pytest.raises(DataError, match="one array"):
+        doxa.fit(None, (torch.zeros(30, 2, 2), y), "gp")
+    posterior = fixed((x, y))
+    monkeypatch.setattr(process, "free_memory", lambda device: 1000)
+    with pytest.raises(MemoryBudgetError, match="joint draws"):
+        posterior.functions(x)

@@ -21,11 +21,11 @@ class Points(NamedTuple):
 
 def gap_function(x: Array) -> Array:
     """The noise-free curve of `gap_regression`."""
-    return np.sin(1.6 * x) + 0.35 * x
+    return np.sin(1.2 * x) + 0.35 * x
 
 
 def gap_regression(n: int = 80, seed: int = 0, inside: bool = False) -> Points:
-    """y = sin(1.6 x) + 0.35 x + ε, ε ~ N(0, 0.15²), with no x between −1.2 and 1.6.
+    """y = sin(1.2 x) + 0.35 x + ε, ε ~ N(0, 0.15²), with no x between −1.2 and 1.6.
 
     `inside=True` gives points from the gap alone: what a fit could not see.
     """

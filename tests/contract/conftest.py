@@ -44,7 +44,7 @@ FAST = {
     "hmc": Fast(
         {"draws": 20, "burn_in": 20, "leapfrog": 5},
         one_step={"draws": 1, "burn_in": 0, "leapfrog": 2},
-        many_steps={"draws": 10, "burn_in": 10, "leapfrog": 2},
+        many_steps={"draws": 20, "burn_in": 0, "leapfrog": 2},
         hopeless={"draws": 4, "burn_in": 0, "leapfrog": 1},
         hopeless_options={},
         changed={"draws": 7, "target_accept": 0.7},

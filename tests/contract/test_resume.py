@@ -92,7 +92,7 @@ def test_a_traced_fit(case: Any, answers: Any, tmp_path: Path) -> None:
     settings = case.fast.many_steps
     options = {"engine": "stack:traced", "members": 2, "settings": settings}
     want = case.fit(**options)
-    got = interrupted(case, tmp_path / "run", KeyboardInterrupt, 12, **options)
+    got = interrupted(case, tmp_path / "run", KeyboardInterrupt, 10, **options)
     assert_same(got, want, answers, case.data())
 
 

@@ -37,7 +37,7 @@ def test_data_of_order_two_is_recognised() -> None:
     mass = torch.stack([posterior_over_models(orders(quadratic(s))) for s in range(20)])
     first = (mass.argmax(1) == 2).double().mean()
     majority = (mass[:, 2] > 0.5).double().mean()
-    log.info("k=2 first: %.2f, above one half: %.2f, mean mass %.3f", first, majority, mass[:, 2].mean())  # fmt: skip
+    log.info("k=2 first %.2f, a majority %.2f, mass %.3f", first, majority, mass[:, 2].mean())
     assert first == 1.0
     assert majority >= 0.9
     assert mass[:, 2].mean() > 0.7
@@ -74,13 +74,12 @@ def test_the_average_is_the_mixture(tmp_path: Path) -> None:
 
 def test_conditioning_the_average_is_averaging_the_conditioned() -> None:
     x, y = quadratic(2, 60)
-    settings = {"prior_std": 1.0, "noise": 0.5}
 
     def each(rows: slice) -> list[doxa.Posterior]:
-        return [
-            doxa.fit(None, (x[rows], y[rows]), doxa.BayesianLinear("polynomial", degree=k, **settings))
-            for k in range(4)
-        ]  # fmt: skip
+        methods = [
+            doxa.BayesianLinear("polynomial", degree=k, prior_std=1.0, noise=0.5) for k in range(4)
+        ]
+        return [doxa.fit(None, (x[rows], y[rows]), method) for method in methods]
 
     later = model_average(each(slice(0, 30))).condition(x[30:], y[30:])
     whole = posterior_over_models(each(slice(0, 60)))

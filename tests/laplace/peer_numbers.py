@@ -38,9 +38,10 @@ def classification(rows: int = 12) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    from laplace import Laplace
     from laplace.curvature import BackPackGGN
     from torch.utils.data import DataLoader, TensorDataset
+
+    from laplace import Laplace
 
     for task, data, outputs in (
         ("regression", regression(), 2),

@@ -1,4 +1,4 @@
-"""Laplace's posterior, predictive, evidence and type-II estimates; the anchor is in statistical/."""
+"""Laplace: posterior, predictive, evidence, type-II estimates; the anchor is in statistical/."""
 
 from __future__ import annotations
 

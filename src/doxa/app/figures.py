@@ -98,7 +98,7 @@ def regression_figure(
         ax.set_visible(False)
     span = float(np.ptp(np.concatenate([truth, y])))
     middle = float(np.mean([truth.min(), truth.max()]))
-    axes.flat[0].set_ylim(middle - 0.95 * span, middle + 0.95 * span)
+    axes.flat[0].set_ylim(middle - 0.8 * span, middle + 0.8 * span)
     axes.flat[0].set_xlim(grid[0], grid[-1])
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(
@@ -128,7 +128,8 @@ def moons_figure(
             ax=ax,
             shrink=0.9,
             pad=0.02,
-            label="P(class 1)" if kind == "probability" else "nats",
+            label="P(class 1)" if kind == "probability" else "mutual information (nats)",
+            ticks=[0.0, 0.25, 0.5, 0.75, 1.0] if kind == "probability" else None,
         )
         bar.outline.set_visible(False)
         for k, colour in enumerate(CLASS_COLOURS):

@@ -27,6 +27,7 @@ from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
 from doxa.function.process import ProcessPosterior, log_evidence, solve
+from doxa.function.quasi_newton import quasi_newton
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.posterior import Posterior
 
@@ -45,6 +46,8 @@ class GP(Method):
     lengthscale, variance: initial values of a named kernel, in fitted units; None: the median
         distance between rows, and the mean square of y.
     ard: a lengthscale for each column of x.
+    refine: quasi-Newton steps that bring the hyper-parameters to their maximum, after `fit`'s
+        steps of gradient ascent have come near.
 
     Examples
     --------
@@ -56,8 +59,8 @@ class GP(Method):
     """
 
     name: ClassVar[str] = "gp"
-    default_steps: ClassVar[int] = 300
-    default_rate: ClassVar[float] = 0.05
+    default_steps: ClassVar[int] = 20
+    default_rate: ClassVar[float] = 0.1
     needs_network: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
@@ -68,6 +71,7 @@ class GP(Method):
     lengthscale: float | None = None
     variance: float | None = None
     ard: bool = False
+    refine: int = 40
 
     def __post_init__(self) -> None:
         if isinstance(self.kernel, Kernel):
@@ -84,6 +88,8 @@ class GP(Method):
                 raise MethodError(f"{name} must be positive, not {value}")
             if value is not None and name != "noise" and not isinstance(self.kernel, str):
                 raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
+        if self.refine < 0:
+            raise MethodError(f"refine must be at least 0, not {self.refine}")
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
@@ -144,22 +150,33 @@ class GP(Method):
         function = self._function(run)
         log_noise = given_noise(run, self)[1]
 
+        def one(run: Run, batch: Batch, m: int, row: Tensor) -> Tensor:
+            kernel, noise = self._split(function, row, log_noise, m)
+            x, y, weight = _member_rows(batch, m)
+            parts = solve(function(kernel, x, x), y, noise, weight)
+            return log_evidence(parts, noise, float(run.n[m]))
+
         def objective(
             run: Run, state: State, batch: Batch, clock: Clock
         ) -> tuple[Tensor, Tensor, State]:
             def value(theta: Tensor, part: slice) -> Tensor:
-                each = []
-                for row, m in zip(theta, range(run.size)[part], strict=True):
-                    kernel, noise = self._split(function, row, log_noise, m)
-                    x, y, weight = _member_rows(batch, m)
-                    parts = solve(function(kernel, x, x), y, noise, weight)
-                    each.append(log_evidence(parts, noise, float(run.n[m])))
+                members = range(run.size)[part]
+                each = [one(run, batch, m, row) for m, row in zip(members, theta, strict=True)]
                 return torch.stack(each)
 
             return *run.differentiate(value, state["theta"]), {}
 
+        def evaluate(run: Run, batch: Batch, m: int, row: Tensor) -> tuple[Tensor, Tensor]:
+            value, grad = run.differentiate(lambda t, _: one(run, batch, m, t[0])[None], row[None])
+            return value[0], grad[0]
+
         stage = optimise(objective, steps, "hyper-parameters", "all")
         yield replace(stage, validates=False, capturable=False)
+        if self.refine:
+            yield quasi_newton(evaluate, self.refine)
+
+    def total_steps(self, steps: int) -> int:
+        return steps + self.refine if self.fit_hyper else 0
 
     def _split(
         self, function: KernelFunction, row: Tensor, log_noise: Tensor | None, m: int

@@ -20,7 +20,14 @@ from typing import Any, ParamSpec
 
 import torch
 from gpytorch.constraints import GreaterThan, Positive
-from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -113,11 +120,18 @@ class _Covariance(nn.Module):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
+        self.sums = any(isinstance(part, AdditiveKernel) for part in kernel.modules())
 
     def forward(self, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """k(a, b) [N, N'], or k(a_i, b_i) [N]: evaluated here, while the parameters are ours."""
-        value = self.kernel(a, b, diag=diag)
-        return value if isinstance(value, Tensor) else value.to_dense()
+        if diag:
+            value = self.kernel(a, b, diag=True)
+            return value if isinstance(value, Tensor) else value.to_dense()
+        if self.sums:
+            # A sum with a linear kernel at equal inputs is stored as roots, from a Cholesky
+            # decomposition with jitter; a column more makes the inputs differ.
+            return self.kernel(a, torch.cat([b, b[:1]])).to_dense()[:, :-1]
+        return self.kernel(a, b).to_dense()
 
 
 class KernelFunction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -239,10 +240,11 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypa
     tick, ticks = Driver._tick, []
 
     def interrupted(self, *args):
-        tick(self, *args)
+        result = tick(self, *args)
         ticks.append(1)
-        if len(ticks) == 50:  # Ctrl-C in the middle
-            raise KeyboardInterrupt
+        if len(ticks) == 30:  # in the middle
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C
+        return result
 
     monkeypatch.setattr(Driver, "_tick", interrupted)
     said = doxa(*words, "-o", tmp_path / "part", code=130)
@@ -259,8 +261,11 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypa
 def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) -> None:
     from doxa.driver import Driver
 
+    tick = Driver._tick
+
     def interrupted(self, *args):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        return tick(self, *args)
 
     words = ["fit", numbers, "-t", "y", "-m", "map", "-o", tmp_path / "run", *QUICK]
     with monkeypatch.context() as patch:

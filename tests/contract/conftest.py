@@ -1,7 +1,9 @@
-"""Every registered method × every task it has, as the fixtures `case` (CPU) and `place` (CPU, GPU).
+"""Every registered method × every task it has, as fixtures that a test asks for by name.
 
-A method joins by being registered. What it needs to be quick is in `FAST`; what makes a run
-hopeless, a single step, or a grid of its own is there too, and has a default.
+`case` is all of them, `trained` those that train a network, `regression` and `classification` one
+task; each with "_place" at its end also runs on the GPU. A method joins by being registered. What
+it needs to be quick is in `FAST`; what makes a run hopeless, a single step, or a grid of its own
+is there too, and has a default.
 """
 
 from __future__ import annotations
@@ -90,19 +92,16 @@ class Case:
         return doxa.get_method(self.name)
 
     @property
-    def draws_nothing(self) -> bool:
-        """Exact and process posteriors have no randomness of their own in the fit."""
-        return self.row.family in ("exact", "process")
+    def trains(self) -> bool:
+        """The others bring their own functions, found without drawing anything."""
+        return self.row.family not in ("exact", "process")
 
-    @property
-    def needs_network(self) -> bool:
-        return bool(self.cls.needs_network)
 
     def method(self, **settings: Any) -> Any:
         return self.cls(**{**self.fast.settings, **settings})
 
     def net(self) -> Any:
-        return make_net(1 if self.regression else 3) if self.needs_network else None
+        return make_net(1 if self.regression else 3) if self.trains else None
 
     def data(self) -> tuple[Tensor, Tensor]:
         return make_data(self.task)
@@ -150,14 +149,22 @@ def make_data(task: str) -> tuple[Tensor, Tensor]:
 
 
 CASES = [Case(row, task) for row in doxa.methods() for task in row.tasks]
+FIXTURES = {
+    "case": CASES,
+    "trained": [c for c in CASES if c.trains],
+    "regression": [c for c in CASES if c.regression],
+    "classification": [c for c in CASES if not c.regression],
+    "trained_regression": [c for c in CASES if c.trains and c.regression],
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", CASES, ids=str, indirect=True)
-    if "place" in metafunc.fixturenames:
-        gpu = [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in CASES]
-        metafunc.parametrize("place", [*CASES, *gpu], ids=str, indirect=True)
+    for name, cases in FIXTURES.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, cases, ids=str, indirect=True)
+        if f"{name}_place" in metafunc.fixturenames:
+            gpu = [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in cases]
+            metafunc.parametrize(f"{name}_place", [*cases, *gpu], ids=str, indirect=True)
 
 
 def importable(case: Case) -> str:
@@ -172,22 +179,17 @@ def importable(case: Case) -> str:
     return ""
 
 
-@pytest.fixture
-def case(request: pytest.FixtureRequest) -> Case:
-    chosen: Case = request.param
-    if reason := importable(chosen):
-        pytest.skip(reason)
-    return chosen
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest) -> Case:
-    chosen: Case = request.param
-    if chosen.device == "cuda" and not torch.cuda.is_available():
+def _chosen(request: pytest.FixtureRequest) -> Case:
+    case: Case = request.param
+    if case.device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    if reason := importable(chosen):
+    if reason := importable(case):
         pytest.skip(reason)
-    return chosen
+    return case
+
+
+for _name in [*FIXTURES, *(f"{name}_place" for name in FIXTURES)]:
+    globals()[_name] = pytest.fixture(name=_name)(_chosen)
 
 
 @pytest.fixture

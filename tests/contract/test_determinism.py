@@ -8,21 +8,21 @@ from typing import Any
 import torch
 
 
-def test_same_seed_same_posterior(place: Any, answers: Any) -> None:
-    x, y = place.data()
-    one, two = (place.fit(seed=3) for _ in range(2))
+def test_same_seed_same_posterior(case_place: Any, answers: Any) -> None:
+    x, y = case_place.data()
+    one, two = (case_place.fit(seed=3) for _ in range(2))
     for name, value in one.tensors().items():
         assert torch.equal(value, two.tensors()[name]), name
     first, second = answers(one.predict(x), y), answers(two.predict(x), y)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_another_seed_another_posterior(place: Any) -> None:
+def test_another_seed_another_posterior(case_place: Any) -> None:
     """Where the method draws anything at all: starts, batches, noise."""
-    if place.draws_nothing:
+    if case_place.draws_nothing:
         return
-    x, _ = place.data()
-    one, two = place.fit(seed=3), place.fit(seed=4)
+    x, _ = case_place.data()
+    one, two = case_place.fit(seed=3), case_place.fit(seed=4)
     assert not torch.equal(one.predict(x).mean, two.predict(x).mean)
     if one.kind != "sample":
         drawn, other = one.functions(x, 3, seed=0), one.functions(x, 3, seed=1)
@@ -30,13 +30,13 @@ def test_another_seed_another_posterior(place: Any) -> None:
 
 
 def test_global_state_is_left_alone(
-    place: Any, global_state: Callable[[], list[Any]], tmp_path: Any
+    case_place: Any, global_state: Callable[[], list[Any]], tmp_path: Any
 ) -> None:
-    x, y = place.data()
-    net = place.net()
+    x, y = case_place.data()
+    net = case_place.net()
     torch.manual_seed(8)
     before = global_state()
-    posterior = place.fit(net=net, validation=0.2)
+    posterior = case_place.fit(net=net, validation=0.2)
     p = posterior.predict(x)
     p.sample(3)
     p.log_prob(y)
@@ -55,8 +55,8 @@ def test_the_result_does_not_depend_on_the_global_generator(case: Any) -> None:
     assert torch.equal(*means)
 
 
-def test_the_users_network_is_never_changed(place: Any) -> None:
-    net = place.net()
+def test_the_users_network_is_never_changed(case_place: Any) -> None:
+    net = case_place.net()
     if net is None:
         return
     net.train()
@@ -65,9 +65,9 @@ def test_the_users_network_is_never_changed(place: Any) -> None:
     modules = [id(module) for module in net.modules()]
     parameters = [id(p) for p in net.parameters()]
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    posterior = place.fit(net=net)
-    posterior.predict(place.data()[0])
-    posterior.features(place.data()[0])
+    posterior = case_place.fit(net=net)
+    posterior.predict(case_place.data()[0])
+    posterior.features(case_place.data()[0])
     assert [id(module) for module in net.modules()] == modules
     assert [id(p) for p in net.parameters()] == parameters
     assert all(module.training for module in net.modules())

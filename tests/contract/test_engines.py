@@ -44,7 +44,7 @@ def fit(case: Any, engine: Engine, **options: Any) -> Any:
     ids=["one step", "100 steps", "one step, float32"],
 )
 def test_engines_agree(
-    place: Any, engine: str, dtype: torch.dtype, steps: int, relative: float,
+    case_place: Any, engine: str, dtype: torch.dtype, steps: int, relative: float,
     assert_close: Check, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     options = {"dtype": dtype, "steps": steps, "optimizer": "sgd" if steps == 1 else "adam"}
@@ -118,10 +118,10 @@ def test_compiled_agrees(case: Any, assert_close: Check) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["stack", "loop"])
-def test_a_cuda_graph_agrees(place: Any, kind: str, assert_close: Check) -> None:
-    if place.device != "cuda":
+def test_a_cuda_graph_agrees(case_place: Any, kind: str, assert_close: Check) -> None:
+    if case_place.device != "cuda":
         pytest.skip("a CUDA graph needs a CUDA device")
-    if place.row.family == "mcmc":
+    if case_place.row.family == "mcmc":
         pytest.skip("chains are not captured")
     options = {"dtype": torch.float64, "steps": 100}
     want = fit(place, Engine(kind), **options)

@@ -21,15 +21,15 @@ def own(tensors: dict[str, Tensor], k: int, members: int) -> dict[str, Tensor]:
     return {n: v if shared(n) else v[k : k + 1] for n, v in tensors.items()}
 
 
-def test_a_member_does_not_depend_on_the_others(place: Any, assert_close: Check) -> None:
-    if not place.needs_network:
+def test_a_member_does_not_depend_on_the_others(case_place: Any, assert_close: Check) -> None:
+    if not case_place.needs_network:
         pytest.skip("has no members of its own: the posterior is exact")
     options = {"dtype": torch.float64, "steps": 30}
-    together = place.fit(members=3, **options)
+    together = case_place.fit(members=3, **options)
     assert together.members == 3
     parts = [own(together.tensors(), k, 3) for k in range(3)]
     for k in range(3):
-        alone = place.fit(members=[k], **options)
+        alone = case_place.fit(members=[k], **options)
         assert alone.members == 1
         assert_close(alone.tensors(), parts[k], 1e-9)
     with pytest.raises(AssertionError):  # members differ, so that the comparison says something

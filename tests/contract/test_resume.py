@@ -55,16 +55,16 @@ def assert_same(got: Any, want: Any, answers: Any, data: Any) -> None:
 
 
 @pytest.mark.parametrize("step", [11, 30])
-def test_ctrl_c(place: Any, step: int, answers: Any, tmp_path: Path) -> None:
-    want = place.fit()
+def test_ctrl_c(case_place: Any, step: int, answers: Any, tmp_path: Path) -> None:
+    want = case_place.fit()
     got = interrupted(place, tmp_path / "run", KeyboardInterrupt, step)
-    assert_same(got, want, answers, place.data())
+    assert_same(got, want, answers, case_place.data())
 
 
-def test_killed_after_a_checkpoint(place: Any, answers: Any, tmp_path: Path) -> None:
-    want = place.fit()
+def test_killed_after_a_checkpoint(case_place: Any, answers: Any, tmp_path: Path) -> None:
+    want = case_place.fit()
     got = interrupted(place, tmp_path / "run", Killed, 30, checkpoint_every=0)
-    assert_same(got, want, answers, place.data())
+    assert_same(got, want, answers, case_place.data())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])

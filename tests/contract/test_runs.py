@@ -30,16 +30,16 @@ def alone(case: Any, spec: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("batch_size", [16, None])
 def test_a_run_is_the_fit_it_would_be_alone(
-    place: Any, batch_size: int | None, answers: Any, assert_close: Check
+    case_place: Any, batch_size: int | None, answers: Any, assert_close: Check
 ) -> None:
     options = {"dtype": torch.float64, "steps": 30, "members": 2, "batch_size": batch_size}
-    if not place.needs_network:
+    if not case_place.needs_network:
         options.pop("members")
-    runs = doxa.Runs(rows=ROWS, grid=place.fast.grid, seeds=[0, 1])
-    sweep = place.fit(runs=runs, **options)
-    points = len(next(iter(place.fast.grid.values()), [None]))
+    runs = doxa.Runs(rows=ROWS, grid=case_place.fast.grid, seeds=[0, 1])
+    sweep = case_place.fit(runs=runs, **options)
+    points = len(next(iter(case_place.fast.grid.values()), [None]))
     assert len(sweep) == len(ROWS) * points * 2
-    x, y = place.data()
+    x, y = case_place.data()
     for r in (0, 1, len(sweep) // 2, len(sweep) - 1):
         spec = sweep.specs[r]
         single = alone(place, spec, **options)

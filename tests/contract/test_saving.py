@@ -20,10 +20,10 @@ Check = Callable[..., None]
 
 
 def test_a_loaded_posterior_gives_the_same_answers(
-    place: Any, answers: Any, assert_close: Check, tmp_path: Path
+    case_place: Any, answers: Any, assert_close: Check, tmp_path: Path
 ) -> None:
-    x, y = place.data()
-    posterior = place.posterior(torch.float64)
+    x, y = case_place.data()
+    posterior = case_place.posterior(torch.float64)
     posterior.save(tmp_path / "run")
     again = doxa.load(tmp_path / "run")
     assert again.method == posterior.method
@@ -33,7 +33,7 @@ def test_a_loaded_posterior_gives_the_same_answers(
         assert getattr(again, name) == getattr(posterior, name), name
     assert again.status.reason == posterior.status.reason
     got, want = (answers(p.predict(x), y) for p in (again, posterior))
-    if place.device == "cpu":
+    if case_place.device == "cpu":
         assert all(torch.equal(got[name], want[name]) for name in want)
     else:  # loaded on the CPU
         assert_close(got, {name: v.cpu() for name, v in want.items()}, 1e-9)

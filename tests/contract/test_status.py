@@ -11,16 +11,16 @@ HAS_EVIDENCE = {"linear", "laplace", "gp"}
 HAS_BOUND = {"mean-field"}
 
 
-def test_a_hopeless_run_says_so(place: Any) -> None:
+def test_a_hopeless_run_says_so(case_place: Any) -> None:
     """A rate of a million, or a handful of draws without burn-in."""
-    if place.row.family == "exact":
+    if case_place.row.family == "exact":
         pytest.skip("a closed form cannot fail to converge")
-    fast = place.fast
-    posterior = place.fit(settings=fast.hopeless, **fast.hopeless_options)
+    fast = case_place.fast
+    posterior = case_place.fit(settings=fast.hopeless, **fast.hopeless_options)
     assert posterior.status != "ok"
     assert len(posterior.status.reason) > 20
     assert posterior.status.reason in repr(posterior)
-    p = posterior.predict(place.data()[0])
+    p = posterior.predict(case_place.data()[0])
     assert torch.isfinite(p.mean).all()
 
 
@@ -61,16 +61,16 @@ def test_a_callback_may_stop_a_run(case: Any) -> None:
     assert seen[-1] < 40
 
 
-def test_evidence_and_bounds_are_numbers_or_none(place: Any) -> None:
-    posterior = place.posterior()
+def test_evidence_and_bounds_are_numbers_or_none(case_place: Any) -> None:
+    posterior = case_place.posterior()
     for name, has in (("log_evidence", HAS_EVIDENCE), ("elbo", HAS_BOUND)):
         value = getattr(posterior, name)
         assert value is None or type(value) is float
-        if place.name in has:
+        if case_place.name in has:
             assert value is not None
             assert abs(value) < 1e6
-        elif place.name not in HAS_EVIDENCE | HAS_BOUND:
-            assert value is None or place.row.family in ("variational", "exact", "process")
+        elif case_place.name not in HAS_EVIDENCE | HAS_BOUND:
+            assert value is None or case_place.row.family in ("variational", "exact", "process")
 
 
 def test_a_tempered_posterior_has_no_evidence(case: Any) -> None:
@@ -81,9 +81,9 @@ def test_a_tempered_posterior_has_no_evidence(case: Any) -> None:
     assert posterior.elbo is None
 
 
-def test_the_record_names_engine_and_cost(place: Any) -> None:
-    diagnostics = place.posterior().diagnostics
+def test_the_record_names_engine_and_cost(case_place: Any) -> None:
+    diagnostics = case_place.posterior().diagnostics
     assert diagnostics["engine"] in ("stack", "loop")
     assert diagnostics["engine_reason"]
     assert diagnostics["seconds"] > 0
-    assert diagnostics["rows"] == len(place.data()[1])
+    assert diagnostics["rows"] == len(case_place.data()[1])

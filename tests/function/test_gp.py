@@ -243,6 +243,14 @@ def test_refining_reaches_the_top() -> None:
     assert grad.abs().max() < 1e-5
 
 
+def test_a_fit_that_stops_short_says_so() -> None:
+    x, y = rows(40)
+    posterior = doxa.fit(None, (x, y), doxa.GP(refine=1), steps=1)
+    assert posterior.status == "not-converged"
+    assert "raise refine" in posterior.status.reason
+    assert doxa.fit(None, (x, y), "gp").status == "ok"
+
+
 @register_kernel("test-sum")
 def summed(lengthscale: float) -> gpytorch.kernels.Kernel:
     smooth = gpytorch.kernels.RBFKernel()

@@ -55,7 +55,8 @@ class _OneLineErrors(TyperGroup):
             err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            err.print("interrupted; the last checkpoint is intact, go on with --resume")
+            resumable = ctx.invoked_subcommand == "fit"
+            err.print("interrupted" + "; go on with the same command and --resume" * resumable)
             raise typer.Exit(130) from None
 
 

@@ -57,7 +57,6 @@ def fit_arrays(
     settings: Sequence[str],
     plan: Plan,
     checkpoint: Path | None = None,
-    progress: bool = True,
 ) -> Any:
     """The posterior, with the schema in its metadata."""
     chosen = make_method(method, settings)
@@ -75,7 +74,6 @@ def fit_arrays(
         standardize=True,
         seed=plan.seed,
         checkpoint=None if checkpoint is None else str(checkpoint),
-        progress=progress,
         **plan.options(),
     )
     posterior.metadata["table"] = schema.to_json()

@@ -62,12 +62,15 @@ def fields_of(cls: Any) -> list[tuple[str, str, str]]:
 
 
 def show_methods(console: Console) -> None:
-    """The table of methods."""
-    table = Table("method", "family", "needs", "cost (MAP = 1)", "what it is")
+    """The table of methods; what does not fit a narrow terminal is in `doxa methods NAME`."""
+    columns = {"name": "method", "family": "family", "summary": "what it is"}
+    if console.width >= 120:
+        columns |= {"needs": "needs", "cost": "cost (MAP = 1)", "paper": "paper"}
+    table = Table(*columns.values())
     for row in doxa.methods():
-        table.add_row(*map(escape, (row.name, row.family, row.needs, row.cost, row.summary)))
+        table.add_row(*(escape(getattr(row, name)) for name in columns))
     console.print(table)
-    console.print("doxa methods NAME lists a method's settings")
+    console.print("doxa methods NAME lists a method's settings, cost and paper")
 
 
 def show_method(name: str, console: Console) -> None:

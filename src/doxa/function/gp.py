@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
@@ -29,7 +29,7 @@ from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
 from doxa.function.process import ProcessPosterior, log_evidence, solve
 from doxa.function.quasi_newton import quasi_newton
 from doxa.method import Clock, Method, Run, Stage, State, optimise
-from doxa.posterior import Posterior
+from doxa.posterior import Posterior, Status
 
 
 @store.register("gp")
@@ -204,6 +204,11 @@ class GP(Method):
             x=matrix(x).to(run.dtype), y=y.reshape(len(y), -1).double(), weight=weight, event=event,
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = function.named(posterior.hyper)
+        if "ascent.grad" in state and posterior.record.status == "ok":
+            slope = float((state["ascent.grad"].abs().amax(1) / run.n).max())
+            if slope > 1e-3:
+                reason = f"the evidence still rises (slope {slope:.2g} a row): raise refine"
+                posterior.record.status = Status("not-converged", reason)
         return posterior
 
     def function(self, inputs: int) -> KernelFunction:
@@ -221,9 +226,12 @@ def _distance(x: Tensor) -> float:
     return float(away.median()) or 1.0 if len(away) else 1.0
 
 
-def _member_rows(batch: Batch, m: int) -> tuple[Tensor, Tensor, Any]:
+def _member_rows(batch: Batch, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs [N, D], targets [N, O] and weights of one member; rows that only pad are left out."""
     x, y = (batch.x, batch.y) if batch.shared else (batch.x[m], batch.y[m])
-    weight = batch.weight
+    x, y, weight = matrix(x).double(), y.reshape(len(y), -1).double(), batch.weight
     if weight is not None:
         weight = (weight if weight.ndim == 1 else weight[m]).double()
-    return matrix(x).double(), y.reshape(len(y), -1).double(), weight
+        counts = weight > 0
+        x, y, weight = x[counts], y[counts], weight[counts]
+    return x, y, weight

@@ -21,7 +21,8 @@ Evaluate = Callable[[Run, Batch, int, Tensor], tuple[Tensor, Tensor]]
 
 _HALVINGS = 12
 _SUFFICIENT = 1e-4  # of the gain that the gradient promises
-_ARRIVED = 1e-9  # the gradient of L/n
+_ARRIVED = 1e-12  # the gradient of L/n
+_ROUNDING = 1e-10  # gains below this share of L cannot be seen in it
 
 
 def quasi_newton(evaluate: Evaluate, steps: int, name: str = "refine") -> Stage:
@@ -73,6 +74,9 @@ def _advance(
         reached, there = evaluate(tried)
         if float(reached) >= float(value) + _SUFFICIENT * share * slope:
             break
+        unseen = share * slope < _ROUNDING * max(1.0, abs(float(value)))
+        if unseen and float(there.norm()) < float(grad.norm()):
+            break  # near the top only the gradient tells
         share /= 2
     else:  # no gain along it: forget the curvature, and climb by the gradient next time
         eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)

@@ -1,0 +1,60 @@
+"""The demo writes its figures, names every method, and shows what it promises."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import doxa
+from doxa.app import demo
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("gpytorch")
+
+
+def test_every_method_has_a_panel() -> None:
+    assert {case.method for case in demo.CASES} == {row.name for row in doxa.methods()}
+    assert demo.MOONS[0].method == "map"  # the point estimate comes first
+
+
+def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
+    short = {"steps": 150}
+    monkeypatch.setattr(demo, "CASES", (demo.Case("linear", "", {"features": "rbf"}),
+                                        demo.Case("map", "", {}, short)))  # fmt: skip
+    monkeypatch.setattr(demo, "MOONS", (demo.Case("map", "point", {}, short),
+                                        demo.Case("deep-ensemble", "", {}, short)))  # fmt: skip
+    text = io.StringIO()
+    demo.run(tmp_path / "figures", 0, Console(file=text, width=200))
+    for name in ("regression.png", "two_moons.png"):
+        path = tmp_path / "figures" / name
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert str(path) in text.getvalue()
+    assert "linear" in text.getvalue() and "deep-ensemble" in text.getvalue()
+
+
+@pytest.mark.slow
+def test_the_demo_shows_what_it_says() -> None:
+    """Unsure in the gap, sure at the data; and the point estimate surer than the posterior."""
+    from doxa import data_sets, nets
+
+    train = data_sets.gap_regression(100, demo.TRAIN)
+    inside = np.linspace(-0.8, 1.2, 21)[:, None]
+    cases = {case.method: case for case in demo.CASES}
+    for name in ("gp", "laplace", "hmc"):
+        net = nets.mlp(1, 1, (50, 50), "tanh")
+        posterior = demo._fit(cases[name], net, doxa.Normal(1.5), train, "gaussian", 0)
+        at_data = posterior.predict(train.x).epistemic.mean()
+        in_gap = posterior.predict(inside).epistemic.mean()
+        assert in_gap > 4 * at_data, name
+    moons = data_sets.two_moons(120, 0.15, demo.TRAIN)
+    away = np.array([[4.0, 3.2], [-3.0, -2.7], [3.5, 2.5], [-2.5, -2.0]])
+    confidence = []
+    for case in demo.MOONS:
+        net = nets.mlp(2, 2, (50,), "tanh")
+        posterior = demo._fit(case, net, doxa.Normal(1.5), moons, "categorical", 0)
+        confidence.append(float(posterior.predict(away).probs.max(1).values.mean()))
+    assert confidence[0] > confidence[1] + 0.1

@@ -1,248 +1,28 @@
-"""The protocol every method follows, and what the driver hands it.
+"""The protocol every method follows.
 
 A method is a frozen dataclass of hyper-parameters. It says which `Stage`s it runs; each stage's
-step advances all members at once on a `State`, a dict of tensors with leading axis M. `Run` knows
-the model, the data's size, the prior and how gradients are computed; `Clock` gives time, the
-learning rate and noise.
+step advances all members at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from doxa.data import Batch, Data
-from doxa.engine import Engine
-from doxa.layout import Layout, Params
-from doxa.likelihoods import Likelihood
-from doxa.model import Model, likelihood_parameters
-from doxa.noise import Noise
-from doxa.optim import Adam, Optimizer
-from doxa.priors import BoundPrior
+from doxa.data import Batch
+from doxa.model import Model
+from doxa.run import Clock, Info, Run, State, batch_rows, slice_state
 
 if TYPE_CHECKING:
     from doxa.posterior import Posterior
 
-State = dict[str, Tensor]
-Info = dict[str, Tensor]
-
-
-@dataclass
-class Clock:
-    """Where a stage stands. Everything that changes from step to step is a tensor, so that a step
-    can be traced, compiled or captured."""
-
-    t: Tensor  # [], the step within the stage
-    rate: Tensor  # [] or [M, 1], the learning rate now
-    steps: int
-    source: Noise
-    owned: bool = False  # the state's tensors may be overwritten: nobody else holds them
-    calls: int = 0
-
-    def noise(self, *shape: int) -> Tensor:
-        """Standard normals [M, *shape]; each call within a step gets its own."""
-        self.calls += 1
-        return self.source.normal(shape, self.t, self.calls)
-
-    def uniform(self, *shape: int) -> Tensor:
-        """Uniforms in (0, 1], [M, *shape]."""
-        self.calls += 1
-        return self.source.uniform(shape, self.t, self.calls)
-
-
-@dataclass
-class Run:
-    """What a method sees of a fit: M = runs × members rows, advanced together."""
-
-    model: Model | None
-    likelihood: Likelihood
-    layout: Layout
-    prior: BoundPrior
-    data: Data
-    engine: Engine
-    members: list[int]  # member id of each row
-    run_of: list[int]  # run of each row
-    seeds: list[int]  # seed of each row
-    n: Tensor  # [M], the sum of weights
-    device: torch.device
-    dtype: torch.dtype
-    hyper: dict[str, Tensor] = field(default_factory=dict)  # {field: [M]}, where runs differ
-    constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
-    optimizer: Optimizer = field(default_factory=Adam)
-    rate: float = 1e-2
-    epoch_steps: int = 1
-    batch_size: int = 1
-    initial: Tensor | None = None  # [M, P]
-    inputs: Any = None  # the shape of one row of x
-    _index: Tensor | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-    @property
-    def net(self) -> Model:
-        if self.model is None:
-            raise AssertionError("this method brings its own functions and has no network")
-        return self.model
-
-    def field(self, method: Method, name: str) -> Tensor:
-        """A hyper-parameter as [M]: the grid's values where there is a grid."""
-        if name in self.hyper:
-            return self.hyper[name]
-        value = float(getattr(method, name))
-        return torch.full((self.size,), value, device=self.device, dtype=self.dtype)
-
-    def noise(self, purpose: str) -> Noise:
-        keys = [f"{seed}/{member}" for seed, member in zip(self.seeds, self.members, strict=True)]
-        return Noise(0, purpose, keys, self.device, self.dtype)
-
-    def start(self) -> Tensor:
-        """Initial parameters, [M, P]."""
-        assert self.initial is not None
-        return self.initial.clone()
-
-    def subset_index(self) -> Tensor:
-        """Positions of the uncertain parameters in the flat vector."""
-        if self._index is None:
-            self._index = self.layout.index(self.net.subset_names).to(self.device)
-        return self._index
-
-    def subset_where(self) -> slice | Tensor:
-        """The same as a slice where they lie together, which costs no copies."""
-        index = self.subset_index()
-        if len(index) and int(index[-1] - index[0]) + 1 == len(index):
-            return slice(int(index[0]), int(index[-1]) + 1)
-        return index
-
-    def common(self, method: Method) -> dict[str, Any]:
-        """What every posterior of this run is given (one run only)."""
-        r = self.run_of[0]
-        return {
-            "model": self.model, "method": method, "likelihood": self.likelihood,
-            "scales": self.data.scales[r], "inputs": self.inputs,
-        }  # fmt: skip
-
-    def shared(self, state: State) -> dict[str, Params]:
-        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers."""
-        constants = {k: v[0] for k, v in self.constants.items()}
-        return {"constants": constants, "buffers": self.buffers(state)}
-
-    def units_log_jacobian(self) -> Tensor:
-        """log |d fitted / dy| of each member's rows: densities are reported in units of y. [M]"""
-        each = []
-        for m, r in enumerate(self.run_of):
-            scale = self.data.scales[r].y_scale
-            if scale is None:
-                each.append(0.0)
-                continue
-            event = self.data.y[0].numel()
-            logs = torch.as_tensor(scale).double().log()
-            each.append(-float(self.n[m]) * float(logs.sum()) * (event / max(1, logs.numel())))
-        return torch.tensor(each, dtype=torch.float64, device=self.device)
-
-    def part(self, rows: slice) -> Run:
-        """The same run for some of its members."""
-        own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
-        prior = self.prior[rows] if self.prior.stacked else self.prior
-        return replace(
-            self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
-            n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants), prior=prior,
-            initial=None if self.initial is None else self.initial[rows],
-        )  # fmt: skip
-
-    def buffers(self, state: State) -> Params:
-        """Each member's own copy of the buffers that training changes."""
-        prefix = "buffer."
-        return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
-
-    def init_buffers(self) -> State:
-        model = self.net
-        return {
-            f"buffer.{name}": model.fixed[name].expand(self.size, *model.fixed[name].shape).clone()
-            for name in model.tracked
-        }
-
-    def log_likelihood(
-        self,
-        flat: Tensor,
-        batch: Batch,
-        members: slice = slice(None),
-        *,
-        masks: Mapping[str, Tensor] | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        training: bool = False,
-    ) -> Tensor:
-        """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member: [M]."""
-        params = self.layout.unflatten(flat)
-        f = self.engine.forward(
-            self.net, params, batch.x, shared=batch.shared, masks=masks, buffers=buffers,
-            training=training,
-        )  # fmt: skip
-        theta = likelihood_parameters(params) | {k: v[members] for k, v in self.constants.items()}
-        each = self.likelihood.log_prob(f, batch.y, theta, lead=1)  # [M, B]
-        if batch.weight is not None:
-            each = each * batch.weight
-        return each.sum(-1) * batch.scale
-
-    def grad(
-        self,
-        flat: Tensor,
-        batch: Batch,
-        *,
-        masks: Mapping[str, Tensor] | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        training: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """The log-likelihood of each member and its gradient: [M], [M, P]."""
-
-        def value(theta: Tensor, part: slice) -> Tensor:
-            own = lambda tree: None if tree is None else {k: v[part] for k, v in tree.items()}  # noqa: E731
-            return self.log_likelihood(
-                theta, batch.members(part), part, masks=own(masks), buffers=own(buffers),
-                training=training,
-            )  # fmt: skip
-
-        return self.differentiate(value, flat)
-
-    def differentiate(
-        self, fn: Callable[[Tensor, slice], Tensor], flat: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Value [M] and gradient [M, P] of a function of some members' rows, chunk by chunk."""
-        values, grads = [], []
-        for part in self.engine.chunks(flat.shape[0]):
-            with torch.enable_grad():
-                theta = flat[part].detach().requires_grad_()
-                value = fn(theta, part)
-                (grad,) = torch.autograd.grad(value.sum(), theta)
-            values.append(value.detach())
-            grads.append(grad)
-        if len(values) == 1:
-            return values[0], grads[0]
-        return torch.cat(values), torch.cat(grads)
-
-    def dropout_masks(self, clock: Clock, rows: int) -> dict[str, Tensor] | None:
-        """Training masks for the net's own dropout layers, [M, rows, ...], scaled by 1/(1 − p)."""
-        model = self.net
-        masks = {}
-        for name, shape in model.sites.items():
-            p = model._site(name).p
-            if p > 0:
-                kept = clock.uniform(rows, *shape) > p
-                masks[name] = kept.to(self.dtype) / (1.0 - p)
-        return masks or None
-
-
-def batch_rows(batch: Batch) -> int:
-    leaf = batch.x
-    while not isinstance(leaf, Tensor):
-        leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-    return int(leaf.shape[0 if batch.shared else 1])
+__all__ = [
+    "Clock", "Info", "Method", "Objective", "Run", "Stage", "State", "batch_rows", "log_joint",
+    "optimise", "slice_state",
+]  # fmt: skip
 
 
 @dataclass
@@ -274,7 +54,9 @@ class Method:
     needs_network: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
     regression_only: ClassVar[bool] = False
-    per_run: ClassVar[tuple[str, ...] | None] = None  # fields a grid may vary; None: it checks itself
+    per_run: ClassVar[tuple[str, ...] | None] = (
+        None  # fields a grid may vary; None: it checks itself
+    )
 
     def prepare(self, model: Model) -> Model:
         """Rewrite the network, on a copy."""
@@ -342,7 +124,3 @@ def log_joint(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tenso
         theta, batch, masks=masks, buffers=run.buffers(changed) or None, training=True
     )
     return value + run.prior.log_prob(theta), run.prior.add_score(grad, theta), changed
-
-
-def slice_state(state: State, part: slice) -> State:
-    return tree_map(lambda v: v[part], state)

@@ -29,7 +29,7 @@ def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
                                         demo.Case("deep-ensemble", "", {}, short)))  # fmt: skip
     text = io.StringIO()
     demo.run(tmp_path / "figures", 0, Console(file=text, width=200))
-    for name in ("regression.png", "two_moons.png"):
+    for name in ("gap.png", "two_moons.png"):
         path = tmp_path / "figures" / name
         assert path.read_bytes().startswith(b"\x89PNG")
         assert str(path) in text.getvalue()

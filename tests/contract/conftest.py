@@ -1,9 +1,9 @@
 """Every registered method × every task it has, as fixtures that a test asks for by name.
 
 `case` is all of them, `trained` those that train a network, `regression` and `classification` one
-task; each with "_place" at its end also runs on the GPU. A method joins by being registered. What
-it needs to be quick is in `FAST`; what makes a run hopeless, a single step, or a grid of its own
-is there too, and has a default.
+task; each runs on the CPU and, marked `gpu`, on a GPU. A method joins by being registered. What it
+needs to be quick is in `FAST`; what makes a run hopeless, a single step, or a grid of its own is
+there too, and has a default.
 """
 
 from __future__ import annotations
@@ -161,10 +161,8 @@ FIXTURES = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, cases in FIXTURES.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, cases, ids=str, indirect=True)
-        if f"{name}_place" in metafunc.fixturenames:
             gpu = [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in cases]
-            metafunc.parametrize(f"{name}_place", [*cases, *gpu], ids=str, indirect=True)
+            metafunc.parametrize(name, [*cases, *gpu], ids=str, indirect=True)
 
 
 def importable(case: Case) -> str:
@@ -188,7 +186,7 @@ def _chosen(request: pytest.FixtureRequest) -> Case:
     return case
 
 
-for _name in [*FIXTURES, *(f"{name}_place" for name in FIXTURES)]:
+for _name in FIXTURES:
     globals()[_name] = pytest.fixture(name=_name)(_chosen)
 
 

@@ -29,29 +29,34 @@ ENGINES = {
 
 
 def fit(case: Any, engine: Engine, **options: Any) -> Any:
-    if not case.needs_network:
-        pytest.skip("brings its own functions: there is no engine to choose")
     settings = case.fast.one_step if options["steps"] == 1 else case.fast.many_steps
     posterior = case.fit(engine=engine, members=3, settings=settings, **options)
     assert posterior.diagnostics["engine"] == engine.kind
     return posterior
 
 
+def agree(case: Any, engine: str, relative: float, assert_close: Check, **options: Any) -> None:
+    want = reference(case, tuple(options.items()))
+    assert_close(fit(case, ENGINES[engine], **options).tensors(), want.tensors(), relative)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("dtype", "steps", "relative"),
-    [(torch.float64, 1, 1e-10), (torch.float64, 100, 1e-9), (torch.float32, 1, 1e-5)],
-    ids=["one step", "100 steps", "one step, float32"],
-)
-def test_engines_agree(
-    case_place: Any, engine: str, dtype: torch.dtype, steps: int, relative: float,
-    assert_close: Check, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    options = {"dtype": dtype, "steps": steps, "optimizer": "sgd" if steps == 1 else "adam"}
-    want = reference(place, tuple(options.items()))
-    got = fit(place, ENGINES[engine], **options)
+def test_one_step(
+    trained: Any, engine: str, assert_close: Check, caplog: pytest.LogCaptureFixture
+) -> None:
+    agree(trained, engine, 1e-10, assert_close, dtype=torch.float64, steps=1, optimizer="sgd")
     assert "running eagerly" not in caplog.text, "the mode that was asked for did not run"
-    assert_close(got.tensors(), want.tensors(), relative)
+
+
+@pytest.mark.parametrize("engine", ["chunk of 2", "loop", "traced"])
+def test_a_hundred_steps(trained_regression: Any, engine: str, assert_close: Check) -> None:
+    agree(trained_regression, engine, 1e-9, assert_close, dtype=torch.float64, steps=100)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_one_step_in_float32(trained_regression: Any, engine: str, assert_close: Check) -> None:
+    case = trained_regression
+    agree(case, engine, 1e-5, assert_close, dtype=torch.float32, steps=1, optimizer="sgd")
 
 
 _references: dict[Any, Any] = {}
@@ -64,68 +69,57 @@ def reference(case: Any, options: Any) -> Any:
     return _references[key]
 
 
-def test_one_step_changes_something(case: Any) -> None:
+def test_one_step_changes_something(trained: Any) -> None:
     """Else agreement after one step would say nothing."""
-    if case.row.family == "mcmc":
+    if trained.row.family == "mcmc":
         pytest.skip("its steps have no rate")
     start, after = (
-        fit(case, Engine("loop"), steps=1, lr=lr, dtype=torch.float64, optimizer="sgd")
+        fit(trained, Engine("loop"), steps=1, lr=lr, dtype=torch.float64, optimizer="sgd")
         for lr in (1e-12, 0.01)
     )
     assert any(not torch.allclose(v, after.tensors()[k]) for k, v in start.tensors().items())
 
 
-def test_a_mode_that_was_asked_for_is_recorded(case: Any) -> None:
-    if case.row.family in ("mcmc", "laplace"):
-        pytest.skip("its last stage has a mode of its own")
-    posterior = fit(case, Engine("stack", "traced"), steps=3)
-    assert posterior.diagnostics["mode"] == "traced"
-
-
-def test_predictions_do_not_depend_on_the_engine(case: Any, assert_close: Check) -> None:
-    if not case.needs_network:
-        pytest.skip("brings its own functions: there is no engine to choose")
-    x, _ = case.data()
-    posterior = case.fit(members=2, dtype=torch.float64, steps=5)
+def test_predictions_do_not_depend_on_the_engine(trained: Any, assert_close: Check) -> None:
+    x, _ = trained.data()
+    posterior = trained.fit(members=2, dtype=torch.float64, steps=5)
     want = posterior.predict(x)
     for engine in (Engine("loop"), Engine("stack", native=False), Engine("stack")):
         posterior._engine = engine
         p = posterior.predict(x)
-        assert_close({"mean": p.mean, "var": p.variance}, {"mean": want.mean, "var": want.variance},
-                     1e-10)  # fmt: skip
+        got = {"mean": p.mean, "variance": p.variance}
+        assert_close(got, {"mean": want.mean, "variance": want.variance}, 1e-10)
 
 
-def test_tiles_do_not_matter(case: Any, monkeypatch: Any, assert_close: Check) -> None:
+def test_tiles_do_not_matter(trained: Any, monkeypatch: Any, assert_close: Check) -> None:
     """The widest activation is 8 numbers of 8 bytes: 20 cells a tile make many tiles."""
-    if not case.needs_network:
-        pytest.skip("brings its own functions: there is no engine to choose")
-    x, _ = case.data()
-    posterior = case.fit(members=3, dtype=torch.float64, steps=5)
+    x, _ = trained.data()
+    posterior = trained.fit(members=3, dtype=torch.float64, steps=5)
     want = posterior.functions(x, 3)
     monkeypatch.setattr("doxa.engine._TILE_BYTES", 20 * 64)
     assert_close({"f": posterior.functions(x, 3)}, {"f": want}, 1e-10)
 
 
 @pytest.mark.slow
-def test_compiled_agrees(case: Any, assert_close: Check) -> None:
-    if case.row.family == "mcmc":
-        pytest.skip("chains are not compiled")
+def test_compiled(trained_regression: Any, assert_close: Check) -> None:
+    if trained_regression.row.family == "mcmc":
+        pytest.skip("a transition takes minutes to compile")
     options = {"dtype": torch.float64, "steps": 20}
-    want = fit(case, Engine("stack"), **options)
-    got = fit(case, Engine("stack", "compiled"), **options)
+    want = fit(trained_regression, Engine("stack"), **options)
+    got = fit(trained_regression, Engine("stack", "compiled"), **options)
     assert_close(got.tensors(), want.tensors(), 1e-9)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["stack", "loop"])
-def test_a_cuda_graph_agrees(case_place: Any, kind: str, assert_close: Check) -> None:
-    if case_place.device != "cuda":
+def test_a_cuda_graph(
+    trained: Any, kind: str, assert_close: Check, caplog: pytest.LogCaptureFixture
+) -> None:
+    if trained.device != "cuda":
         pytest.skip("a CUDA graph needs a CUDA device")
-    if case_place.row.family == "mcmc":
-        pytest.skip("chains are not captured")
     options = {"dtype": torch.float64, "steps": 100}
-    want = fit(place, Engine(kind), **options)
-    got = fit(place, Engine(kind, "graph"), **options)
+    want = fit(trained, Engine(kind), **options)
+    got = fit(trained, Engine(kind, "graph"), **options)
+    assert "running eagerly" not in caplog.text
     assert_close(got.tensors(), want.tensors(), 1e-9)
 
 

@@ -28,35 +28,43 @@ def alone(case: Any, spec: Any, **options: Any) -> Any:
     return case.fit(data, settings=hyper, seed=spec.seed, **options)
 
 
-@pytest.mark.parametrize("batch_size", [16, None])
-def test_a_run_is_the_fit_it_would_be_alone(
-    case_place: Any, batch_size: int | None, answers: Any, assert_close: Check
-) -> None:
-    options = {"dtype": torch.float64, "steps": 30, "members": 2, "batch_size": batch_size}
-    if not case_place.needs_network:
-        options.pop("members")
-    runs = doxa.Runs(rows=ROWS, grid=case_place.fast.grid, seeds=[0, 1])
-    sweep = case_place.fit(runs=runs, **options)
-    points = len(next(iter(case_place.fast.grid.values()), [None]))
-    assert len(sweep) == len(ROWS) * points * 2
-    x, y = case_place.data()
-    for r in (0, 1, len(sweep) // 2, len(sweep) - 1):
+def compare(case: Any, sweep: Any, answers: Any, assert_close: Check, **options: Any) -> None:
+    """Some of a sweep's runs with the fits they would be alone."""
+    x, y = case.data()
+    for r in (1, len(sweep) // 2, len(sweep) - 1):
         spec = sweep.specs[r]
-        single = alone(place, spec, **options)
+        single = alone(case, spec, **options)
         assert_close(sweep[r].tensors(), single.tensors(), 1e-8)
         got, want = (answers(post.predict(x), y) for post in (sweep[r], single))
         assert_close(got, want, 1e-8)
         assert sweep[r].diagnostics["rows"] == len(spec.rows)
 
 
+def test_a_run_is_the_fit_it_would_be_alone(case: Any, answers: Any, assert_close: Check) -> None:
+    options = {"dtype": torch.float64, "steps": 30, "members": 2}
+    sweep = case.fit(runs=doxa.Runs(rows=ROWS, grid=case.fast.grid, seeds=[0, 1]), **options)
+    points = len(next(iter(case.fast.grid.values()), [None]))
+    assert len(sweep) == len(ROWS) * points * 2
+    compare(case, sweep, answers, assert_close, **options)
+
+
+def test_also_where_a_batch_holds_all_rows(
+    trained: Any, answers: Any, assert_close: Check
+) -> None:
+    """Batches of 128 would be 30, 35 and 40 rows alone: short runs are padded with weight 0."""
+    options = {"dtype": torch.float64, "steps": 20, "batch_size": 128}
+    sweep = trained.fit(runs=doxa.Runs(rows=ROWS), **options)
+    compare(trained, sweep, answers, assert_close, **options)
+
+
 def test_runs_differ(case: Any) -> None:
     """Else the comparison with single fits would say nothing."""
     x, _ = case.data()
-    sweep = case.fit(runs=doxa.Runs(rows=ROWS, grid=case.fast.grid, seeds=[0, 1]), steps=10)
+    sweep = case.fit(runs=doxa.Runs(rows=ROWS, grid=case.fast.grid, seeds=[0, 1]), steps=5)
     answers = [posterior.predict(x) for posterior in sweep]
     seen = {(*p.mean.flatten().tolist(), *p.variance.flatten().tolist()) for p in answers}
     points = len(next(iter(case.fast.grid.values()), [None]))
-    assert len(seen) >= len(ROWS) * (1 if case.draws_nothing else 2 * points)
+    assert len(seen) >= len(ROWS) * (2 * points if case.trains else 1)
 
 
 def test_the_order_is_splits_then_grid_then_seeds(case: Any) -> None:
@@ -72,7 +80,7 @@ def test_selection_is_by_the_held_out_rows(case: Any) -> None:
     """The mean log predictive density in units of y, and the best run by it."""
     x, y = case.data()
     train, held = (x[:28], y[:28]), (x[28:], y[28:])
-    sweep = case.fit(train, runs=doxa.Runs(grid=case.fast.grid, seeds=[0, 1]), validation=held)
+    sweep = case.fit(train, runs=doxa.Runs(grid=case.fast.grid, seeds=[0, 1]), validation=held, steps=20)
     scores = [float(post.predict(held[0]).log_prob(held[1]).mean()) for post in sweep]
     assert [post.validation for post in sweep] == pytest.approx(scores, rel=1e-5)
     assert sweep.select(by="validation") is sweep[scores.index(max(scores))]
@@ -102,24 +110,21 @@ def test_nothing_to_select_by(case: Any) -> None:
         sweep.select(by="luck")
 
 
-def test_early_stopping_is_each_runs_own(case: Any, assert_close: Check) -> None:
+def test_early_stopping_is_each_runs_own(trained: Any, assert_close: Check) -> None:
     options = {
-        "dtype": torch.float64, "steps": 60, "validation": 0.3, "patience": 1, "lr": 0.1,
-        "members": 1,
+        "dtype": torch.float64, "validation": 0.3, "patience": 1, "lr": 0.1, "batch_size": 8,
     }  # fmt: skip
-    sweep = case.fit(runs=doxa.Runs(rows=ROWS, seeds=[0, 1]), **options)
+    sweep = trained.fit(runs=doxa.Runs(rows=ROWS), **options)
     for posterior, spec in zip(sweep, sweep.specs, strict=True):
-        assert_close(posterior.tensors(), alone(case, spec, **options).tensors(), 1e-8)
+        assert_close(posterior.tensors(), alone(trained, spec, **options).tensors(), 1e-8)
 
 
-def test_a_grid_over_priors(case: Any, assert_close: Check) -> None:
-    if not case.needs_network:
-        pytest.skip("has no weights with a prior of the user's")
+def test_a_grid_over_priors(trained: Any, assert_close: Check) -> None:
     options = {"dtype": torch.float64, "steps": 10}
     scales = [0.1, 2.0]
-    sweep = case.fit(runs=doxa.Runs(grid={"prior": [doxa.Normal(s) for s in scales]}), **options)
+    sweep = trained.fit(runs=doxa.Runs(grid={"prior": [doxa.Normal(s) for s in scales]}), **options)
     for posterior, scale in zip(sweep, scales, strict=True):
-        single = case.fit(prior=doxa.Normal(scale), **options)
+        single = trained.fit(prior=doxa.Normal(scale), **options)
         assert_close(posterior.tensors(), single.tensors(), 1e-8)
 
 

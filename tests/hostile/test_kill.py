@@ -54,8 +54,8 @@ class Victim:
         return process
 
     def run(self) -> Victim:
-        began = time.monotonic()
         process = self.start(self.folder / "alone", self.folder / "expected")
+        began = time.monotonic()
         assert process.wait() == 0
         length = time.monotonic() - began
         moments = random.Random(self.name)
@@ -69,7 +69,9 @@ class Victim:
                 self.inspect()
             else:
                 self.finish(process)
-        self.finish(process := self.start(self.checkpoints, self.folder / "out"), process.wait())
+        process = self.start(self.checkpoints, self.folder / "out")
+        process.wait()
+        self.finish(process)
         return self
 
     def inspect(self) -> None:
@@ -84,7 +86,7 @@ class Victim:
             else:
                 read_artefact(path)
 
-    def finish(self, process: subprocess.Popen[str], _code: int = 0) -> None:
+    def finish(self, process: subprocess.Popen[str]) -> None:
         assert process.returncode == 0
         expected, found = (read_artefact(self.folder / n)[0] for n in ("expected", "out"))
         assert expected.keys() == found.keys()

@@ -18,10 +18,10 @@ import torch
 import doxa
 
 METHODS: dict[str, dict[str, Any]] = {
-    "map": {"method": doxa.MAP(), "steps": 6000, "validation": 0.2, "patience": 10**6},
-    "deep-ensemble": {"method": doxa.DeepEnsemble(), "steps": 5000, "members": 3},
-    "mean-field": {"method": doxa.MeanField(), "steps": 5000, "members": 2},
-    "hmc": {"method": doxa.HMC(draws=150, burn_in=100, leapfrog=8), "members": 2},
+    "map": {"method": doxa.MAP(), "steps": 400, "validation": 0.2, "patience": 10**6},
+    "deep-ensemble": {"method": doxa.DeepEnsemble(), "steps": 600, "members": 3},
+    "mean-field": {"method": doxa.MeanField(), "steps": 400, "members": 2},
+    "hmc": {"method": doxa.HMC(draws=100, burn_in=60, leapfrog=8), "members": 2},
 }
 
 

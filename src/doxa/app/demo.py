@@ -71,11 +71,11 @@ def run(folder: Path, seed: int, console: Console) -> None:
         def done() -> None:
             progress.advance(task)
 
-        gap_table = _gap(folder / "regression.png", seed, tell, done)
+        gap_table = _gap(folder / "gap.png", seed, tell, done)
         moons_table = _moons(folder / "two_moons.png", seed, tell, done)
     console.print(gap_table)
     console.print(moons_table)
-    for name in ("regression.png", "two_moons.png"):
+    for name in ("gap.png", "two_moons.png"):
         console.print(f"figure: {escape(str((folder / name).resolve()))}", soft_wrap=True)
 
 

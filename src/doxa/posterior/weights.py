@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from doxa import linalg
 from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
-from doxa.errors import MemoryBudgetError, MethodError, ModelError, Unavailable
+from doxa.errors import MemoryBudgetError, ModelError
 from doxa.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
-from doxa.noise import Noise
-from doxa.posterior.base import Posterior, leaves, register_posterior
+from doxa.posterior.base import Posterior, leaves
 from doxa.predictive import Moments, Predictive
 
 log = logging.getLogger("doxa")
@@ -98,7 +96,7 @@ class WeightPosterior(Posterior):
         groups = self.groups(n, seed)
         if keep == "moments":
             return self._stream(groups, x)
-        f = _cat([self._evaluate(g, x) for g in groups], 0)
+        f = concatenate([self._evaluate(g, x) for g in groups], 0)
         return Predictive(f, self.likelihood, self._theta(groups))
 
     def _count(self, n: int | None) -> int:
@@ -223,200 +221,7 @@ class WeightPosterior(Posterior):
         return {"constants": under("constant."), "buffers": under("buffer.")}
 
 
-def _cat(parts: list[Any], dim: int) -> Any:
+def concatenate(parts: list[Any], dim: int) -> Any:
     if len(parts) == 1:
         return parts[0]
     return tree_map(lambda *t: torch.cat(t, dim), *parts)
-
-
-@register_posterior
-class SamplePosterior(WeightPosterior):
-    """Kept parameter vectors: ensembles, chains, snapshots. samples: [K members, T draws, P]."""
-
-    kind = "sample"
-
-    def __init__(self, *args: Any, samples: Tensor, **kw: Any) -> None:
-        super().__init__(*args, **kw)
-        self.samples = samples
-
-    @property
-    def members(self) -> int:
-        return self.samples.shape[0]
-
-    def _reference(self) -> Tensor:
-        return self.samples
-
-    def point(self) -> Tensor:
-        return self.samples[:, -1]
-
-    def _count(self, n: int | None) -> int:
-        return self.samples.shape[0] * self.samples.shape[1] if n is None else n
-
-    def groups(self, n: int | None, seed: int) -> list[Draws]:
-        members, kept, size = self.samples.shape
-        total = members * kept
-        if n is not None and n > total:
-            raise MethodError(f"{n} draws asked for, {total} kept; fit with more draws or members")
-        flat = self.samples.reshape(total, size)
-        index = torch.arange(total, device=flat.device)
-        if n is not None and n < total:  # evenly thinned within each member
-            parts = [
-                k * kept + (torch.arange(c) * kept) // max(c, 1)
-                for k, c in enumerate(self._split(n))
-            ]
-            index = torch.cat(parts).to(flat.device)
-            flat = flat[index]
-        owner = index // kept
-        buffers = {name: v[owner] for name, v in self.buffers.items()}
-        return [Draws(self.layout.unflatten(flat), len(index), buffers=buffers)]
-
-    def to_arviz(self) -> Any:
-        try:
-            import arviz_base
-        except ImportError as error:
-            from doxa.errors import MissingExtra
-
-            raise MissingExtra("to_arviz needs the extra 'diagnostics': pip install 'doxa[diagnostics]'") from error  # fmt: skip
-        values = self.layout.unflatten(self.samples.cpu())
-        return arviz_base.from_dict({"posterior": {k: v.numpy() for k, v in values.items()}})
-
-    def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | {"samples": self.samples}
-
-    @classmethod
-    def restore(
-        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
-    ) -> SamplePosterior:
-        return cls(**common, **cls._shared(tensors), samples=tensors["samples"])
-
-
-@register_posterior
-class GaussianPosterior(WeightPosterior):
-    """A Gaussian over the subset's parameters, one a member; the rest are points.
-
-    mean: [K, P]; covariance: a `Structure` over the subset's elements, in layout order.
-    """
-
-    kind = "gaussian"
-
-    def __init__(self, *args: Any, mean: Tensor, covariance: linalg.Structure, **kw: Any) -> None:
-        super().__init__(*args, **kw)
-        self.mean = mean
-        self.covariance = covariance
-
-    @property
-    def members(self) -> int:
-        return self.mean.shape[0]
-
-    def _reference(self) -> Tensor:
-        return self.mean
-
-    def point(self) -> Tensor:
-        return self.mean
-
-    @property
-    def subset(self) -> Layout:
-        return self.layout.select(self.network.subset_names)
-
-    def groups(self, n: int | None, seed: int) -> list[Draws]:
-        index = self.layout.index(self.network.subset_names).to(self.mean.device)
-        counts = self._split(n)
-        keys = [f"{k}/{j}" for k in range(self.members) for j in range(max(counts))]
-        noise = Noise(seed, "draws", keys, self.device, self.dtype)
-        eps = noise.normal((len(index),)).reshape(self.members, max(counts), -1).transpose(0, 1)
-        away = self.covariance.sample(eps).transpose(0, 1)  # [K, S, subset]
-        names = frozenset(self.layout.names) - set(self.network.subset_names)
-        groups = []
-        for k, count in enumerate(counts):
-            if count == 0:
-                continue
-            chosen = self.mean[k, index] + away[k, :count]
-            params = self.layout.unflatten(self.mean[k])
-            params |= self.subset.unflatten(chosen)
-            groups.append(Draws(params, count, names, buffers=self._own_buffers(k, count)))
-        return groups if names else [_merge(groups)]
-
-    def tensors(self) -> dict[str, Tensor]:
-        state = {f"covariance.{k}": v for k, v in self.covariance.state().items()}
-        return super().tensors() | {"mean": self.mean} | state
-
-    def extra(self) -> dict[str, Any]:
-        bounds = {"elbo": self.elbo, "evidence": self.log_evidence}
-        return {"structure": self.covariance.name} | bounds
-
-    @classmethod
-    def restore(
-        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
-    ) -> GaussianPosterior:
-        prefix = "covariance."
-        state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-        covariance = linalg.structure(extra["structure"], state)
-        new = cls(**common, **cls._shared(tensors), mean=tensors["mean"], covariance=covariance)
-        new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
-        return new
-
-
-def _merge(groups: list[Draws]) -> Draws:
-    if len(groups) == 1:
-        return groups[0]
-    cat = lambda name: _cat([getattr(g, name) for g in groups], 0)  # noqa: E731
-    return Draws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))
-
-
-@register_posterior
-class ImplicitPosterior(WeightPosterior):
-    """Point weights and random masks: dropout. theta: [K, P]; rates: {layer: p} of each member [K]."""
-
-    kind = "implicit"
-    objective: float | None = None
-
-    def __init__(self, *args: Any, theta: Tensor, rates: Params, **kw: Any) -> None:
-        super().__init__(*args, **kw)
-        self.theta = theta
-        self.rates = rates
-
-    @property
-    def members(self) -> int:
-        return self.theta.shape[0]
-
-    def _reference(self) -> Tensor:
-        return self.theta
-
-    def point(self) -> Tensor:
-        return self.theta
-
-    def groups(self, n: int | None, seed: int) -> list[Draws]:
-        groups = []
-        for k, count in enumerate(self._split(n)):
-            if count == 0:
-                continue
-            keys = [f"{k}/{j}" for j in range(count)]
-            masks = {}
-            for site, shape in self.network.sites.items():
-                p = self.rates[site][k]
-                u = Noise(seed, f"masks/{site}", keys, self.device, self.dtype).uniform((1, *shape))
-                masks[site] = (u > p).to(self.dtype) / (1 - p)
-            params = self.layout.unflatten(self.theta[k])
-            groups.append(
-                Draws(params, count, frozenset(params), masks, self._own_buffers(k, count))
-            )
-        return groups
-
-    def draw(self, n: int | None = None, seed: int | None = None) -> Params:
-        raise Unavailable("a dropout posterior draws masks, not weights; use functions(x, n)")
-
-    def tensors(self) -> dict[str, Tensor]:
-        rates = {f"rate.{k}": v for k, v in self.rates.items()}
-        return super().tensors() | {"theta": self.theta} | rates
-
-    def extra(self) -> dict[str, Any]:
-        return {"objective": self.objective}
-
-    @classmethod
-    def restore(
-        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
-    ) -> ImplicitPosterior:
-        rates = {k[5:]: v for k, v in tensors.items() if k.startswith("rate.")}
-        new = cls(**common, **cls._shared(tensors), theta=tensors["theta"], rates=rates)
-        new.objective = extra.get("objective")
-        return new

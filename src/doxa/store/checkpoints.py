@@ -7,6 +7,7 @@ count saves, not steps: a run that went back to an earlier step continues from w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -122,8 +123,11 @@ class Checkpoints:
 
     def _remove_all_but(self, kept: set[str | None]) -> None:
         for name in self._names():
-            if name not in kept:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+            if name not in kept:  # renamed first: what carries a checkpoint's name is always whole
+                doomed = self.path / f"{_TEMPORARY}old-{name}"
+                with contextlib.suppress(OSError):  # another process removes it too
+                    os.rename(self.path / name, doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _number(name: str) -> int:

@@ -127,7 +127,9 @@ class _Rows(Dataset[Any]):
         except (RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"the dataset's rows cannot be put into one batch: {error}") from error
         if not isinstance(rows, tuple | list) or len(rows) != 2:
-            raise DataError("a dataset must give pairs (x, y); several inputs go in a dict or tuple")
+            raise DataError(
+                "a dataset must give pairs (x, y); several inputs go in a dict or tuple"
+            )
         x, y = as_tensors(rows[0], "x"), as_tensors(rows[1], "y")
         check_finite(x, "x", numbers)
         check_finite(y, "y", numbers)

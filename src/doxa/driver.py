@@ -250,7 +250,9 @@ class Driver:
             for m in range(run.size)
         ]  # fmt: skip
         at.best = _choose(torch.tensor(better, device=run.device), at.state, at.best)
-        at.best_score = [s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)]
+        at.best_score = [
+            s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)
+        ]
         at.waited = [0 if b else w + d for b, w, d in zip(better, at.waited, due, strict=True)]
         at.history.setdefault("validation", []).append([at.done, scores])
         return min(at.waited) >= self.options.patience

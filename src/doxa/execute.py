@@ -183,7 +183,9 @@ def choose_executor(step: Step, trial: Trial, run: Any, steps: int) -> Executor:
 
 def _fastest_engine(step: Step, trial: Trial, run: Any) -> Executor:
     given = run.engine
-    kinds = ["stack", "loop"] if given.kind == "stack" and run.size <= _LOOP_MEMBERS else [given.kind]
+    kinds = (
+        ["stack", "loop"] if given.kind == "stack" and run.size <= _LOOP_MEMBERS else [given.kind]
+    )
     found = []
     for kind in kinds:
         run.engine = replace(given, kind=kind)

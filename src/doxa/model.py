@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa import likelihoods, nets
 from doxa.errors import ModelError
 from doxa.layout import Entry, Layout, Params
+from doxa.network import masked_layers, reset, swap_dropout, watched
 from doxa.noise import digest
 from doxa.priors import BoundPrior, Normal, bind
 from doxa.stacked import MaskedDropout, Plan
@@ -34,7 +35,6 @@ Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict
 Subset = str | Callable[[str], bool] | tuple[str, ...]
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
-_DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -45,8 +45,9 @@ class Model:
     ----------
     net: any `nn.Module`. It may take several inputs (pass a tuple or dict as x), give several
         outputs (with a tuple of likelihoods), share or freeze parameters, and hold buffers.
-    likelihood: a string ("gaussian", "categorical", ...) or a `Likelihood`; a tuple for several heads.
-    prior: a `WeightPrior`, or a dict {name pattern: prior} with "*" for the rest. Default Normal(1).
+    likelihood: a string ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for
+        several heads.
+    prior: a prior, or a dict {name pattern: prior} with "*" for the rest. Default: Normal(1).
     subset: which parameters are uncertain: "all", "last_layer", a predicate on names, or a tuple of
         names. The others are point estimates under the same prior.
     """
@@ -95,20 +96,10 @@ class Model:
         return moved
 
     def build(self, x: Inputs) -> Model:
-        """Run one row through the network to learn its output shape, dropout sites and last layer."""
-        order: list[str] = []
-        widths: list[int] = [1]
-        hooks = []
-        for name, module in self.net.named_modules():
-            hooks.append(module.register_forward_hook(_record_width(widths)))
-            if isinstance(module, MaskedDropout):
-                hooks.append(module.register_forward_pre_hook(_record_site(self.sites, name)))
-                hooks.append(module.register_forward_pre_hook(_record_call(order, name)))
-            elif any(p.requires_grad for p in module.parameters(recurse=False)):
-                hooks.append(module.register_forward_pre_hook(_record_call(order, name)))
+        """Run one row through the network: its output shape, dropout layers and last layer."""
+        row = tree_map(lambda t: t[:1], x)
         try:
-            with torch.no_grad():
-                row = tree_map(lambda t: t[:1], x)
+            with torch.no_grad(), watched(self.net) as trace:
                 output = self.forward({}, row)
         except Exception as error:  # whatever the user's forward raises
             shapes = [(tuple(t.shape[1:]), t.dtype) for t in tree_flatten(x)[0]]
@@ -116,18 +107,13 @@ class Model:
             raise ModelError(
                 f"the network fails on one row of x (shape, type: {shapes}): {error}{kinds}"
             ) from error
-        finally:
-            for hook in hooks:
-                hook.remove()
         with torch.no_grad():
             _check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
-        self.masked = _masked_layers(order, self.sites)
-        layers = [name for name in order if name not in self.sites]
-        self.head = layers[-1] if layers else None
-        self.width = max(widths)
+        self.sites, self.head, self.width = trace.sites, trace.head, trace.width
+        self.masked = masked_layers(trace.order, trace.sites)
         self.__dict__.pop("layout", None)
         return self
 
@@ -314,7 +300,7 @@ class Model:
             for member in members:
                 # not torch.manual_seed, which would reseed the GPUs' generators too
                 torch.default_generator.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
-                missed = _reset(net)
+                missed = reset(net)
                 named = {n: p.detach().clone() for n, p in net.named_parameters()}
                 named |= {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
                 rows.append(self.layout.flatten({k: v.to(self.dtype) for k, v in named.items()}))
@@ -345,8 +331,8 @@ def _check_rows(one: Any, two: Any) -> None:
                 )
             if leaf.ndim == 0 or leaf.shape[0] != count:
                 raise ModelError(
-                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the first "
-                    "axis must be the rows, also for one (squeeze(-1), not squeeze(); no mean)"
+                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
+                    "first axis must be the rows, also for one (squeeze(-1), not squeeze(); no mean)"
                 )
 
 
@@ -356,63 +342,7 @@ def likelihood_parameters(params: Mapping[str, Tensor]) -> Params:
     return {k[len(prefix) :]: v for k, v in params.items() if k.startswith(prefix)}
 
 
-def swap_dropout(net: nn.Module) -> None:
-    """Replace dropout layers, in place, by ones that take their mask."""
-    for parent in list(net.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in _DROPOUTS:
-                setattr(parent, name, MaskedDropout(child.p, _DROPOUTS[type(child)]))
-
-
 def _call_arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(x, dict):
         return (), x
     return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})
-
-
-def _record_site(sites: dict[str, tuple[int, ...]], name: str) -> Callable[..., None]:
-    def hook(module: MaskedDropout, args: tuple[Tensor, ...]) -> None:
-        sites[name] = module.mask_shape(args[0])
-
-    return hook
-
-
-def _masked_layers(order: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
-    """For each dropout layer, the parametrised layer it feeds: its owner, or the next to run."""
-    masked = {}
-    for i, name in enumerate(order):
-        if name not in sites:
-            continue
-        owner = name.removesuffix(".dropout")
-        later = [layer for layer in order[i + 1 :] if layer not in sites]
-        if owner in order and owner != name:
-            masked[name] = owner
-        elif later:
-            masked[name] = later[0]
-    return masked
-
-
-def _record_width(widths: list[int]) -> Callable[..., None]:
-    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-        widths.extend(leaf.numel() for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor))
-
-    return hook
-
-
-def _record_call(order: list[str], name: str) -> Callable[..., None]:
-    return lambda _module, _args: order.append(name)
-
-
-def _reset(net: nn.Module) -> set[str]:
-    """Re-initialise every layer that knows how; the names of parameters none of them owns."""
-    missed: set[str] = set()
-    for path, module in net.named_modules():
-        reset = getattr(module, "reset_parameters", None) or getattr(
-            module, "_reset_parameters", None
-        )
-        if callable(reset):
-            reset()
-        else:
-            own = [name for name, _ in module.named_parameters(recurse=False)]
-            missed |= {f"{path}.{name}" if path else name for name in own}
-    return missed

@@ -32,7 +32,6 @@ def unfused() -> Iterator[None]:
         _fusing.reset(token)
 
 
-
 @dataclass(frozen=True)
 class Adam:
     """m ← β₁m + (1−β₁)g,  v ← β₂v + (1−β₂)g²,  θ ← θ − η m̂ / (√v̂ + ε)   (Kingma & Ba, 2015)."""

@@ -81,6 +81,7 @@ class Run:
     initial: Tensor | None = None  # [M, P]
     inputs: Any = None  # the shape of one row of x
     _index: Tensor | None = None
+    _where: slice | Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -116,10 +117,11 @@ class Run:
 
     def subset_where(self) -> slice | Tensor:
         """The same as a slice where they lie together, which costs no copies."""
-        index = self.subset_index()
-        if len(index) and int(index[-1] - index[0]) + 1 == len(index):
-            return slice(int(index[0]), int(index[-1]) + 1)
-        return index
+        if self._where is None:
+            index = self.subset_index()
+            together = len(index) > 0 and int(index[-1] - index[0]) + 1 == len(index)
+            self._where = slice(int(index[0]), int(index[-1]) + 1) if together else index
+        return self._where
 
     def common(self, method: Method) -> dict[str, Any]:
         """What every posterior of this run is given (one run only)."""

@@ -48,7 +48,9 @@ class Runs:
         grid = self.grid or {}
         values = [*grid.values(), splits, [seed] if self.seeds is None else self.seeds]
         if any(len(v) == 0 for v in values):
-            raise MethodError("runs are empty: give at least one split, one value a field, one seed")
+            raise MethodError(
+                "runs are empty: give at least one split, one value a field, one seed"
+            )
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
         seeds = [seed] if self.seeds is None else list(self.seeds)
         return [

@@ -96,7 +96,6 @@ class Case:
         """The others bring their own functions, found without drawing anything."""
         return self.row.family not in ("exact", "process")
 
-
     def method(self, **settings: Any) -> Any:
         return self.cls(**{**self.fast.settings, **settings})
 
@@ -114,6 +113,7 @@ class Case:
             "batch_size": 16,
             "standardize": True,
             "device": self.device,
+            "dtype": torch.float32,
             "progress": False,
             **self.fast.options,
             **options,

@@ -25,7 +25,9 @@ def stop_at(step: int, error: type[BaseException]) -> Callable[[int, dict[str, A
     return callback
 
 
-def interrupted(case: Any, path: Path, error: type[BaseException], step: int, **options: Any) -> Any:
+def interrupted(
+    case: Any, path: Path, error: type[BaseException], step: int, **options: Any
+) -> Any:
     """Fit until stopped, then fit again from the checkpoint."""
     try:
         case.fit(checkpoint=path, callbacks=[stop_at(step, error)], **options)

@@ -1,7 +1,8 @@
 """What every fit gives back, whichever method made it.
 
-A `Posterior` predicts, draws functions, says whether it can be trusted (`status`), and saves itself.
-It is an equal mixture over its members. Subclasses say how parameters (or functions) are drawn.
+A `Posterior` predicts, draws functions, says whether it can be trusted (`status`), and saves
+itself. It is an equal mixture over its members. Subclasses say how parameters or functions are
+drawn.
 """
 
 from __future__ import annotations
@@ -201,7 +202,8 @@ class Posterior(ABC):
 
     def __repr__(self) -> str:
         reason = f" ({self.status.reason})" if self.status.reason else ""
-        return f"<{self.kind} posterior of {self.method!r}, {self.members} members, {self.status}{reason}>"
+        what = f"{self.kind} posterior of {self.method!r}, {self.members} members"
+        return f"<{what}, {self.status}{reason}>"
 
 
 def _shape_list(tree: Any) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from doxa.posterior.weights import Draws, WeightPosterior
 
 @register_posterior
 class ImplicitPosterior(WeightPosterior):
-    """Point weights and random masks: dropout. theta: [K, P]; rates: {layer: p} of each member [K]."""
+    """Dropout. theta: [K, P], the point weights; rates: {layer: p of each member, [K]}."""
 
     kind = "implicit"
     objective: float | None = None

@@ -33,8 +33,8 @@ class MixturePosterior(Posterior):
         w = torch.as_tensor(weights, dtype=torch.float64)
         if len(parts) == 0 or w.shape != (len(parts),) or (w < 0).any() or w.sum() <= 0:
             raise MethodError(
-                f"a mixture needs one nonnegative weight a part, not all zero; got {w.tolist()} for "
-                f"{len(parts)} parts"
+                f"a mixture needs one nonnegative weight a part, not all zero; got {w.tolist()} "
+                f"for {len(parts)} parts"
             )
         first = parts[0]
         super().__init__(None, first.method, first.base_likelihood, first.scales, first.inputs)

@@ -57,7 +57,9 @@ class SamplePosterior(WeightPosterior):
         try:
             import arviz_base
         except ImportError as error:
-            raise MissingExtra("to_arviz needs the extra 'diagnostics': pip install 'doxa[diagnostics]'") from error  # fmt: skip
+            raise MissingExtra(
+                "to_arviz needs the extra 'diagnostics': pip install 'doxa[diagnostics]'"
+            ) from error
         values = self.layout.unflatten(self.samples.cpu())
         return arviz_base.from_dict({"posterior": {k: v.numpy() for k, v in values.items()}})
 

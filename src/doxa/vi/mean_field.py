@@ -86,28 +86,27 @@ class MeanField(Method):
         mu, rho = state["theta"].split([size, len(index)], 1)
         eps = clock.noise(len(index))
         std, slope = softplus(rho), torch.sigmoid(rho)
-        theta = _add_at(mu, index, std * eps)
+        theta = _add_at(mu, run.subset_where(), std * eps)
         changed = {k: v.clone() for k, v in state.items() if k.startswith("buffer.")}
         fit, grad = run.grad(
             theta, batch, buffers=run.buffers(changed) or None, training=bool(changed)
         )
-        value, prior_mu, prior_std = self._prior(run, mu, index, std, eps, theta)
+        value, prior_mu, prior_std = self._prior(run, mu, std, eps, theta)
         temperature = run.field(self, "temperature").unsqueeze(1)
         entropy = (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
-        own = grad if len(index) == size else grad[:, index]
-        grad_std = own * eps + prior_std + temperature / std
+        grad_std = grad[:, run.subset_where()] * eps + prior_std + temperature / std
         value = fit + value + temperature.squeeze(1) * entropy
         return value, torch.cat([grad + prior_mu, grad_std * slope], 1), changed
 
     def _prior(
-        self, run: Run, mu: Tensor, index: Tensor, std: Tensor, eps: Tensor, theta: Tensor
+        self, run: Run, mu: Tensor, std: Tensor, eps: Tensor, theta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """E_q log p(θ) and its gradients in μ and σ: exact for a Gaussian prior."""
-        precision = run.prior.precision
+        precision, where = run.prior.precision, run.subset_where()
         if precision is None:
             score = run.prior.score(theta)
-            return run.prior.log_prob(theta), score, score[:, index] * eps
-        own = precision[..., index]
+            return run.prior.log_prob(theta), score, score[:, where] * eps
+        own = precision[..., where]
         value = run.prior.log_prob(mu) - 0.5 * (std.square() * own).sum(1)
         return value, run.prior.score(mu), -std * own
 
@@ -135,19 +134,20 @@ class MeanField(Method):
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         for s in range(self.elbo_samples):
             eps = noise.normal((len(index),), s)
-            theta = _add_at(mu, index, std * eps)
+            theta = _add_at(mu, run.subset_where(), std * eps)
             for t in range(rows.steps):
                 with torch.no_grad():
                     fit = run.log_likelihood(theta, rows.batch(t), buffers=buffers)
                 total += fit.double()
-            total += self._prior(run, mu, index, std, eps, theta)[0].double()
+            total += self._prior(run, mu, std, eps, theta)[0].double()
         entropy = (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(1).double()
         elbo = total / self.elbo_samples + entropy + run.units_log_jacobian()
         return float(elbo.mean())
 
 
-def _add_at(base: Tensor, index: Tensor, value: Tensor) -> Tensor:
-    """base with `value` added in the columns `index`."""
-    if len(index) == base.shape[1]:
-        return base + value
-    return base.index_add(1, index, value)
+def _add_at(base: Tensor, where: slice | Tensor, value: Tensor) -> Tensor:
+    """base with `value` added in some columns."""
+    if isinstance(where, Tensor):
+        return base.index_add(1, where, value)
+    parts = [base[:, : where.start], base[:, where] + value, base[:, where.stop :]]
+    return torch.cat(parts, 1)

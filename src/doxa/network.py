@@ -1,0 +1,98 @@
+"""Looking into a network: what runs in which order, how wide it is, how it starts afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from doxa.stacked import MaskedDropout
+
+_DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+
+
+def swap_dropout(net: nn.Module) -> None:
+    """Replace dropout layers, in place, by ones that take their mask."""
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in _DROPOUTS:
+                setattr(parent, name, MaskedDropout(child.p, _DROPOUTS[type(child)]))
+
+
+def masked_layers(order: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
+    """For each dropout layer, the parametrised layer it feeds: its owner, or the next to run."""
+    masked = {}
+    for i, name in enumerate(order):
+        if name not in sites:
+            continue
+        owner = name.removesuffix(".dropout")
+        later = [layer for layer in order[i + 1 :] if layer not in sites]
+        if owner in order and owner != name:
+            masked[name] = owner
+        elif later:
+            masked[name] = later[0]
+    return masked
+
+
+def reset(net: nn.Module) -> set[str]:
+    """Re-initialise every layer that knows how; the names of parameters none of them owns."""
+    missed: set[str] = set()
+    for path, module in net.named_modules():
+        reset = getattr(module, "reset_parameters", None) or getattr(
+            module, "_reset_parameters", None
+        )
+        if callable(reset):
+            reset()
+        else:
+            own = [name for name, _ in module.named_parameters(recurse=False)]
+            missed |= {f"{path}.{name}" if path else name for name in own}
+    return missed
+
+
+@dataclass
+class Trace:
+    """What one forward pass did."""
+
+    order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
+    sites: dict[str, tuple[int, ...]] = field(default_factory=dict)  # dropout: one row's mask shape
+    width: int = 1  # numbers in the widest activation
+
+    @property
+    def head(self) -> str | None:
+        """The parametrised layer that ran last."""
+        layers = [name for name in self.order if name not in self.sites]
+        return layers[-1] if layers else None
+
+
+@contextmanager
+def watched(net: nn.Module) -> Iterator[Trace]:
+    """Record the forward pass of one row."""
+    trace = Trace()
+
+    def before(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            trace.order.append(name)
+            if isinstance(module, MaskedDropout):
+                trace.sites[name] = module.mask_shape(args[0])
+
+        return hook
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        sizes = [leaf.numel() for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        trace.width = max(trace.width, *sizes, 1)
+
+    hooks = []
+    for name, module in net.named_modules():
+        hooks.append(module.register_forward_hook(after))
+        own = any(p.requires_grad for p in module.parameters(recurse=False))
+        if own or isinstance(module, MaskedDropout):
+            hooks.append(module.register_forward_pre_hook(before(name)))
+    try:
+        yield trace
+    finally:
+        for hook in hooks:
+            hook.remove()

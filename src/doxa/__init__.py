@@ -13,7 +13,12 @@ from doxa import errors, nets
 from doxa.engine import Engine
 from doxa.fit import fit
 from doxa.likelihoods import (
-    Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT,
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+    StudentT,
 )  # fmt: skip
 from doxa.method import Method
 from doxa.model import Model

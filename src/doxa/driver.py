@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from doxa.interrupt import Interrupts
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.optim import schedule
 from doxa.progress import Progress
+from doxa.progressed import Progressed, chosen, copied, finite_members
 
 log = logging.getLogger("doxa")
 
@@ -48,25 +49,6 @@ class Options:
     fingerprint: str = ""
 
 
-@dataclass
-class Progressed:
-    """What a fit has come to: all of it is checkpointed."""
-
-    state: State
-    kept: list[Tensor] = field(default_factory=list)
-    stage: int = 0
-    t: int = 0
-    done: int = 0
-    mode: str | None = None
-    history: dict[str, list[Any]] = field(default_factory=dict)
-    good: State = field(default_factory=dict)  # the last state known to be finite
-    best: State = field(default_factory=dict)  # the best state on validation, of this stage
-    best_score: list[float] = field(default_factory=list)
-    waited: list[int] = field(default_factory=list)  # validations since then
-    diverged: dict[int, int] = field(default_factory=dict)  # member row: step
-    stopped: str = ""
-
-
 class Driver:
     """Runs a method's stages on stacked members."""
 
@@ -81,7 +63,8 @@ class Driver:
         at = self._resume() or Progressed(dict(self.method.init(self.run)))
         stages = self.method.stages(self.run, self.options.steps)
         total = self.method.total_steps(self.options.steps)
-        with Progress(self.options.progress, self.method.name, total, at.done) as bar, self._interrupts:  # fmt: skip
+        progress = Progress(self.options.progress, self.method.name, total, at.done)
+        with progress as bar, self._interrupts:
             for i, stage in enumerate(stages):
                 if i < at.stage:
                     continue
@@ -104,7 +87,7 @@ class Driver:
         if at.t == 0:
             if stage.enter is not None:
                 at.state = stage.enter(run, at.state)
-            at.good = _copy(at.state)
+            at.good = copied(at.state)
             at.best, at.best_score, at.waited = {}, [], []
         if steps == 0:
             return
@@ -124,7 +107,7 @@ class Driver:
         while at.t < steps:
             t = at.t
             tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
-            before = _copy(at.state) if tick else {}
+            before = copied(at.state) if tick else {}
             new, info = executor(at.state, source.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
             draw = [self.method.parameters(run, new).clone()] if keeps else []
@@ -176,7 +159,10 @@ class Driver:
         return rates.to(run.dtype)
 
     def _tick(self, stage: Stage, at: Progressed, info: Info, bar: Progress) -> bool:
-        """Record for people and tell callbacks; True to end the stage. Later stages still run, as far as they must for a posterior to come out."""
+        """Record for people and tell callbacks; True to end the stage.
+
+        Later stages still run, as far as they must for a posterior to come out.
+        """
         values = {name: value.detach().cpu().tolist() for name, value in info.items()}
         at.history.setdefault("step", []).append(at.done)
         at.history.setdefault("stage", []).append(stage.name)
@@ -200,7 +186,7 @@ class Driver:
 
         The state `before` the step is the good one: its loss is what `info` says, while the new
         state may be finite and its loss not."""
-        fine = _finite_members(at.state)
+        fine = finite_members(at.state)
         for name in ("loss", "log_density"):
             if name in info:
                 fine = fine & torch.isfinite(info[name])
@@ -213,8 +199,8 @@ class Driver:
                 at.diverged[m] = at.done
                 log.warning("member %d became non-finite by step %d; its last good state is kept",
                             self.run.members[m], at.done)  # fmt: skip
-        at.state = _choose(fine, at.state, at.good)
-        at.good = _choose(fine, before, at.good)
+        at.state = chosen(fine, at.state, at.good)
+        at.good = chosen(fine, before, at.good)
 
     def _validation_intervals(self, stage: Stage) -> list[int]:
         """Steps between validations: an epoch of each member's run; none where there is nothing."""
@@ -229,7 +215,7 @@ class Driver:
         A member that is not due, has waited long enough or diverged keeps its best."""
         run = self.run
         theta = self.method.parameters(run, at.state)
-        held = replace(run.data, rows=run.data.validation, weight=None)
+        held = replace(run.data, rows=run.data.validation or [], weight=None)
         rows = Pass(held, run.run_of, 4096)
         total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
         with torch.no_grad():
@@ -242,14 +228,14 @@ class Driver:
                     )
         scores = total.cpu().tolist()
         if not at.best:
-            at.best = _copy(at.state)
+            at.best = copied(at.state)
             at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
         better = [
             due[m] and scores[m] > at.best_score[m]
             and at.waited[m] < self.options.patience and m not in at.diverged
             for m in range(run.size)
         ]  # fmt: skip
-        at.best = _choose(torch.tensor(better, device=run.device), at.state, at.best)
+        at.best = chosen(torch.tensor(better, device=run.device), at.state, at.best)
         at.best_score = [
             s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)
         ]
@@ -277,17 +263,11 @@ class Driver:
 
     def _save(self, at: Progressed) -> None:
         assert self.options.checkpoint is not None
-        tensors = {f"state.{k}": v for k, v in at.state.items()}
-        tensors |= {f"good.{k}": v for k, v in at.good.items()}
-        tensors |= {f"best.{k}": v for k, v in at.best.items()}
-        if at.kept:
-            tensors["kept"] = torch.stack(at.kept)
+        tensors, meta = at.to_checkpoint()
+        engine = self.run.engine
         meta = {
-            "fingerprint": self.options.fingerprint, "stage": at.stage, "t": at.t, "done": at.done,
-            "mode": at.mode, "engine": self.run.engine.kind, "native": self.run.engine.native,
-            "chunk": self.run.engine.chunk, "history": store.encode(at.history),
-            "best_score": store.encode(at.best_score), "waited": at.waited,
-            "diverged": [[k, v] for k, v in at.diverged.items()],
+            "fingerprint": self.options.fingerprint, "progressed": meta,
+            "engine": {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk},
         }  # fmt: skip
         self.options.checkpoint.save(at.done, tensors, meta)
         self._saved_at = time.monotonic()
@@ -303,42 +283,7 @@ class Driver:
                 "the checkpoint belongs to another fit (other data, method, seed or members): "
                 "use another folder, or remove it to start over"
             )
-        meta, tensors = found.meta, {k: v.to(self.run.device) for k, v in found.tensors.items()}
-        under = lambda prefix: {
-            k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)
-        }  # noqa: E731, E501
-        self.run.engine = replace(
-            self.run.engine, kind=meta["engine"], native=meta["native"], chunk=meta["chunk"]
-        )
-        log.info("resuming at step %d", meta["done"])
-        return Progressed(
-            under("state."), list(tensors["kept"].unbind()) if "kept" in tensors else [],
-            meta["stage"], meta["t"], meta["done"], meta["mode"], store.decode(meta["history"]),
-            under("good."), under("best."), store.decode(meta["best_score"]), meta["waited"],
-            {k: v for k, v in meta["diverged"]},
-        )  # fmt: skip
-
-
-def _copy(state: State) -> State:
-    return {k: v.clone() for k, v in state.items()}
-
-
-def _choose(mask: Tensor, yes: State, no: State) -> State:
-    """Rows of `yes` where the mask holds, of `no` elsewhere."""
-    return {
-        k: torch.where(mask.reshape(-1, *(1,) * (v.ndim - 1)), v, no[k]) for k, v in yes.items()
-    }
-
-
-def _finite_members(state: State) -> Tensor:
-    """Which members' parameters are finite: [M]."""
-    checks = [
-        torch.isfinite(v).reshape(v.shape[0], -1).all(1)
-        for k, v in state.items()
-        if v.is_floating_point() and k == "theta"
-    ]
-    return torch.stack(checks).all(0) if checks else torch.ones(_members(state), dtype=torch.bool)
-
-
-def _members(state: State) -> int:
-    return next(iter(state.values())).shape[0]
+        self.run.engine = replace(self.run.engine, **found.meta["engine"])
+        log.info("resuming at step %d", found.step)
+        tensors = {k: v.to(self.run.device) for k, v in found.tensors.items()}
+        return Progressed.from_checkpoint(tensors, found.meta["progressed"])

@@ -73,7 +73,7 @@ class Layout:
         for entry in self.entries:
             value = params[entry.name]
             lead = value.shape[: value.ndim - len(entry.shape)]
-            parts.append(value.reshape(lead + (entry.size,)))
+            parts.append(value.reshape((*lead, entry.size)))
         return torch.cat(parts, dim=-1)
 
     def index(self, names: Iterable[str]) -> Tensor:

@@ -332,7 +332,7 @@ def _check_rows(one: Any, two: Any) -> None:
             if leaf.ndim == 0 or leaf.shape[0] != count:
                 raise ModelError(
                     f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
-                    "first axis must be the rows, also for one (squeeze(-1), not squeeze(); no mean)"
+                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
                 )
 
 

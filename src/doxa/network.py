@@ -12,15 +12,21 @@ from torch.utils._pytree import tree_flatten
 
 from doxa.stacked import MaskedDropout
 
-_DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+_DROPOUTS: dict[type[nn.Module], bool] = {
+    nn.Dropout: False,
+    nn.Dropout1d: True,
+    nn.Dropout2d: True,
+    nn.Dropout3d: True,
+}
 
 
 def swap_dropout(net: nn.Module) -> None:
     """Replace dropout layers, in place, by ones that take their mask."""
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in _DROPOUTS:
-                setattr(parent, name, MaskedDropout(child.p, _DROPOUTS[type(child)]))
+            kind = type(child)
+            if kind in _DROPOUTS:
+                setattr(parent, name, MaskedDropout(float(child.p), _DROPOUTS[kind]))  # type: ignore[arg-type]
 
 
 def masked_layers(order: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:

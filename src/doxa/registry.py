@@ -14,7 +14,7 @@ from typing import Any
 
 from doxa import store
 from doxa.errors import MethodError, MissingExtra
-from doxa.likelihoods import LIKELIHOODS, Heads
+from doxa.likelihoods import LIKELIHOODS, Heads, Likelihood
 from doxa.priors import PRIORS
 from doxa.suggest import did_you_mean
 
@@ -53,7 +53,8 @@ ROWS = (
         "Gal & Ghahramani 2016", "dropout layers, or inserts them", "1"),
     Row("laplace", "doxa.laplace.laplace:Laplace", "laplace",
         "A Gaussian at the MAP from the generalised Gauss–Newton matrix; gives evidence",
-        "MacKay 1992; Daxberger et al. 2021", "any network; full: up to ~5,000 weights", "1 + one pass"),
+        "MacKay 1992; Daxberger et al. 2021", "any network; full: up to ~5,000 weights",
+        "1 + one pass"),
     Row("hmc", "doxa.mcmc.hmc:HMC", "mcmc",
         "Hamiltonian Monte Carlo on the full data, step size and mass adapted",
         "Neal 2011; Hoffman & Gelman 2014", "full-batch gradients", "10³ gradients and more"),
@@ -132,7 +133,8 @@ def import_all() -> None:
 
 for _row in ROWS:
     store.register_lazily(_row.name, _row.target)
-for _likelihood in (*LIKELIHOODS.values(), Heads):
+_likelihoods: list[type[Likelihood]] = [*LIKELIHOODS.values(), Heads]
+for _likelihood in _likelihoods:
     store.register(f"likelihood.{_likelihood.name}")(_likelihood)
 for _prior in PRIORS.values():
     store.register(f"prior.{_prior.name}")(_prior)

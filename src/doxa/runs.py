@@ -63,7 +63,9 @@ def _numbers(rows: Any) -> Tensor:
     """Row numbers from numbers or a mask."""
     given = as_tensor(rows, "a run's rows")
     if given.ndim != 1:
-        raise DataError(f"a run's rows are a list of numbers or a mask, not of shape {list(given.shape)}")  # fmt: skip
+        raise DataError(
+            f"a run's rows are a list of numbers or a mask, not of shape {list(given.shape)}"
+        )
     if given.dtype == torch.bool:
         return given.nonzero()[:, 0]
     if given.is_floating_point() and bool((given != given.round()).any()):
@@ -113,14 +115,3 @@ class Sweep:
         if len(chosen) == 1:
             return self[chosen[0]]
         return Sweep([self[r] for r in chosen], [self.specs[r] for r in chosen])
-
-
-def split_validation(rows: Tensor, validation: Any) -> tuple[Tensor, Tensor]:
-    """The last share of the rows is held out, as in the tuned-dropout protocol."""
-    held = int(round(float(validation) * len(rows)))
-    if not 0 < held < len(rows):
-        raise DataError(
-            f"validation={validation} of {len(rows)} rows leaves {len(rows) - held} to train on "
-            f"and {held} to validate on"
-        )
-    return rows[:-held], rows[-held:]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -51,9 +50,13 @@ class InputDropout:
         return super().forward(self.dropout(x))  # type: ignore[misc]
 
 
-@cache
+_dropped_types: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def _dropped(cls: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Dropped{cls.__name__}", (InputDropout, cls), {})
+    if cls not in _dropped_types:
+        _dropped_types[cls] = type(f"Dropped{cls.__name__}", (InputDropout, cls), {})
+    return _dropped_types[cls]
 
 
 def add_input_dropout(layer: nn.Module, p: float) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def split_rhat(values: Tensor) -> Tensor:
     """values [K chains, T draws, ...] to R-hat of each remaining entry."""
-    chains, draws = values.shape[:2]
+    draws = values.shape[1]
     half = draws // 2
     parts = torch.cat([values[:, :half], values[:, draws - half :]]).double()  # [2K, L, ...]
     within = parts.var(1).mean(0)

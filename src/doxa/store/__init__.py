@@ -8,12 +8,14 @@ Nothing is ever unpickled, and a file can only name classes that were registered
 from doxa.store.artefact import read_artefact, write_artefact
 from doxa.store.checkpoints import Checkpoint, Checkpoints
 from doxa.store.codec import decode, encode, register, register_lazily
+from doxa.store.parquet import parquet
 
 __all__ = [
     "Checkpoint",
     "Checkpoints",
     "decode",
     "encode",
+    "parquet",
     "read_artefact",
     "register",
     "register_lazily",

@@ -1,0 +1,92 @@
+"""What a fit came to: the posterior of each run, its record, and whether it can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from doxa.method import Method
+from doxa.posterior import Posterior, Status
+from doxa.progressed import Progressed
+from doxa.run import Run, slice_state
+from doxa.runs import RunSpec
+
+
+def posteriors_of(
+    run: Run,
+    method: Method,
+    result: Progressed,
+    specs: Sequence[RunSpec],
+    count: int,
+    seconds: float,
+) -> list[Posterior]:
+    posteriors = []
+    for r, spec in enumerate(specs):
+        rows = slice(r * count, (r + 1) * count)
+        part = run.part(rows)
+        kept = torch.stack([k[rows] for k in result.kept]) if result.kept else None
+        posterior = method.finish(part, slice_state(result.state, rows), kept)
+        record = posterior.record
+        record.seed = spec.seed
+        record.history = _history(result.history, rows)
+        record.diagnostics |= {
+            "engine": run.engine.kind, "mode": result.mode, "engine_reason": run.engine.reason,
+            "seconds": seconds, "steps": result.done, "rows": len(run.data.rows[r]),
+        }  # fmt: skip
+        if spec.hyper:
+            record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
+        _judge(posterior, result, rows)
+        if run.data.validation is not None:
+            record.validation = _validation_score(posterior, run, r)
+        posteriors.append(posterior)
+    return posteriors
+
+
+def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:
+    """The record of one run's members."""
+    plain = {k: list(v) for k, v in history.items() if k in ("step", "stage")}
+    series = {
+        k: [[t, v[rows]] for t, v in values] for k, values in history.items() if k not in plain
+    }
+    return plain | series
+
+
+def _judge(posterior: Posterior, result: Progressed, rows: slice) -> None:
+    """Say so when members broke down, or the loss ended far above where it began."""
+    gone = {m - rows.start: t for m, t in result.diverged.items() if rows.start <= m < rows.stop}
+    if gone:
+        first = min(gone.values())
+        reason = (
+            f"{len(gone)} of {rows.stop - rows.start} members became non-finite, the first by step "
+            f"{first}; their last finite state is used; try a smaller learning rate"
+        )
+        posterior.record.status = Status("diverged", reason)
+        return
+    losses = posterior.record.history.get("loss")
+    if losses and posterior.record.status == "ok":
+        start, end = max(losses[0][1]), max(losses[-1][1])
+        best = min(max(v) for _, v in losses)
+        if end > start + 1.0 and end > best + 10.0:
+            posterior.record.status = Status(
+                "diverged",
+                f"the loss rose from {start:.3g} to {end:.3g}; try a smaller learning rate",
+            )
+    if result.stopped and posterior.record.status == "ok":
+        posterior.record.status = Status("stopped", result.stopped)
+
+
+def _validation_score(posterior: Posterior, run: Run, r: int) -> float:
+    """Mean log predictive of the held-out rows, in the units of y."""
+    x, y = run.data.held_out(r)
+    scales = run.data.scales[r].to(run.device, torch.float64)
+    if scales.x_loc is not None:
+        x = tree_map(
+            lambda t, loc, scale: t.double() * scale + loc if t.is_floating_point() else t,
+            x, scales.x_loc, scales.x_scale,
+        )  # fmt: skip
+    if scales.y_loc is not None:
+        y = y.double() * scales.y_scale + scales.y_loc
+    return float(posterior.predict(x).log_prob(y).mean())

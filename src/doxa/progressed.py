@@ -1,0 +1,73 @@
+"""What a fit has come to: everything that changes while it runs, and all that is checkpointed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.run import State
+
+
+@dataclass
+class Progressed:
+    """What a fit has come to: all of it is checkpointed."""
+
+    state: State
+    kept: list[Tensor] = field(default_factory=list)
+    stage: int = 0
+    t: int = 0
+    done: int = 0
+    mode: str | None = None
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    good: State = field(default_factory=dict)  # the last state known to be finite
+    best: State = field(default_factory=dict)  # the best state on validation, of this stage
+    best_score: list[float] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)  # validations since then
+    diverged: dict[int, int] = field(default_factory=dict)  # member row: step
+    stopped: str = ""
+
+    def to_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors: dict[str, Tensor] = {}
+        for name in ("state", "good", "best"):
+            tensors |= {f"{name}.{k}": v for k, v in getattr(self, name).items()}
+        if self.kept:
+            tensors["kept"] = torch.stack(self.kept)
+        plain = ("stage", "t", "done", "mode", "history", "best_score", "waited", "diverged")
+        return tensors, {name: getattr(self, name) for name in plain}
+
+    @classmethod
+    def from_checkpoint(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Progressed:
+        def under(name: str) -> State:
+            prefix = f"{name}."
+            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+        kept = list(tensors["kept"].unbind()) if "kept" in tensors else []
+        return cls(under("state"), kept, good=under("good"), best=under("best"), **meta)
+
+
+def copied(state: State) -> State:
+    return {k: v.clone() for k, v in state.items()}
+
+
+def chosen(mask: Tensor, yes: State, no: State) -> State:
+    """Rows of `yes` where the mask holds, of `no` elsewhere."""
+    return {
+        k: torch.where(mask.reshape(-1, *(1,) * (v.ndim - 1)), v, no[k]) for k, v in yes.items()
+    }
+
+
+def finite_members(state: State) -> Tensor:
+    """Which members' parameters are finite: [M]."""
+    checks = [
+        torch.isfinite(v).reshape(v.shape[0], -1).all(1)
+        for k, v in state.items()
+        if v.is_floating_point() and k == "theta"
+    ]
+    return torch.stack(checks).all(0) if checks else torch.ones(_members(state), dtype=torch.bool)
+
+
+def _members(state: State) -> int:
+    return next(iter(state.values())).shape[0]

@@ -1,0 +1,198 @@
+"""Parquet files that do not fit in memory, as memory maps that `fit` reads by the batch.
+
+    x, y = doxa.store.parquet("rides.parquet", target="fare")
+    posterior = doxa.fit(net, (x, y), "map")
+
+The file is converted once, some rows at a time, into two .npy files in a cache in the system's
+folder for temporary files. A later call on the same unchanged file finds them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from doxa.errors import DataError, MissingExtra, StoreError
+from doxa.store.artefact import readable_errors, sync
+from doxa.suggest import did_you_mean
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_ROWS = 1 << 16  # decoded at a time
+
+
+def parquet(
+    path: str | os.PathLike[str],
+    target: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """Inputs [N, D] and targets [N] (or [N, T] for a list of targets) as read-only memory maps.
+
+    Parameters
+    ----------
+    path : a Parquet file of numbers and booleans without missing values.
+    target : the column to predict, or several. Whole numbers stay whole numbers (classes).
+    columns : the inputs, in this order; default: every other column. They become float32 if the
+        file holds nothing wider, else float64.
+
+    Raises
+    ------
+    DataError : no such column, one that is not numeric, a missing value (its column and row), no
+        rows, not a Parquet file.
+    StoreError : the file cannot be read, or the disk is full.
+    MissingExtra : pyarrow is not installed.
+    """
+    arrow, reader = _import_pyarrow()
+    source = Path(path)
+    with readable_errors("read", source):
+        stat = os.stat(source)
+    try:
+        with readable_errors("read", source), reader.ParquetFile(source) as file:
+            targets = [target] if isinstance(target, str) else list(target)
+            inputs = _inputs(file.schema_arrow, targets, columns, source)
+            if file.metadata.num_rows == 0:
+                raise DataError(f"{source} has columns but no rows")
+            folder = _cache() / _key(source, stat, targets, inputs)
+            if not folder.exists():
+                _convert(arrow, file, inputs, targets, folder, source)
+    except arrow.ArrowException as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise DataError(f"{source} cannot be read as Parquet: {first}") from error
+    x, y = (np.load(folder / name, mmap_mode="r") for name in ("x.npy", "y.npy"))
+    return x, y[:, 0] if isinstance(target, str) else y
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra(
+            "reading Parquet needs the extra 'tables': pip install 'doxa[tables]'"
+        ) from error
+    return pyarrow, pyarrow.parquet
+
+
+def _inputs(
+    schema: Any, targets: list[str], columns: Sequence[str] | None, source: Path
+) -> list[str]:
+    """The names of the inputs, when all that is asked for is there and numeric."""
+    if not targets:
+        raise DataError("parquet needs a target: the name of the column to predict")
+    chosen = [n for n in schema.names if n not in targets] if columns is None else list(columns)
+    for name in [*targets, *chosen]:
+        if name not in schema.names:
+            raise DataError(f"{source} has no column {name!r}{did_you_mean(name, schema.names)}")
+        kind = _dtype(schema, name)
+        if kind is None:
+            raise DataError(
+                f"{source}: column {name!r} holds {schema.field(name).type}, not numbers; leave it "
+                "out with columns=[...], or encode it first"
+            )
+    both = sorted(set(targets) & set(chosen))
+    if both:
+        raise DataError(f"{both[0]!r} is the target and cannot be an input too")
+    if not chosen:
+        raise DataError(f"{source} has no input column besides the target")
+    return chosen
+
+
+def _dtype(schema: Any, name: str) -> np.dtype[Any] | None:
+    """What NumPy calls a column's type; None if it is no number."""
+    try:
+        dtype = np.dtype(schema.field(name).type.to_pandas_dtype())
+    except (NotImplementedError, TypeError):
+        return None
+    return dtype if dtype.kind in "biuf" else None
+
+
+def _common(schema: Any, names: list[str], whole: bool) -> np.dtype[Any]:
+    """One type for several columns: int64 where whole numbers may stay, else a float."""
+    kinds = [_dtype(schema, name) for name in names]
+    if whole and all(kind is not None and kind.kind in "biu" for kind in kinds):
+        return np.dtype(np.int64)
+    narrow = all(
+        kind is not None and (kind.kind == "b" or (kind.itemsize <= 4 and kind.kind == "f"))
+        for kind in kinds
+    )
+    return np.dtype(np.float32 if narrow else np.float64)
+
+
+def _convert(
+    arrow: Any, file: Any, inputs: list[str], targets: list[str], folder: Path, source: Path
+) -> None:
+    """Write both arrays beside `folder`, then rename: it is there complete, or not at all."""
+    fresh = folder.with_name(f".tmp-{secrets.token_hex(8)}")
+    schema, rows = file.schema_arrow, file.metadata.num_rows
+    with readable_errors("written", folder):
+        os.mkdir(fresh)
+        try:
+            parts = {"x.npy": (inputs, False), "y.npy": (targets, True)}
+            maps = {
+                name: np.lib.format.open_memmap(
+                    fresh / name, "w+", _common(schema, names, whole), (rows, len(names))
+                )
+                for name, (names, whole) in parts.items()
+            }
+            _reserve(fresh, maps)
+            start = 0
+            for batch in file.iter_batches(_ROWS, columns=[*inputs, *targets]):
+                for name, (names, _) in parts.items():
+                    for j, column in enumerate(names):
+                        values = _values(batch.column(column), column, start, source)
+                        maps[name][start : start + len(values), j] = values
+                start += batch.num_rows
+            for name, array in maps.items():
+                array.flush()
+                sync(fresh / name)
+            with contextlib.suppress(OSError):  # another process was faster: its copy is the same
+                os.rename(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    if not folder.exists():
+        raise StoreError(f"{folder} could not be written")
+
+
+def _reserve(folder: Path, maps: dict[str, Any]) -> None:
+    """Claim the space now: writing a map on a full disk kills the process without an error."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    for name in maps:
+        descriptor = os.open(folder / name, os.O_RDWR)
+        try:
+            os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+
+
+def _values(column: Any, name: str, start: int, source: Path) -> Array:
+    if column.null_count:
+        row = start + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{source}: column {name!r} is missing at row {row}; fill or remove it")
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _cache() -> Path:
+    """A folder of this user's own among the temporary files."""
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    folder = Path(tempfile.gettempdir()) / f"doxa-parquet-{user}"
+    with readable_errors("written", folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if hasattr(os, "getuid") and (folder.is_symlink() or folder.stat().st_uid != os.getuid()):
+            raise StoreError(f"{folder} belongs to someone else; set TMPDIR to a folder of yours")
+    return folder
+
+
+def _key(source: Path, stat: os.stat_result, targets: list[str], inputs: list[str]) -> str:
+    """Changes with the file and with what is asked of it."""
+    facts = [str(source.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino, targets, inputs]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

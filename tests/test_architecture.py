@@ -1,0 +1,201 @@
+"""Data flows one way: a module imports from its left, never from its right."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import doxa
+
+SOURCE = Path(doxa.__file__).parent
+
+# From left to right, as the data flows. Modules on one line may not import each other.
+LAYERS = [
+    ["errors", "suggest", "interrupt"],
+    ["noise", "layout", "progress", "checks"],
+    ["store", "likelihoods", "linalg", "nets", "optim", "data_sets"],
+    ["priors"],
+    ["registry"],
+    ["data", "stacked"],
+    ["runs"],
+    ["model"],
+    ["engine", "execute", "predictive"],
+    ["posterior"],
+    ["method"],
+    ["point", "exact", "vi", "mcmc"],
+    ["ensemble", "laplace", "function"],
+    ["driver"],
+    ["outcome"],
+    ["fit"],
+    ["doxa"],
+    ["app"],
+]
+PLACE = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+HEAVY = ("pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The part of doxa that a file belongs to: its folder, or its own name."""
+    first = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return "doxa" if first == "__init__" else first
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """The parts of doxa a file imports, also inside functions, and where."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            names = [module]
+            if module == "doxa":  # from doxa import store: a part, or a name of the front page
+                names = [f"doxa.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "doxa":
+                part = [*name.split("."), "doxa"][1]
+                yield (part if part in PLACE else "doxa"), node.lineno
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_every_part_has_a_place() -> None:
+    parts = {part_of(path) for path in files()}
+    assert parts - set(PLACE) == set(), "say where it stands in LAYERS"
+    assert set(PLACE) - parts == set(), "LAYERS names what does not exist"
+
+
+@pytest.mark.parametrize("path", files(), ids=ids)
+def test_imports_point_left(path: Path) -> None:
+    own = part_of(path)
+    if own == "doxa":
+        return  # the front page shows everything
+    wrong = [
+        f"{path.name}:{line} imports {part}, which stands to the right of {own}"
+        for part, line in imports(path)
+        if part != own and PLACE[part] >= PLACE[own]
+    ]
+    assert wrong == []
+
+
+def test_the_check_sees_what_it_should() -> None:
+    """An import inside a function, of a package, of a module in a package, of the front page."""
+    seen = {part for path in files() if part_of(path) == "app" for part, _ in imports(path)}
+    assert {"doxa", "errors", "app"} <= seen
+    assert "posterior" in {part for part, _ in imports(SOURCE / "mcmc" / "hmc.py")}
+    assert "store" in {part for part, _ in imports(SOURCE / "point" / "map.py")}
+
+
+def calls(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names that are called: `print`, `torch.load`."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+@pytest.mark.parametrize("path", files(), ids=ids)
+def test_nothing_prints_unpickles_or_touches_global_state(path: Path) -> None:
+    forbidden = {
+        "print", "torch.load", "torch.save", "eval", "exec", "torch.set_default_dtype",
+        "torch.set_num_threads", "torch.manual_seed", "torch.seed", "np.random.seed", "random.seed",
+        "torch.use_deterministic_algorithms", "torch.set_grad_enabled",
+    }  # fmt: skip
+    if part_of(path) == "app":
+        forbidden -= {"print"}  # it still does not: ruff's T20
+    found = [f"{path.name}:{line} calls {name}" for name, line in calls(path) if name in forbidden]
+    modules = [
+        alias.name
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in (
+            [ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names
+        )
+    ]
+    pickled = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"} & set(modules)
+    assert found == []
+    assert pickled == set()
+
+
+@pytest.mark.parametrize("path", files(), ids=ids)
+def test_only_store_writes_files(path: Path) -> None:
+    if part_of(path) in ("store", "app"):
+        return
+    writers = (
+        "open",
+        "os.rename",
+        "os.replace",
+        "os.fsync",
+        "shutil.rmtree",
+        "safetensors.torch.save_file",
+    )
+    methods = (".write_text", ".write_bytes", ".mkdir", ".unlink", ".rmdir", ".touch")
+    found = [n for n, _ in calls(path) if n in writers or n.endswith(methods)]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", files(), ids=ids)
+def test_every_file_says_what_it_is(path: Path) -> None:
+    text = ast.get_docstring(parsed(path))
+    assert text
+    assert len(text.splitlines()[0]) > 15
+
+
+def test_there_is_no_drawer_for_odds_and_ends() -> None:
+    names = {path.stem for path in files()}
+    assert names & {"utils", "util", "helpers", "misc", "common", "tools"} == set()
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_light_and_listing_methods_imports_none() -> None:
+    code = """
+import json, sys
+import doxa
+table = doxa.methods()
+repr(table)
+sys.stdout.write(json.dumps([[row.target for row in table], sorted(sys.modules)]))
+"""
+    targets, modules = json.loads(python(code))
+    assert [name for name in HEAVY if name in modules] == []
+    own = {target.partition(":")[0] for target in targets}
+    assert own & set(modules) == set()
+
+
+@pytest.mark.slow
+def test_import_takes_little_longer_than_torch() -> None:
+    """At most 1.3 times; the best of five, because a busy machine only adds time."""
+
+    def seconds(module: str) -> float:
+        start = time.perf_counter()
+        python(f"import {module}")
+        return time.perf_counter() - start
+
+    for module in ("torch", "doxa"):
+        seconds(module)  # compiled files and the page cache
+    best = {m: min(seconds(m) for _ in range(5)) for m in ("torch", "doxa")}
+    assert best["doxa"] <= 1.3 * best["torch"]

@@ -241,7 +241,7 @@ def test_heads_predict_each_for_itself(method: str, tmp_path: Path) -> None:
         _ = p.mean
     score = p.heads[0].log_prob(y[0]) + p.heads[1].log_prob(y[1])
     assert posterior.validation is not None
-    assert math.isfinite(float(score.mean()))
+    assert abs(posterior.validation - float(score.mean())) < 1.0  # of a few of the same rows
     posterior.save(tmp_path / "run")
     again = doxa.load(tmp_path / "run", net=net).predict(x)
     assert torch.equal(again.heads[1].probs, p.heads[1].probs)
@@ -344,6 +344,27 @@ def test_frozen_batch_norm_is_said(caplog: pytest.LogCaptureFixture) -> None:
         assert "BatchNorm" in caplog.text
 
 
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_chains_sample_the_density_that_predictions_come_from(subset: str) -> None:
+    """The last draw's log joint by hand, with the buffers that the posterior keeps."""
+    net = seeded(norm_net)
+    x, y = numbers(16, 3).double() + 2, numbers(16, 1, seed=1).double()
+    posterior = doxa.fit(
+        net, (x, y), METHODS["hmc"], likelihood=doxa.Gaussian(noise=0.7), subset=subset, members=2,
+        steps=20, batch_size=8,
+    )  # fmt: skip
+    reached = posterior.history["log_density"][-1][1]
+    f = posterior.predict(x).samples[1::2]  # the second and last draw of each chain
+    draws = {name: v[1::2] for name, v in posterior.draw().items()}
+    for k in range(2):
+        prior = sum(
+            Normal(1.0 if name == "1.weight" else 0.0, 1.0).log_prob(v[k]).sum()
+            for name, v in draws.items()
+        )
+        joint = prior + Normal(f[k], 0.7).log_prob(y).sum()
+        assert float(joint) == pytest.approx(reached[k], rel=1e-9)
+
+
 def dropout_net() -> nn.Module:
     return nn.Sequential(
         nn.Linear(3, 64), nn.ReLU(), nn.Dropout(0.25), nn.Linear(64, 1, bias=False)
@@ -419,7 +440,7 @@ def test_channel_dropout_drops_whole_channels() -> None:
     )
     f = posterior.functions(x, 50)  # [S, N, channel, 3, 3]
     assert torch.allclose(f, f[:, :1, :, :1, :1].expand_as(f))
-    share = float((f[:, 0, :, 0, 0] == 0).double().mean())
+    share = float((f[:, 0, :, 0, 0].abs() < 1e-6).double().mean())
     assert abs(share - 0.5) < 5 * math.sqrt(0.25 / 300)
 
 
@@ -436,8 +457,8 @@ def test_only_the_subset_is_uncertain(subset: str, method: str, tmp_path: Path) 
     given, names = SUBSETS[subset]
     net = seeded(lambda: doxa.nets.mlp(3, 1, hidden=(5, 4), activation="tanh"))
     x, y = numbers(20, 3), numbers(20, seed=1)
-    chosen = {**METHODS, "hmc": doxa.HMC(draws=6, burn_in=4, leapfrog=3)}[method]
-    posterior = doxa.fit(net, (x, y), chosen, subset=given, **QUICK | {"steps": 20})
+    chosen = {**METHODS, "hmc": doxa.HMC(draws=6, burn_in=0, leapfrog=3)}[method]
+    posterior = doxa.fit(net, (x, y), chosen, subset=given, members=1, **QUICK | {"steps": 20})
     draws = posterior.draw(6)
     varies = {name for name, v in draws.items() if not torch.equal(v[0].expand_as(v), v)}
     assert {name for name in varies if not name.startswith("likelihood.")} == names

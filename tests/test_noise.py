@@ -43,7 +43,7 @@ def correlation_pvalue(a: Tensor, b: Tensor) -> float:
 def test_uniforms_fill_the_unit_interval(dtype: torch.dtype) -> None:
     """Two p-values a type: 256 equal bins, and the 8 lowest bits of a 16-bit grid."""
     u = uniforms(members(4, dtype).uniform((SIZE,)))
-    assert 0.0 < u.min() and u.max() <= 1.0
+    assert u.min() > 0.0 and u.max() <= 1.0
     fine = np.minimum((u * 65536).astype(np.int64), 65535)
     assert chi_square(fine >> 8, 256) > ALPHA
     assert chi_square(fine & 255, 256) > ALPHA
@@ -59,7 +59,7 @@ def test_consecutive_numbers_of_a_stream_are_independent() -> None:
 
 
 def test_every_bit_is_a_fair_coin() -> None:
-    """32 two-sided tests of a bit's frequency, Bonferroni-corrected: one false failure in 1/ALPHA."""
+    """32 two-sided tests of a bit's frequency, Bonferroni-corrected: ALPHA in all."""
     u = uniforms(members(2).uniform((2 * SIZE,)))
     words = (u * 2.0**32 - 0.5).round().astype(np.uint64)
     for bit in range(32):
@@ -95,9 +95,9 @@ def test_tails_of_normals_have_the_right_weight() -> None:
 
 
 def test_streams_are_uncorrelated() -> None:
-    """Correlations over members, steps, calls, purposes and seeds: 78 p-values, Bonferroni-corrected."""
+    """Over members, steps, calls, purposes and seeds: 78 p-values, Bonferroni-corrected."""
     noise = members(6)
-    drawn = [row for row in noise.normal((SIZE,))]
+    drawn = list(noise.normal((SIZE,)))
     drawn += [noise.normal((SIZE,), step=t)[0] for t in (1, 2, 3)]
     drawn += [noise.normal((SIZE,), call=c)[0] for c in (1, 2)]
     drawn += [members(1, purpose="other").normal((SIZE,))[0]]

@@ -309,8 +309,13 @@ def test_what_it_cannot_do_it_leaves_alone(name: str) -> None:
     assert Plan.of(UNSUPPORTED[name]()) is None
 
 
-@pytest.mark.parametrize("name", ["bare linear layer", "reduction", "bare parameter", "two outputs", "hook", "pre-hook",
-                                  "hook on the whole", "subclassed layer"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bare linear layer", "reduction", "bare parameter", "two outputs", "hook", "pre-hook",
+        "hook on the whole", "subclassed layer",
+    ],
+)  # fmt: skip
 def test_the_engine_is_right_without_a_plan(name: str) -> None:
     net = UNSUPPORTED[name]().double()
     likelihood = ("gaussian", "gaussian") if name == "two outputs" else "gaussian"

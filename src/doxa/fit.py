@@ -136,9 +136,9 @@ def fit(
     run.optimizer = find_optimizer(optimizer)
     run.rate = method.default_rate if lr is None else checks.positive("lr", lr)
     options = Options(
-        steps=0, batch_size=_batch_size(batch_size, method, held), seed=seed, schedule=schedule,
-        patience=checks.whole("patience", patience), checkpoint_seconds=checkpoint_every,
-        callbacks=callbacks,
+        steps=0, batch_size=_batch_size(batch_size, method, held, believed), seed=seed,
+        schedule=schedule, patience=checks.whole("patience", patience),
+        checkpoint_seconds=checkpoint_every, callbacks=callbacks,
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     run.batch_size = options.batch_size
@@ -179,9 +179,12 @@ def _model(
     return Model(model, likelihood or "gaussian", prior, subset or "all")
 
 
-def _batch_size(asked: int | None, method: Method, data: Data) -> int:
+def _batch_size(asked: int | None, method: Method, data: Data, model: Model | None) -> int:
     asked = None if asked is None else checks.whole("batch_size", asked)
-    return max(1, min(asked or method.default_batch, max(len(r) for r in data.rows)))
+    lengths = [len(rows) for rows in data.rows]
+    # Short runs are padded with rows of weight 0, which BatchNorm would count all the same.
+    largest = min(lengths) if model is not None and model.batch_norm else max(lengths)
+    return max(1, min(asked or method.default_batch, largest))
 
 
 def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) -> int:
@@ -236,6 +239,7 @@ def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[Run
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((run.data.x, run.data.y))[0]
     leaves += [t for t in (run.data.weight, run.initial) if t is not None]
+    leaves += [] if run.model is None else [t.flatten() for t in run.model.fixed.values()]
     for leaf in leaves:
         part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
         digest.update(part.double().numpy().tobytes())

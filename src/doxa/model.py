@@ -176,7 +176,7 @@ class Model:
 
     @cached_property
     def bound_prior(self) -> BoundPrior:
-        return bind(self.prior, self.layout)
+        return bind(self.prior, self.layout).to(self.device, self.dtype)
 
     @property
     def subset_names(self) -> tuple[str, ...]:
@@ -291,13 +291,14 @@ class Model:
         values |= {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
         return self.layout.flatten({k: v.to(self.device, self.dtype) for k, v in values.items()})
 
-    def fresh(self, seed: int, members: Sequence[int]) -> Tensor:
-        """Newly initialised weights for each member id, [M, P], without touching the global RNG."""
+    def fresh(self, starts: Sequence[tuple[int, int]]) -> Tensor:
+        """Newly initialised weights for each (seed, member id), [M, P]; the global RNG is left
+        as it was."""
         net = copy.deepcopy(self.net).cpu()
         missed: set[str] = set()
         rows = []
         with torch.random.fork_rng(devices=[]):
-            for member in members:
+            for seed, member in starts:
                 # not torch.manual_seed, which would reseed the GPUs' generators too
                 torch.default_generator.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
                 missed = reset(net)
@@ -305,10 +306,10 @@ class Model:
                 named |= {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
                 rows.append(self.layout.flatten({k: v.to(self.dtype) for k, v in named.items()}))
         missed &= set(self.layout.names)
-        if missed and len(members) > 1:
+        if missed:
             log.warning(
-                "init='fresh' cannot re-initialise %s: no reset_parameters covers them, so all "
-                "members start there from the given values", ", ".join(sorted(missed))
+                "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so that every "
+                "member starts there from the given values", ", ".join(sorted(missed))
             )  # fmt: skip
         return torch.stack(rows).to(self.device)
 

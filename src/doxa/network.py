@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
@@ -45,17 +46,21 @@ def masked_layers(order: Sequence[str], sites: Mapping[str, Any]) -> dict[str, s
 
 
 def reset(net: nn.Module) -> set[str]:
-    """Re-initialise every layer that knows how; the names of parameters none of them owns."""
-    missed: set[str] = set()
-    for path, module in net.named_modules():
-        reset = getattr(module, "reset_parameters", None) or getattr(
-            module, "_reset_parameters", None
-        )
-        if callable(reset):
-            reset()
-        else:
-            own = [name for name, _ in module.named_parameters(recurse=False)]
-            missed |= {f"{path}.{name}" if path else name for name in own}
+    """Re-initialise every layer that knows how; the names of parameters that none of them set,
+    which keep their values."""
+    given = {name: p.detach().clone() for name, p in net.named_parameters()}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(torch.nan)  # what is still there afterwards was not set
+        for module in net.modules():
+            reset = getattr(module, "reset_parameters", None)
+            reset = reset or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+        missed = {name for name, p in net.named_parameters() if p.isnan().any()}
+        for name, p in net.named_parameters():
+            if name in missed:
+                p.copy_(given[name])
     return missed
 
 

@@ -47,7 +47,7 @@ class Adam:
         self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor,
         owned: bool = False,
     ) -> tuple[Tensor, State]:  # fmt: skip
-        if rate.ndim == 0 and _fusing.get():
+        if rate.ndim == 0 and theta.dtype == torch.float32 and _fusing.get():
             return self._fused(theta, grad, state, rate, t, owned)
         m = torch.lerp(state["optim.m"], grad, 1 - self.beta1)
         v = torch.addcmul(state["optim.v"] * self.beta2, grad, grad, value=1 - self.beta2)

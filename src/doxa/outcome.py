@@ -89,4 +89,8 @@ def _validation_score(posterior: Posterior, run: Run, r: int) -> float:
         )  # fmt: skip
     if scales.y_loc is not None:
         y = y.double() * scales.y_scale + scales.y_loc
-    return float(posterior.predict(x).log_prob(y).mean())
+    p = posterior.predict(x)
+    if isinstance(y, tuple | list):  # the heads' own scores, added up
+        each = [head.log_prob(t) for head, t in zip(p.heads, y, strict=True)]
+        return float(torch.stack(each).sum(0).mean())
+    return float(p.log_prob(y).mean())

@@ -81,8 +81,8 @@ def _initial(model: Model, run: Run, init: str) -> Tensor:
     if init != "fresh":
         raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
     pairs = list(zip(run.seeds, run.members, strict=True))
-    distinct = {pair: model.fresh(pair[0], [pair[1]])[0] for pair in dict.fromkeys(pairs)}
-    return torch.stack([distinct[pair] for pair in pairs])
+    distinct = list(dict.fromkeys(pairs))
+    return model.fresh(distinct)[[distinct.index(pair) for pair in pairs]]
 
 
 def _hyper(

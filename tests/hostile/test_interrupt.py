@@ -87,7 +87,9 @@ def test_a_recorded_step_resumes_bit_for_bit(tmp_path: Path) -> None:
     resumed = worker.fit("deep-ensemble", tmp_path / "c", 1e9, **settings)
     assert resumed.diagnostics["mode"] == "traced"
     same(resumed, worker.fit("deep-ensemble", **settings))
-    same(resumed, worker.fit("deep-ensemble", **SHORT["deep-ensemble"]))  # nor does recording itself
+    same(
+        resumed, worker.fit("deep-ensemble", **SHORT["deep-ensemble"])
+    )  # nor does recording itself
 
 
 def test_a_callback_may_press_ctrl_c(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +167,14 @@ def test_a_finished_fit_fits_again_from_its_checkpoint(
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKER), "hmc", str(tmp_path / "c"), str(tmp_path / "out"), "1e9"]
+    command = [
+        sys.executable,
+        str(WORKER),
+        "hmc",
+        str(tmp_path / "c"),
+        str(tmp_path / "out"),
+        "1e9",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -105,9 +106,9 @@ def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
     train = data_sets.gap_regression(100, seed + TRAIN)
     near = data_sets.gap_regression(400, seed + TEST)
     gap = data_sets.gap_regression(400, seed + TEST, inside=True)
-    table = Table(
-        "method", "log lik.", "RMSE", "coverage", "gap log lik.", "gap coverage", "gap std",
-        "seconds", "status", title="regression with a gap (held out; 95 % intervals)",
+    table = _table(
+        "regression with a gap, held out: near the data and in the gap, 95 % intervals",
+        "log lik.", "RMSE", "covers", "gap: log lik.", "covers", "std", "seconds", "status",
     )  # fmt: skip
     panels = []
     for case in CASES:
@@ -140,6 +141,15 @@ def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
     return table
 
 
+def _table(title: str, *columns: str) -> Table:
+    """Narrow enough for a terminal of 80 columns."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True, style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "status" else "right")
+    return table
+
+
 def _functions(posterior: Any, x: Array, wanted: int = 12) -> Array:
     """Function draws [S, G]: a point estimate has one, an ensemble one a member."""
     try:
@@ -167,9 +177,9 @@ def _moons(path: Path, seed: int, tell: Any, done: Any) -> Table:
     xs, ys = np.linspace(-3.0, 4.0, 141), np.linspace(-2.75, 3.25, 121)
     plane = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
     far = np.linalg.norm(plane - [0.5, 0.25], axis=1) > 2.5
-    table = Table(
-        "method", "log lik.", "accuracy", "confidence far away", "mutual information far away",
-        "seconds", "status", title="two moons (held out)",
+    table = _table(
+        "two moons, held out; and far away from the data",
+        "log lik.", "accuracy", "far: confidence", "mutual information", "seconds", "status",
     )  # fmt: skip
     fields: list[tuple[str, Array, str]] = []
     for case in MOONS:

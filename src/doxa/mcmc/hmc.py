@@ -83,7 +83,7 @@ class HMC(Method):
             fixed = set(run.layout.names) - set(run.net.subset_names)
             fixed = {name for name in fixed if not name.startswith("likelihood.")}
             free[run.layout.index(fixed).to(run.device)] = 0.0
-            yield optimise(log_joint, self.default_steps, name="maximum")
+            yield optimise(log_joint, steps, name="maximum")
         for i, share in enumerate(_WINDOWS):
             length = round(share * self.burn_in)
             if length:
@@ -98,8 +98,10 @@ class HMC(Method):
     def total_steps(self, steps: int) -> int:
         return sum(round(s * self.burn_in) for s in _WINDOWS) + self.draws * self.thin
 
-    def _density(self, run: Run, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        fit, grad = run.grad(theta, batch)
+    def _density(
+        self, run: Run, state: State, theta: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        fit, grad = run.grad(theta, batch, buffers=run.buffers(state) or None)
         temperature = run.field(self, "temperature")
         value = (fit + run.prior.log_prob(theta)) / temperature
         return value, (grad + run.prior.score(theta)) / temperature.unsqueeze(1)
@@ -131,7 +133,7 @@ class HMC(Method):
         value = density
         for i in range(self.leapfrog):
             q = q + step * inverse_mass * p
-            value, g = self._density(run, q, batch)
+            value, g = self._density(run, state, q, batch)
             p = p + (0.5 if i == self.leapfrog - 1 else 1.0) * step * g
         end = value - 0.5 * (p.square() * inverse_mass).sum(1)
 
@@ -168,7 +170,7 @@ class HMC(Method):
     def _at(self, run: Run, state: State) -> State:
         """The state with density and gradient at its position."""
         rows = Pass(run.data, run.run_of)
-        density, grad = self._density(run, state["theta"], rows.batch(0))
+        density, grad = self._density(run, state, state["theta"], rows.batch(0))
         return {**state, "log_density": density, "grad": grad}
 
     def _settle(self, run: Run, state: State) -> State:

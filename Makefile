@@ -16,10 +16,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	touch $@
 
+# One thread, here and in the tests: networks this small are slower on several.
 demo: $(STAMP)
-	$(BIN)/doxa demo --out demo
+	OMP_NUM_THREADS=1 $(BIN)/doxa demo --out demo
 
-# One thread a worker: the tests' networks are too small to share, and two workers fill two cores.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "$(QUICK)"
 

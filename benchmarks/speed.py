@@ -105,7 +105,10 @@ def training(jax: str | None) -> list[Row]:
             )
         if jax:
             out = subprocess.run(
-                [jax, str(HERE / "peer_jax.py"), str(members)], capture_output=True, text=True, check=True
+                [jax, str(HERE / "peer_jax.py"), str(members)],
+                capture_output=True,
+                text=True,
+                check=True,
             )
             row["jax"] = float(out.stdout.split()[-1])
         rows.append(row)
@@ -249,7 +252,9 @@ def draw_growth(rows: list[Row], path: Path) -> None:
         points = [(r["at"], r["seconds"] * 1e3) for r in rows if r.get("axis") == axis]
         at, cost = zip(*points, strict=True)
         ax.loglog(at, cost, "o-", color="#2a6f97", label="measured")
-        ax.loglog(at, [cost[0] * a / at[0] for a in at], "--", color="#999999", label="proportional")
+        ax.loglog(
+            at, [cost[0] * a / at[0] for a in at], "--", color="#999999", label="proportional"
+        )
         ax.set(title=titles[axis], xlabel=names[axis], ylabel="ms")
         ax.grid(alpha=0.3, which="both")
         ax.legend(frameon=False)

@@ -129,7 +129,7 @@ def test_nothing_prints_unpickles_or_touches_global_state(path: Path) -> None:
         "torch.use_deterministic_algorithms", "torch.set_grad_enabled",
     }  # fmt: skip
     if part_of(path) == "app":
-        forbidden -= {"print"}  # it still does not: ruff's T20
+        forbidden -= {"torch.set_num_threads"}  # a program may say how many threads it takes
     found = [f"{path.name}:{line} calls {name}" for name, line in calls(path) if name in forbidden]
     modules = [
         alias.name

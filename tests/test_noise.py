@@ -157,6 +157,15 @@ def test_both_precisions_read_the_same_stream() -> None:
     assert (z32.double() - z64).abs().median() < 1e-6
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_reads_the_same_stream() -> None:
+    here, there = (Noise(3, "p", [0, 1], device) for device in ("cpu", "cuda"))
+    assert torch.equal(here.uniform((SIZE,), 7, 2), there.uniform((SIZE,), 7, 2).cpu())
+    z, other = here.normal((SIZE,), 7, 2), there.normal((SIZE,), 7, 2).cpu()
+    torch.testing.assert_close(z, other, rtol=1e-5, atol=1e-5)
+
+
 def test_zero_odd_and_shaped_draws() -> None:
     noise = members(3)
     assert noise.normal((0,)).shape == (3, 0)

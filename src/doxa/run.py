@@ -118,9 +118,10 @@ class Run:
     def subset_where(self) -> slice | Tensor:
         """The same as a slice where they lie together, which costs no copies."""
         if self._where is None:
-            index = self.subset_index()
-            together = len(index) > 0 and int(index[-1] - index[0]) + 1 == len(index)
-            self._where = slice(int(index[0]), int(index[-1]) + 1) if together else index
+            spans = [self.layout.slices[name] for name in self.net.subset_names]
+            start, stop = spans[0].start, spans[-1].stop  # plain numbers: a step is being traced
+            together = stop - start == sum(span.stop - span.start for span in spans)
+            self._where = slice(start, stop) if together else self.subset_index()
         return self._where
 
     def common(self, method: Method) -> dict[str, Any]:

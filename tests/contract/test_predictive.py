@@ -41,7 +41,7 @@ def test_shapes_and_types(case: Any, dtype: torch.dtype) -> None:
     y = torch.zeros(NEW, *event) if case.regression else torch.zeros(NEW, dtype=torch.long)
     check(p.log_prob(y), NEW)
     check(p.weights, len(p.weights))
-    assert p.weights.sum() == pytest.approx(1.0, abs=1e-5)
+    assert float(p.weights.sum()) == pytest.approx(1.0, abs=1e-5)
     if case.regression:
         check(p.quantile(0.9), NEW, 1)
         check(p.quantile([0.1, 0.5, 0.9]), 3, NEW, 1)

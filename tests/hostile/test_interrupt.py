@@ -92,6 +92,26 @@ def test_a_recorded_step_resumes_bit_for_bit(tmp_path: Path) -> None:
     )  # nor does recording itself
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["deep-ensemble", "mean-field"])
+def test_a_captured_step_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
+    """A graph updates the state in place: what is saved must still be of one step."""
+    settings = SHORT[name] | {"engine": "stack:graph", "device": "cuda"}
+
+    def press(step: int, _info: dict[str, Any]) -> None:
+        if step == 150:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.fit(name, tmp_path / "c", 1e9, [press], **settings)
+    resumed = worker.fit(name, tmp_path / "c", 1e9, **settings)
+    expected = worker.fit(name, **settings)
+    assert resumed.history == expected.history
+    for key, value in expected.tensors().items():
+        assert torch.equal(value, resumed.tensors()[key]), key
+
+
 def test_a_callback_may_press_ctrl_c(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def press(step: int, _info: dict[str, Any]) -> None:
         if step == 100:

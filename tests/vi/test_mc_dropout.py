@@ -51,7 +51,9 @@ def test_the_step_is_standard_dropout_with_weight_decay() -> None:
         )  # fmt: skip
         mask = (seen["u"][0] > p).double() / (1 - p)
     after = posterior.layout.unflatten(posterior.theta[0])
-    order = doxa.data.Batches(posterior_data(x, y), [0], ["0/0"], 40, 0, "optimise").index(0, 1)[0, 0]
+    order = doxa.data.Batches(posterior_data(x, y), [0], ["0/0"], 40, 0, "optimise").index(0, 1)[
+        0, 0
+    ]
     hidden = torch.tanh(net[0](x[order])) * mask
     loss = 0.5 * (net[3](hidden) - y[order]).square().mean()
     gradients = torch.autograd.grad(loss, list(net.parameters()))

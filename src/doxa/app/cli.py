@@ -227,17 +227,10 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Every method on toy data: a table of scores and two figures."""
-    import torch
-
     from doxa.app import demo as demonstration
 
     _log_to_terminal(verbose)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the demo's networks are so small that threads only get in the way
-    try:
-        demonstration.run(out_folder, seed, out)
-    finally:
-        torch.set_num_threads(threads)
+    demonstration.run(out_folder, seed, out)
 
 
 def main() -> None:

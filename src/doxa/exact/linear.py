@@ -29,7 +29,7 @@ from doxa.exact.linear_posterior import LinearPosterior, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.posterior import Posterior
+from doxa.posterior import Posterior, Status
 
 _BASES = ("polynomial", "rbf", "fourier")
 
@@ -197,7 +197,7 @@ class BayesianLinear(Method):
         log_noise = state["log_noise"] if own == event else state["log_noise"][:, 0]
         degree = int(run.hyper["degree"][0]) if "degree" in run.hyper else self.degree
         basis = replace(self._basis(run), degree=degree)
-        return LinearPosterior(
+        posterior = LinearPosterior(
             **run.common(self) | {"likelihood": likelihood},
             basis=basis, features=feature_tensors(state),
             statistics=Statistics(
@@ -208,6 +208,14 @@ class BayesianLinear(Method):
             log_std=state["log_std"], event=event, theta=state.get("theta"),
             weighted=run.data.weight is not None,
         )  # fmt: skip
+        floor = 0.5 * (1.1e-14 * state["square"] / run.n.double()[:, None] + 1.1e-300).log()
+        if learned and bool((state["log_noise"] <= floor).any()):
+            reason = (
+                "the features fit the targets exactly, so that the evidence grows without bound as "
+                "the noise goes to 0: its variances mean nothing; give noise=, or more rows"
+            )
+            posterior.record.status = Status("degenerate", reason)
+        return posterior
 
 
 def feature_tensors(state: State) -> Params:

@@ -58,15 +58,17 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
     return posterior
 
 
-def load(path: str | Path, net: nn.Module | None = None) -> Any:
+def load(path: str | Path, net: nn.Module | None = None, device: torch.device | str = "cpu") -> Any:
     """A saved posterior.
 
     Parameters
     ----------
     path: the directory that `posterior.save` wrote.
     net: the network, when it was not made by a registered builder; its structure is checked.
+    device: where it is to predict.
     """
-    return from_artefact(*store.read_artefact(path), net)
+    tensors, meta = store.read_artefact(path)
+    return from_artefact({k: v.to(device) for k, v in tensors.items()}, meta, net)
 
 
 def _trees(posterior: Posterior) -> list[tuple[str, Any]]:
@@ -155,4 +157,5 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     if missing:
         raise ModelError(f"the network lacks the saved buffers {sorted(missing)[:5]}")
     model.net.load_state_dict(state | fixed)
-    return model.to("cpu", dtype)
+    place = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    return model.to(place, dtype)

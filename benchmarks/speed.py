@@ -4,12 +4,13 @@
 
 CPU rows use one thread. Times are medians of repeated calls; what counts is the ratio within a row,
 because absolute times on shared machines wander. `--jax PYTHON` adds a JAX scan of the same step,
-run by another interpreter. Results go to benchmarks/results/speed.json, the growth figure beside it.
+run by another interpreter. Results go to benchmarks/results/speed.json, the figure beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -87,7 +88,7 @@ def doxa_step(
         net, (x, y), "map", members=members, steps=steps, batch_size=batch, engine=engine,
         likelihood=likelihood, progress=False, schedule="constant", callbacks=[tick],
     )  # fmt: skip
-    pairs = list(zip(ticks, ticks[1:], strict=False))
+    pairs = list(itertools.pairwise(ticks))
     return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs)
 
 
@@ -136,7 +137,7 @@ def _many(call: Callable[[], None], times: int) -> Callable[[], None]:
 
 
 def prediction(_: str | None) -> list[Row]:
-    """100 samples at N rows: `predict` against a loop over samples; a late dropout reuses its trunk."""
+    """100 samples at N rows: `predict` against a loop over samples; dropout reuses its trunk."""
     rows = []
     nets: dict[str, nn.Module] = {
         "9-50-1": doxa.nets.mlp(9, 1),
@@ -158,7 +159,7 @@ def prediction(_: str | None) -> list[Row]:
 
             row: Row = {"work": f"prediction {name}, S=100", "rows": n}
             row["loop"] = seconds(loop, 7)
-            row["predict"] = seconds(lambda part=part: posterior.predict(part).mean, 7)
+            row["predict"] = seconds(lambda p=posterior, part=part: p.predict(part).mean, 7)
             rows.append(row)
     late = nn.Sequential(
         nn.Linear(9, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 50), nn.ReLU(),

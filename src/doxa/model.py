@@ -308,7 +308,7 @@ class Model:
         missed &= set(self.layout.names)
         if missed:
             log.warning(
-                "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so that every "
+                "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so every "
                 "member starts there from the given values", ", ".join(sorted(missed))
             )  # fmt: skip
         return torch.stack(rows).to(self.device)

@@ -54,6 +54,18 @@ def seconds(call: Callable[[], Any], repeats: int = 5, device: str = "cpu") -> f
     return statistics.median(times)
 
 
+def side_by_side(calls: dict[str, Callable[[], Any]], repeats: int = 7) -> dict[str, float]:
+    """Median times of several calls, taken in turns so that a slow moment hits them all."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(repeats + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if round_:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
 def loop_step(
     nets: list[nn.Module], x: Tensor, y: Tensor, batch: int, classify: bool, fused: bool = True
 ) -> Callable[[], None]:
@@ -157,10 +169,9 @@ def prediction(_: str | None) -> list[Row]:
                         [torch.func.functional_call(net, p, (part,)) for p in members]
                     )
 
+            ours = lambda p=posterior, part=part: p.predict(part).mean  # noqa: E731
             row: Row = {"work": f"prediction {name}, S=100", "rows": n}
-            row["loop"] = seconds(loop, 7)
-            row["predict"] = seconds(lambda p=posterior, part=part: p.predict(part).mean, 7)
-            rows.append(row)
+            rows.append(row | side_by_side({"loop": loop, "predict": ours}))
     late = nn.Sequential(
         nn.Linear(9, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 50), nn.ReLU(),
         nn.Dropout(0.1), nn.Linear(50, 1),
@@ -173,10 +184,9 @@ def prediction(_: str | None) -> list[Row]:
             with torch.no_grad():
                 return torch.stack([late(part) for _ in range(100)])
 
+        ours = lambda part=x[:n]: posterior.predict(part).mean  # noqa: E731
         row = {"work": "prediction, dropout before the last layer, S=100", "rows": n}
-        row["loop"] = seconds(masks, 5)
-        row["predict"] = seconds(lambda part=x[:n]: posterior.predict(part).mean, 5)
-        rows.append(row)
+        rows.append(row | side_by_side({"loop": masks, "predict": ours}))
     return rows
 
 

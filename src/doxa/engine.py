@@ -126,6 +126,12 @@ def _loop(
     stacks = [v for k, v in params.items() if axes[k] == 0]
     stacks += [*(masks or {}).values(), *(buffers or {}).values()]
     members = stacks[0].shape[0] if stacks else 1
+    if members == 1:  # squeeze, not select: its backward pass is a view
+        one = lambda tree: {k: v.squeeze(0) for k, v in (tree or {}).items()}  # noqa: E731
+        own = {k: v.squeeze(0) if axes[k] == 0 else v for k, v in params.items()}
+        rows = x if shared else tree_map(lambda t: t.squeeze(0), x)
+        out = model.forward(own, rows, buffers=one(buffers), masks=one(masks), training=training)
+        return _add_axis(out)
     outputs = []
     for m in range(members):
         at = lambda tree, m=m: None if tree is None else {k: v[m] for k, v in tree.items()}  # noqa: E731
@@ -134,8 +140,6 @@ def _loop(
         outputs.append(
             model.forward(own, rows, buffers=at(buffers), masks=at(masks), training=training)
         )
-    if members == 1:
-        return _add_axis(outputs[0])
     return tree_map(lambda *parts: torch.stack(parts), *outputs)
 
 
@@ -170,14 +174,20 @@ def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
         return works(replace(engine, kind="loop", reason=reason), trial)
 
 
-def tiles(samples: int, rows: int, width: int, itemsize: int, device: torch.device) -> Iterator[
-    tuple[slice, slice]
-]:  # fmt: skip
-    """Pieces of samples × rows whose widest activation stays small; rows vary fastest."""
+def tiles(
+    samples: int, rows: int, width: int, itemsize: int, device: torch.device, trunk: bool = False
+) -> Iterator[tuple[slice, slice]]:
+    """Pieces of samples × rows whose widest activation stays small; rows vary fastest.
+
+    With a `trunk` that all samples share, all samples go through together, so that it is computed
+    once for each row.
+    """
     budget = _TILE_BYTES if device.type == "cpu" else 256 << 20
     cells = max(1, budget // max(1, width * itemsize))
     row_step = max(1, min(rows, cells))
-    if row_step < rows:  # several samples a tile amortise the calls
+    if trunk:
+        row_step = max(1, min(rows, cells // samples)) if cells >= 16 * samples else row_step
+    elif row_step < rows:  # several samples a tile amortise the calls
         row_step = max(1, min(rows, cells // min(samples, 4)))
     sample_step = max(1, min(samples, cells // row_step))
     for s in range(0, samples, sample_step):

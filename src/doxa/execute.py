@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
 from doxa.optim import unfused
+from doxa.replay import simplified
 
 log = logging.getLogger("doxa")
 
@@ -93,8 +94,7 @@ def _traced(
     example = [*(state[name].clone() for name in names), *leaves, t, rate]
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
-    module.graph.eliminate_dead_code()
-    module.recompile()
+    module = simplified(module, example)
     call: Callable[..., Any] = module.forward
     if compiled:
         call = torch.compile(module, dynamic=False)

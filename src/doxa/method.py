@@ -102,11 +102,11 @@ def optimise(
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         value, grad, changed = objective(run, state, batch, clock)
-        descent = grad * (-1.0 / run.n).unsqueeze(1)
+        descent = grad * run.per_example.unsqueeze(1)
         theta, optim = run.optimizer.update(
             state[key], descent, state, clock.rate, clock.t, clock.owned
         )
-        return {**state, **changed, **optim, key: theta}, {"loss": value / -run.n}
+        return {**state, **changed, **optim, key: theta}, {"loss": value * run.per_example}
 
     def enter(run: Run, state: State) -> State:
         return {**state, **run.optimizer.init(state[key])}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -71,7 +71,7 @@ class Model:
         self.sites: dict[str, tuple[int, ...]] = {}  # dropout layers: the shape of one row's mask
         self.masked: dict[str, str] = {}  # the parametrised layer whose input each of them masks
         self.head: str | None = None  # the parametrised layer that ran last
-        self.width = 1  # numbers in the widest activation of one row
+        self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
         self._mode = False
         trainable = [p for p in self.net.parameters() if p.requires_grad]
         kinds = {p.dtype for p in trainable}
@@ -112,7 +112,7 @@ class Model:
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
-        self.sites, self.head, self.width = trace.sites, trace.head, trace.width
+        self.sites, self.head, self.widths = trace.sites, trace.head, trace.widths
         self.masked = masked_layers(trace.order, trace.sites)
         self.__dict__.pop("layout", None)
         return self
@@ -200,6 +200,12 @@ class Model:
         if not chosen:
             raise ModelError(f"subset {self.subset!r} selects no parameter; there are {names}")
         return tuple(chosen)
+
+    def width(self, layers: Collection[str] | None = None) -> int:
+        """Numbers in the widest activation of one row, from the first of some layers on."""
+        names = [name for name, _ in self.widths]
+        first = min((names.index(n) for n in layers or () if n in names), default=0)
+        return max((size for _, size in self.widths[first:]), default=1)
 
     def forward(
         self,

@@ -70,7 +70,7 @@ class Trace:
 
     order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
     sites: dict[str, tuple[int, ...]] = field(default_factory=dict)  # dropout: one row's mask shape
-    width: int = 1  # numbers in the widest activation
+    widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
 
     @property
     def head(self) -> str | None:
@@ -92,13 +92,16 @@ def watched(net: nn.Module) -> Iterator[Trace]:
 
         return hook
 
-    def after(_module: nn.Module, _args: Any, output: Any) -> None:
-        sizes = [leaf.numel() for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-        trace.width = max(trace.width, *sizes, 1)
+    def after(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+            trace.widths.append((name, max((leaf.numel() for leaf in leaves), default=1)))
+
+        return hook
 
     hooks = []
     for name, module in net.named_modules():
-        hooks.append(module.register_forward_hook(after))
+        hooks.append(module.register_forward_hook(after(name)))
         own = any(p.requires_grad for p in module.parameters(recurse=False))
         if own or isinstance(module, MaskedDropout):
             hooks.append(module.register_forward_pre_hook(before(name)))

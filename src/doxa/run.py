@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +87,11 @@ class Run:
     @property
     def size(self) -> int:
         return len(self.members)
+
+    @cached_property
+    def per_example(self) -> Tensor:
+        """−1/n, [M]: from an objective to the loss that optimisers minimise."""
+        return -1.0 / self.n
 
     @property
     def net(self) -> Model:
@@ -188,7 +194,10 @@ class Run:
             self.net, params, batch.x, shared=batch.shared, masks=masks, buffers=buffers,
             training=training,
         )  # fmt: skip
-        theta = likelihood_parameters(params) | {k: v[members] for k, v in self.constants.items()}
+        constants = self.constants
+        if members != slice(None):
+            constants = {k: v[members] for k, v in constants.items()}
+        theta = likelihood_parameters(params) | constants
         each = self.likelihood.log_prob(f, batch.y, theta, lead=1)  # [M, B]
         if batch.weight is not None:
             each = each * batch.weight
@@ -206,6 +215,10 @@ class Run:
         """The log-likelihood of each member and its gradient: [M], [M, P]."""
 
         def value(theta: Tensor, part: slice) -> Tensor:
+            if theta.shape[0] == flat.shape[0]:  # all members: nothing to cut
+                return self.log_likelihood(
+                    theta, batch, masks=masks, buffers=buffers, training=training
+                )
             own = lambda tree: None if tree is None else {k: v[part] for k, v in tree.items()}  # noqa: E731
             return self.log_likelihood(
                 theta, batch.members(part), part, masks=own(masks), buffers=own(buffers),
@@ -221,9 +234,10 @@ class Run:
         values, grads = [], []
         for part in self.engine.chunks(flat.shape[0]):
             with torch.enable_grad():
-                theta = flat[part].detach().requires_grad_()
+                whole = part.stop - part.start == flat.shape[0]
+                theta = (flat if whole else flat[part]).detach().requires_grad_()
                 value = fn(theta, part)
-                (grad,) = torch.autograd.grad(value.sum(), theta)
+                (grad,) = torch.autograd.grad(value, theta, torch.ones_like(value))
             values.append(value.detach())
             grads.append(grad)
         if len(values) == 1:

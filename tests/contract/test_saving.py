@@ -77,7 +77,7 @@ def test_a_network_without_a_builder_is_handed_over(trained: Any, tmp_path: Path
     other = doxa.nets.mlp(2, 1 if trained.regression else 3, hidden=(9,), activation="tanh")
     with pytest.raises(ModelError, match=r"0\.weight"):
         doxa.load(tmp_path / "run", net=other)
-    again = doxa.load(tmp_path / "run", net=trained.net())
+    again = doxa.load(tmp_path / "run", net=trained.net(), device=trained.device)
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
 
 

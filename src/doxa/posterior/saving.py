@@ -112,7 +112,7 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "sites": store.encode(model.sites, "sites"),
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
-        "width": model.width,
+        "widths": store.encode(model.widths, "widths"),
         "dtype": store.encode(model.dtype, "dtype"),
     }
 
@@ -143,7 +143,7 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     dtype = store.decode(meta["dtype"], "dtype")
     for name in ("output", "sites", "masked"):
         setattr(model, name, store.decode(meta[name], name))
-    model.head, model.width = meta["head"], meta["width"]
+    model.head, model.widths = meta["head"], store.decode(meta["widths"], "widths")
     own = {n: list(p.shape) for n, p in model.net.named_parameters() if p.requires_grad}
     saved = {n: shape for n, shape in meta["structure"] if not n.startswith("likelihood.")}
     if own != saved:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from doxa.predictive import Moments, Predictive
 log = logging.getLogger("doxa")
 
 DEFAULT_SAMPLES = 100
+_HEAVY = 4e6  # rows × weights
 
 
 @dataclass
@@ -44,6 +45,11 @@ class Draws:
         params = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
         count = len(range(*s.indices(self.count)))
         return Draws(params, count, self.constant, pick(self.masks), pick(self.buffers))
+
+    def alone(self) -> Draws:
+        """One draw without its axis, so that layers run as in the plain network."""
+        params = {k: v if k in self.constant else v.squeeze(0) for k, v in self.params.items()}
+        return Draws(params, 1, frozenset(params), self.masks, self.buffers)
 
     def theta(self) -> Params:
         """Likelihood parameters of each draw."""
@@ -124,7 +130,7 @@ class WeightPosterior(Posterior):
     def _evaluate(self, draws: Draws, x: Any) -> Any:
         """Outputs of all draws at all rows: [count, N, ...]."""
         rows = rows_of(x, "x")
-        pieces = tiles(draws.count, rows, self.network.width, self.dtype.itemsize, self.device)
+        pieces = self._tiles(draws, rows)
         out: Any = None
         for s, r in pieces:
             piece = self._forward(draws.part(s), tree_map(lambda t, r=r: t[r], x))
@@ -135,7 +141,26 @@ class WeightPosterior(Posterior):
             tree_map(lambda whole, part, s=s, r=r: whole[s, r].copy_(part), out, piece)
         return out
 
+    def _tiles(self, draws: Draws, rows: int) -> Iterator[tuple[slice, slice]]:
+        """How to cut the work: see `engine.tiles`.
+
+        On the CPU a draw that keeps a core busy by itself goes alone: one large product is faster
+        than a batch of them.
+        """
+        heavy = not draws.constant and rows * self.layout.size > _HEAVY
+        if heavy and self.device.type == "cpu":
+            each = list(
+                tiles(1, rows, self.network.width(), self.dtype.itemsize, self.device, True)
+            )
+            return ((slice(s, s + 1), r) for s in range(draws.count) for _, r in each)
+        varying = [name.rpartition(".")[0] for name in draws.params if name not in draws.constant]
+        width = self.network.width([*varying, *draws.masks])
+        trunk = bool(draws.constant)
+        return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk)
+
     def _forward(self, draws: Draws, x: Any) -> Any:
+        if draws.count == 1:
+            draws = draws.alone()
         engine = self._engine or choose(self.network, max(2, draws.count), self.device)
         call = lambda engine: engine.forward(  # noqa: E731
             self.network, draws.params, x, constant=draws.constant,
@@ -163,7 +188,7 @@ class WeightPosterior(Posterior):
         """Moments over samples, a block of rows at a time, without keeping the samples."""
         rows = rows_of(x, "x")
         total = sum(g.count for g in groups)
-        block = max(1, (64 << 20) // max(1, self.network.width * self.dtype.itemsize * 4))
+        block = max(1, (64 << 20) // max(1, self.network.width() * self.dtype.itemsize * 4))
         parts = []
         for start in range(0, rows, block):
             piece = tree_map(lambda t, a=start: t[a : a + block], x)

@@ -1,0 +1,88 @@
+"""A recorded step made lean: what never changes is computed once, what does nothing is removed.
+
+A trace of a step holds the bookkeeping of autograd (detach, alias), transposes of transposes, and
+arithmetic on constants (noise given beforehand, 1/n). None of it needs to run again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+_aten = torch.ops.aten
+_IDENTITIES = {_aten.detach.default, _aten.alias.default}
+_FILLS = {_aten.ones_like.default, _aten.zeros_like.default}  # shapes are fixed in a trace
+
+
+def simplified(module: GraphModule, example: list[Tensor]) -> GraphModule:
+    """The same function of tensors shaped like `example`, in fewer operations."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _IDENTITIES:
+            node.replace_all_uses_with(node.args[0])
+        elif (
+            node.target is _aten.t.default and getattr(node.args[0], "target", None) is node.target
+        ):
+            node.replace_all_uses_with(node.args[0].args[0])
+    graph.eliminate_dead_code()
+    module.recompile()
+    constants = _constants(module, example)
+    for node, value in constants.items():
+        if node.op == "get_attr" or all(user in constants for user in node.users):
+            continue
+        name = f"_folded_{node.name}"
+        module.register_buffer(name, value)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr(name))
+    graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _constants(module: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
+    """Nodes whose value no input can change."""
+    found: dict[Node, Any] = {}
+    if any(_writes_to_unknown(node) for node in module.graph.nodes):
+        return found
+
+    class Run(Interpreter):
+        def run_node(self, n: Node) -> Any:
+            value = super().run_node(n)
+            fixed = n.op == "get_attr" or (
+                n.op == "call_function"
+                and isinstance(value, Tensor)
+                and not _mutates(n)
+                and (n.target in _FILLS or _all_in(n.all_input_nodes, found))
+            )
+            if fixed:
+                found[n] = value
+            return value
+
+    with torch.no_grad():
+        Run(module).run(*(t.clone() for t in example))
+    return found
+
+
+def _all_in(nodes: list[Node], found: dict[Node, Any]) -> bool:
+    return bool(nodes) and all(node in found for node in nodes)
+
+
+def _mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _writes_to_unknown(node: Node) -> bool:
+    """Whether a node overwrites anything but fresh copies: folding would then not be safe."""
+    if node.op != "call_function" or not _mutates(node):
+        return False
+    copies = {_aten.clone.default}
+    return not all(
+        source.target in copies
+        for argument in node.args[:1] + node.args[2:4]
+        for source in (argument if isinstance(argument, list | tuple) else [argument])
+        if isinstance(source, Node)
+    )

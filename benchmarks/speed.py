@@ -165,9 +165,8 @@ def prediction(_: str | None) -> list[Row]:
 
             def loop(part: Tensor = part, net: nn.Module = net, members: Any = members) -> Tensor:
                 with torch.no_grad():
-                    return torch.stack(
-                        [torch.func.functional_call(net, p, (part,)) for p in members]
-                    )
+                    each = [torch.func.functional_call(net, p, (part,)) for p in members]
+                    return torch.stack(each).mean(0)
 
             ours = lambda p=posterior, part=part: p.predict(part).mean  # noqa: E731
             row: Row = {"work": f"prediction {name}, S=100", "rows": n}
@@ -182,7 +181,7 @@ def prediction(_: str | None) -> list[Row]:
 
         def masks(part: Tensor = x[:n]) -> Tensor:
             with torch.no_grad():
-                return torch.stack([late(part) for _ in range(100)])
+                return torch.stack([late(part) for _ in range(100)]).mean(0)
 
         ours = lambda part=x[:n]: posterior.predict(part).mean  # noqa: E731
         row = {"work": "prediction, dropout before the last layer, S=100", "rows": n}

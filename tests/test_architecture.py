@@ -22,7 +22,7 @@ LAYERS = [
     ["errors", "suggest", "interrupt"],
     ["noise", "layout", "progress", "checks"],
     ["store", "likelihoods", "linalg", "nets", "optim", "stacked", "data_sets"],
-    ["priors", "network"],
+    ["priors", "network", "replay"],
     ["registry", "data"],
     ["model", "runs"],
     ["engine", "execute", "predictive"],

@@ -68,6 +68,12 @@ class Data:
     def runs(self) -> int:
         return len(self.rows)
 
+    @property
+    def place(self) -> torch.device:
+        """Where the rows lie, which is where they are picked."""
+        leaves = tree_flatten(self.x)[0]
+        return torch.device("cpu") if self.source is not None else leaves[0].device
+
     def take(self, index: Tensor, run: Tensor | None = None) -> tuple[Inputs, Any]:
         """Rows by number, in fitted units; `run` (broadcastable to index) says whose scales."""
         if self.source is not None:
@@ -79,8 +85,7 @@ class Data:
             return self.scales[0].x(x), self.scales[0].y(y)
         if self.banked and run is not None:
             index = index + run * self.total
-        place = tree_flatten(self.x)[0][0].device
-        index = index.to(place)
+        index = index.to(self.place)
         x, y = (tree_map(lambda t: t[index], tree) for tree in (self.x, self.y))
         if self.lazy:
             x, y = self._standardised(x, y, index.ndim, torch.tensor(0) if run is None else run)
@@ -152,12 +157,16 @@ class Batches:
         if min(self.sizes) < self.size:
             real = torch.arange(self.size) < torch.tensor(self.sizes)[:, None]
             self._real = real.to(data.device, data.dtype)
-        self._runs = torch.tensor(self.run_of)
+        self._place = data.place
+        self._runs = torch.tensor(self.run_of, device=self._place)
         self._orders: dict[tuple[int, int], Tensor] = {}
+        self._ahead: tuple[int, Tensor] | None = None  # row numbers of the next steps
         self._block: tuple[int, Any, Any, Tensor | None] | None = None
         x, y = data.take(data.rows[0][:1], torch.tensor(0))
         row = sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
-        self.block = max(1, min(64, BLOCK_BYTES // max(1, row * self.size * len(self.keys))))
+        budget = BLOCK_BYTES if data.device.type == "cpu" else 8 * BLOCK_BYTES
+        self.block = max(1, min(64, budget // max(1, row * self.size * len(self.keys))))
+        self.span = self.block * (64 // self.block)
 
     def epoch_steps(self) -> int:
         return max(self.per_epoch)
@@ -187,10 +196,19 @@ class Batches:
             columns.append(torch.cat([own, own[:, :1].expand(-1, self.size - size)], 1))
         return torch.stack(columns, dim=1)
 
+    def _numbers(self, t: int) -> Tensor:
+        """Row numbers of the block that starts at t, where the rows lie: many blocks are sent
+        there at once, because each sending waits for a GPU to finish."""
+        if self._ahead is None or not self._ahead[0] <= t < self._ahead[0] + self.span:
+            start = t - t % self.span
+            self._ahead = (start, self.index(start, self.span).to(self._place))
+        start, numbers = self._ahead
+        return numbers[t - start : t - start + self.block]
+
     def batch(self, t: int) -> Batch:
         if self._block is None or not self._block[0] <= t < self._block[0] + self.block:
             start = t - t % self.block
-            index = self.index(start, self.block)
+            index = self._numbers(start)
             x, y = self.data.take(index, self._runs[None, :, None])
             weight = _gather_weight(self.data, index)
             if self._real is not None:

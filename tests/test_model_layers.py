@@ -6,35 +6,16 @@ import copy
 import logging
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from model_cases import METHODS, QUICK, numbers, seeded
+from torch import nn
 from torch.distributions import Normal
 
 import doxa
 from doxa.errors import ModelError
 from doxa.optim import SGD
-
-QUICK = {"steps": 5, "progress": False}
-METHODS = {
-    "map": doxa.MAP(),
-    "mean-field": doxa.MeanField(),
-    "mc-dropout": doxa.MCDropout(insert="all"),
-    "laplace": doxa.Laplace(structure="diagonal"),
-    "hmc": doxa.HMC(draws=2, burn_in=2, leapfrog=2),
-}
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def seeded(build: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return build()
 
 
 def norm_net() -> nn.Module:

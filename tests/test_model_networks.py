@@ -8,31 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from model_cases import METHODS, QUICK, Bare, Tied, numbers, seeded
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn.functional import cross_entropy
 
 import doxa
 from doxa import Engine
-
-QUICK = {"steps": 5, "progress": False}
-METHODS = {
-    "map": doxa.MAP(),
-    "mean-field": doxa.MeanField(),
-    "mc-dropout": doxa.MCDropout(insert="all"),
-    "laplace": doxa.Laplace(structure="diagonal"),
-    "hmc": doxa.HMC(draws=2, burn_in=2, leapfrog=2),
-}
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def seeded(build: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return build()
 
 
 class TwoInputs(nn.Module):
@@ -60,20 +42,6 @@ class TwoHeads(nn.Module):
         return self.value(h), self.kind(h)
 
 
-class Tied(nn.Module):
-    """One matrix used twice, under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(3, 3, bias=False)
-        self.second = nn.Linear(3, 3, bias=False)
-        self.second.weight = self.first.weight
-        self.out = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
-
 class Scaled(nn.Module):
     """A buffer that the forward pass reads."""
 
@@ -84,18 +52,6 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(x / self.scale)
-
-
-class Bare(nn.Module):
-    """A parameter that no layer owns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.offset = nn.Parameter(torch.full((1,), 0.5))
-        self.out = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(x) + self.offset
 
 
 class Recurrent(nn.Module):

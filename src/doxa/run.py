@@ -138,10 +138,11 @@ class Run:
             "scales": self.data.scales[r], "inputs": self.inputs,
         }  # fmt: skip
 
-    def shared(self, state: State) -> dict[str, Params]:
-        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers."""
+    def shared(self, state: State) -> dict[str, Any]:
+        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers, and who
+        their members are."""
         constants = {k: v[0] for k, v in self.constants.items()}
-        return {"constants": constants, "buffers": self.buffers(state)}
+        return {"constants": constants, "buffers": self.buffers(state), "ids": list(self.members)}
 
     def units_log_jacobian(self) -> Tensor:
         """log |d fitted / dy| of each member's rows: densities are reported in units of y. [M]"""

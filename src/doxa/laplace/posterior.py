@@ -98,7 +98,7 @@ class LaplacePosterior(GaussianPosterior):
     def _deltas(self, counts: list[int], seed: int) -> Tensor:
         """Draws of θ − θ*, [K, S, p]: the same ones as `draw` uses."""
         most = max(counts)
-        keys = [f"{k}/{j}" for k in range(self.members) for j in range(most)]
+        keys = [f"{k}/{j}" for k in self.ids for j in range(most)]
         noise = Noise(seed, "draws", keys, self.device, self.dtype)
         size = self.covariance.size
         eps = noise.normal((size,)).reshape(self.members, most, size)

@@ -44,7 +44,7 @@ class GaussianPosterior(WeightPosterior):
     def groups(self, n: int | None, seed: int) -> list[Draws]:
         index = self.layout.index(self.network.subset_names).to(self.mean.device)
         counts = self._split(n)
-        keys = [f"{k}/{j}" for k in range(self.members) for j in range(max(counts))]
+        keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
         noise = Noise(seed, "draws", keys, self.device, self.dtype)
         eps = noise.normal((len(index),)).reshape(self.members, max(counts), -1).transpose(0, 1)
         away = self.covariance.sample(eps).transpose(0, 1)  # [K, S, subset]

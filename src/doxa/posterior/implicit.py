@@ -40,7 +40,7 @@ class ImplicitPosterior(WeightPosterior):
         for k, count in enumerate(self._split(n)):
             if count == 0:
                 continue
-            keys = [f"{k}/{j}" for j in range(count)]
+            keys = [f"{self.ids[k]}/{j}" for j in range(count)]
             masks = {}
             for site, shape in self.network.sites.items():
                 p = self.rates[site][k]

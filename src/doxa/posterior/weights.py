@@ -67,17 +67,28 @@ class WeightPosterior(Posterior):
     ----------
     constants: fixed likelihood parameters, in fitted units.
     buffers: each member's own buffers, [K, ...] (BatchNorm).
+    ids: who the members are: their draws depend on it, not on who else there is.
     """
 
     memory_budget: int | None = None  # bytes for what predict returns; default: a quarter of free
 
     def __init__(
-        self, *args: Any, constants: Params | None = None, buffers: Params | None = None, **kw: Any
+        self,
+        *args: Any,
+        constants: Params | None = None,
+        buffers: Params | None = None,
+        ids: Sequence[int] | None = None,
+        **kw: Any,
     ) -> None:
         super().__init__(*args, **kw)
         self.constants = constants or {}
         self.buffers = buffers or {}
+        self._ids = None if ids is None else list(ids)
         self._engine: Engine | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return list(range(self.members)) if self._ids is None else self._ids
 
     @property
     def network(self) -> Model:
@@ -234,16 +245,17 @@ class WeightPosterior(Posterior):
         return {name: v[k].expand(count, *v.shape[1:]) for name, v in self.buffers.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"constant.{k}": v for k, v in self.constants.items()} | {
-            f"buffer.{k}": v for k, v in self.buffers.items()
-        }
+        constants = {f"constant.{k}": v for k, v in self.constants.items()}
+        buffers = {f"buffer.{k}": v for k, v in self.buffers.items()}
+        return {"ids": torch.tensor(self.ids), **constants, **buffers}
 
     @staticmethod
-    def _shared(tensors: dict[str, Tensor]) -> dict[str, Params]:
+    def _shared(tensors: dict[str, Tensor]) -> dict[str, Any]:
         def under(prefix: str) -> Params:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
-        return {"constants": under("constant."), "buffers": under("buffer.")}
+        ids = tensors["ids"].tolist()
+        return {"constants": under("constant."), "buffers": under("buffer."), "ids": ids}
 
 
 def concatenate(parts: list[Any], dim: int) -> Any:

@@ -102,7 +102,7 @@ def optimise(
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         value, grad, changed = objective(run, state, batch, clock)
-        descent = grad * run.per_example.unsqueeze(1)
+        descent = run.descent(grad)
         theta, optim = run.optimizer.update(
             state[key], descent, state, clock.rate, clock.t, clock.owned
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,10 +87,16 @@ class Run:
     def size(self) -> int:
         return len(self.members)
 
-    @cached_property
-    def per_example(self) -> Tensor:
-        """−1/n, [M]: from an objective to the loss that optimisers minimise."""
-        return -1.0 / self.n
+    def __post_init__(self) -> None:
+        self.per_example = -1.0 / self.n  # [M]: from an objective to the loss that is minimised
+        same = bool((self.n == self.n[0]).all())
+        self._same_n = float(self.n[0]) if same else None
+
+    def descent(self, grad: Tensor) -> Tensor:
+        """−grad/n: the gradient of the loss, [M, P]."""
+        if self._same_n is not None:  # a number is read faster than a column
+            return grad * (-1.0 / self._same_n)
+        return grad * self.per_example.unsqueeze(1)
 
     @property
     def net(self) -> Model:

@@ -207,10 +207,6 @@ def _stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | N
         out = out if h_stacked else out.unsqueeze(0)
         return out + bias.reshape(bias.shape[0], *(1,) * (out.ndim - 2), -1)  # type: ignore[union-attr]
     members, outputs, inputs = weight.shape
-    if (
-        weight.is_cuda and weight.stride(0) % 4
-    ):  # rows off 16 bytes send the product to slow kernels
-        weight = weight.contiguous()
     shape = h.shape[1:-1] if h_stacked else h.shape[:-1]
     rows = h.reshape(members if h_stacked else 1, -1, inputs).expand(members, -1, -1)
     if bias is None:

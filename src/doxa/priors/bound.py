@@ -80,6 +80,8 @@ class BoundPrior:
         """grad + score(flat), in one pass where all elements share a Gaussian centred at 0."""
         first = self.parts[0]
         if len(self.parts) == 1 and isinstance(first.family, GaussianFamily) and first.loc is None:
+            if first.family.same is not None:
+                return torch.add(grad, flat, alpha=first.family.same)
             return torch.addcmul(grad, flat, first.family.at["minus_precision"])
         return grad + self.score(flat)
 

@@ -43,11 +43,11 @@ class SamplePosterior(WeightPosterior):
         flat = self.samples.reshape(total, size)
         index = torch.arange(total, device=flat.device)
         if n is not None and n < total:  # evenly thinned within each member
-            parts = [
-                k * kept + (torch.arange(c) * kept) // max(c, 1)
-                for k, c in enumerate(self._split(n))
-            ]
-            index = torch.cat(parts).to(flat.device)
+            counts = torch.tensor(self._split(n))
+            member = torch.repeat_interleave(torch.arange(members), counts)
+            before = (counts.cumsum(0) - counts)[member]
+            place = (torch.arange(n) - before) * kept // counts[member]
+            index = (member * kept + place).to(flat.device)
             flat = flat[index]
         owner = index // kept
         buffers = {name: v[owner] for name, v in self.buffers.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,15 +41,16 @@ class Draws:
     buffers: Params = field(default_factory=dict)  # {name: [count, ...]}
 
     def part(self, s: slice) -> Draws:
+        """Some of the draws; a single one comes without its axis, so that layers run as in the
+        plain network."""
+        if s.stop - s.start == 1:
+            params = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
+            masks, buffers = ({k: v[s] for k, v in t.items()} for t in (self.masks, self.buffers))
+            return Draws(params, 1, frozenset(params), masks, buffers)
         pick = lambda tree: {k: v[s] for k, v in tree.items()}  # noqa: E731
         params = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
         count = len(range(*s.indices(self.count)))
         return Draws(params, count, self.constant, pick(self.masks), pick(self.buffers))
-
-    def alone(self) -> Draws:
-        """One draw without its axis, so that layers run as in the plain network."""
-        params = {k: v if k in self.constant else v.squeeze(0) for k, v in self.params.items()}
-        return Draws(params, 1, frozenset(params), self.masks, self.buffers)
 
     def theta(self) -> Params:
         """Likelihood parameters of each draw."""
@@ -144,12 +145,13 @@ class WeightPosterior(Posterior):
         pieces = self._tiles(draws, rows)
         out: Any = None
         for s, r in pieces:
-            piece = self._forward(draws.part(s), tree_map(lambda t, r=r: t[r], x))
-            if s == slice(0, draws.count) and r == slice(0, rows):
+            whole = r == slice(0, rows)
+            piece = self._forward(draws.part(s), x if whole else each(lambda t, r=r: t[r], x))
+            if whole and s == slice(0, draws.count):
                 return piece
             if out is None:
-                out = tree_map(lambda t: t.new_empty(draws.count, rows, *t.shape[2:]), piece)
-            tree_map(lambda whole, part, s=s, r=r: whole[s, r].copy_(part), out, piece)
+                out = each(lambda t: t.new_empty(draws.count, rows, *t.shape[2:]), piece)
+            each(lambda all_, part, s=s, r=r: all_[s, r].copy_(part), out, piece)
         return out
 
     def _tiles(self, draws: Draws, rows: int) -> Iterator[tuple[slice, slice]]:
@@ -170,8 +172,6 @@ class WeightPosterior(Posterior):
         return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk)
 
     def _forward(self, draws: Draws, x: Any) -> Any:
-        if draws.count == 1:
-            draws = draws.alone()
         engine = self._engine or choose(self.network, max(2, draws.count), self.device)
         call = lambda engine: engine.forward(  # noqa: E731
             self.network, draws.params, x, constant=draws.constant,
@@ -193,7 +193,7 @@ class WeightPosterior(Posterior):
                     ) from failure
                 log.warning("prediction: stacking failed (%s); one draw at a time", reason)
         self._engine = engine
-        return tree_map(lambda t: t.expand(draws.count, *t.shape[1:]), f)
+        return each(lambda t: t.expand(draws.count, *t.shape[1:]), f)
 
     def _stream(self, groups: Sequence[Draws], x: Any) -> Predictive:
         """Moments over samples, a block of rows at a time, without keeping the samples."""
@@ -256,6 +256,11 @@ class WeightPosterior(Posterior):
 
         ids = tensors["ids"].tolist()
         return {"constants": under("constant."), "buffers": under("buffer."), "ids": ids}
+
+
+def each(fn: Callable[..., Any], *trees: Any) -> Any:
+    """`tree_map`, without its cost where there is one tensor."""
+    return fn(*trees) if isinstance(trees[0], Tensor) else tree_map(fn, *trees)
 
 
 def concatenate(parts: list[Any], dim: int) -> Any:

@@ -162,10 +162,9 @@ class WeightPosterior(Posterior):
         """
         heavy = not draws.constant and rows * self.layout.size > _HEAVY
         if heavy and self.device.type == "cpu":
-            each = list(
-                tiles(1, rows, self.network.width(), self.dtype.itemsize, self.device, True)
-            )
-            return ((slice(s, s + 1), r) for s in range(draws.count) for _, r in each)
+            width = 2 * self.network.width()  # what goes in and what comes out, both in the cache
+            cuts = list(tiles(1, rows, width, self.dtype.itemsize, self.device, trunk=True))
+            return ((slice(s, s + 1), r) for s in range(draws.count) for _, r in cuts)
         varying = [name.rpartition(".")[0] for name in draws.params if name not in draws.constant]
         width = self.network.width([*varying, *draws.masks])
         trunk = bool(draws.constant)

@@ -90,3 +90,15 @@ def test_a_prediction_that_cannot_fit_any_machine_fails_before_it_starts() -> No
     fitted = posterior("mean-field")
     with pytest.raises(MemoryBudgetError, match=rf"{10**9} samples at {N} rows take 745 GiB"):
         fitted.predict(table()[0], n=10**9)
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_draws_are_made_in_parts_where_they_do_not_fit(subset: str) -> None:
+    """The same draws, whether all at once or a few at a time."""
+    x, y = table()
+    options = {"members": 2, "steps": 5, "subset": subset, "dtype": torch.float64}
+    fitted = doxa.fit(doxa.nets.mlp(D, 1), (x, y), "mean-field", **options)
+    full = fitted.predict(x[:3], n=11).samples
+    fitted.memory_budget = 3 * 4 * 8 * fitted.subset.size  # three draws
+    assert len(list(fitted.groups(11, 0))) == 4
+    torch.testing.assert_close(fitted.predict(x[:3], n=11).samples, full, rtol=1e-12, atol=1e-12)

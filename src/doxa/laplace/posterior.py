@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 from doxa.data import rows_of
 from doxa.laplace.curvature import Jacobians, unflatten_outputs
 from doxa.layout import Params
-from doxa.noise import Noise
 from doxa.posterior import Draws, GaussianPosterior, register_posterior
 from doxa.predictive import Moments, Predictive
 
@@ -97,15 +96,11 @@ class LaplacePosterior(GaussianPosterior):
 
     def _deltas(self, counts: list[int], seed: int) -> Tensor:
         """Draws of θ − θ*, [K, S, p]: the same ones as `draw` uses."""
-        most = max(counts)
-        keys = [f"{k}/{j}" for k in self.ids for j in range(most)]
-        noise = Noise(seed, "draws", keys, self.device, self.dtype)
-        size = self.covariance.size
-        eps = noise.normal((size,)).reshape(self.members, most, size)
-        return self.covariance.sample(eps.transpose(0, 1)).transpose(0, 1)
+        keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
+        return self._away(self.covariance, keys, seed)
 
     def _member_theta(self) -> Params:
-        return self._theta([Draws(self.layout.unflatten(self.mean), self.members)])
+        return self._theta(Draws(self.layout.unflatten(self.mean), self.members))
 
     def _theta_of(self, counts: list[int]) -> Params:
         repeats = torch.tensor(counts, device=self.device)

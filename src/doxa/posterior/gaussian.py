@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -41,23 +42,35 @@ class GaussianPosterior(WeightPosterior):
     def subset(self) -> Layout:
         return self.layout.select(self.network.subset_names)
 
-    def groups(self, n: int | None, seed: int) -> list[Draws]:
-        index = self.layout.index(self.network.subset_names).to(self.mean.device)
+    def groups(self, n: int | None, seed: int) -> Iterator[Draws]:
         counts = self._split(n)
-        keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
-        noise = Noise(seed, "draws", keys, self.device, self.dtype)
-        eps = noise.normal((len(index),)).reshape(self.members, max(counts), -1).transpose(0, 1)
-        away = self.covariance.sample(eps).transpose(0, 1)  # [K, S, subset]
-        names = frozenset(self.layout.names) - set(self.network.subset_names)
-        groups = []
+        most = self.scratch() // (4 * self.subset.size * self.dtype.itemsize) or 1
+        if self.members * max(counts) <= most:
+            keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
+            away = self._away(self.covariance, keys, seed)  # [K, S, subset]
+            groups = [self._group(k, away[k, :c]) for k, c in enumerate(counts) if c]
+            yield from groups if groups[0].constant else [_merge(groups)]
+            return
         for k, count in enumerate(counts):
-            if count == 0:
-                continue
-            chosen = self.mean[k, index] + away[k, :count]
-            params = self.layout.unflatten(self.mean[k])
-            params |= self.subset.unflatten(chosen)
-            groups.append(Draws(params, count, names, buffers=self._own_buffers(k, count)))
-        return groups if names else [_merge(groups)]
+            covariance = self.covariance.member(k)
+            for start in range(0, count, most):
+                keys = [f"{self.ids[k]}/{j}" for j in range(start, min(start + most, count))]
+                yield self._group(k, self._away(covariance, keys, seed)[0])
+
+    def _away(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
+        """Deviations from the mean, [K, S, subset], for keys that run over members, then draws."""
+        noise = Noise(seed, "draws", keys, self.device, self.dtype)
+        eps = noise.normal((self.subset.size,)).reshape(covariance.members, -1, self.subset.size)
+        return covariance.sample(eps.transpose(0, 1)).transpose(0, 1)
+
+    def _group(self, k: int, away: Tensor) -> Draws:
+        """Draws of member k; what is outside the subset is common to them."""
+        names = self.network.subset_names
+        params = self.layout.unflatten(self.mean[k])
+        centre = self.subset.flatten(params)
+        params |= self.subset.unflatten(centre + away)
+        constant = frozenset(self.layout.names) - set(names)
+        return Draws(params, len(away), constant, buffers=self._own_buffers(k, len(away)))
 
     def tensors(self) -> dict[str, Tensor]:
         state = {f"covariance.{k}": v for k, v in self.covariance.state().items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,8 +101,9 @@ class WeightPosterior(Posterior):
         return self.network.layout
 
     @abstractmethod
-    def groups(self, n: int | None, seed: int) -> list[Draws]:
-        """Draws, in groups that share parameters; n in all, or the default number."""
+    def groups(self, n: int | None, seed: int) -> Iterable[Draws]:
+        """Draws, in groups that share parameters; n in all, or the default number. A generator
+        where all of them together may not fit."""
 
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
@@ -114,25 +115,28 @@ class WeightPosterior(Posterior):
         groups = self.groups(n, seed)
         if keep == "moments":
             return self._stream(groups, x)
-        f = concatenate([self._evaluate(g, x) for g in groups], 0)
-        return Predictive(f, self.likelihood, self._theta(groups))
+        parts = [(self._evaluate(draws, x), self._theta(draws)) for draws in groups]
+        f, theta = concatenate([f for f, _ in parts], 0), concatenate([t for _, t in parts], 0)
+        return Predictive(f, self.likelihood, theta)
 
     def _count(self, n: int | None) -> int:
         """How many samples `groups` will give."""
         return DEFAULT_SAMPLES if n is None else n
 
-    def _theta(self, groups: Sequence[Draws]) -> Params:
-        parts = [g.theta() for g in groups]
-        theta = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-        count = sum(g.count for g in groups)
-        return theta | {k: v.expand(count, *v.shape) for k, v in self.constants.items()}
+    def _theta(self, draws: Draws) -> Params:
+        fixed = {k: v.expand(draws.count, *v.shape) for k, v in self.constants.items()}
+        return draws.theta() | fixed
+
+    def scratch(self) -> int:
+        """Bytes that a prediction may use at a time, for what it returns and for its draws."""
+        return self.memory_budget or free_memory(self.device) // 4
 
     def _check_memory(self, samples: int, rows: int) -> None:
         outputs = self.network.output
         shapes = outputs if outputs and isinstance(outputs[0], tuple) else [outputs]
         row = sum(torch.Size(shape).numel() for shape in shapes)
         size = samples * rows * row * self.dtype.itemsize
-        budget = self.memory_budget or free_memory(self.device) // 4
+        budget = self.scratch()
         if size > budget:
             raise MemoryBudgetError(
                 f"{samples} samples at {rows} rows take {size / 2**30:.3g} GiB, over the budget of "
@@ -194,21 +198,21 @@ class WeightPosterior(Posterior):
         self._engine = engine
         return each(lambda t: t.expand(draws.count, *t.shape[1:]), f)
 
-    def _stream(self, groups: Sequence[Draws], x: Any) -> Predictive:
+    def _stream(self, groups: Iterable[Draws], x: Any) -> Predictive:
         """Moments over samples, a block of rows at a time, without keeping the samples."""
         rows = rows_of(x, "x")
-        total = sum(g.count for g in groups)
         block = max(1, (64 << 20) // max(1, self.network.width() * self.dtype.itemsize * 4))
-        parts = []
-        for start in range(0, rows, block):
-            piece = tree_map(lambda t, a=start: t[a : a + block], x)
-            moments = Moments(self.likelihood)
-            for group in groups:
-                step = max(1, min(group.count, total // 16 or 1))
-                for s in range(0, group.count, step):
-                    draws = group.part(slice(s, min(s + step, group.count)))
-                    moments.update(self._evaluate(draws, piece), self._theta([draws]))
-            parts.append(moments.result())
+        starts = range(0, rows, block)
+        moments = [Moments(self.likelihood) for _ in starts]
+        for group in groups:
+            step = max(1, min(group.count, 8))
+            for s in range(0, group.count, step):
+                draws = group.part(slice(s, min(s + step, group.count)))
+                theta = self._theta(draws)
+                for start, total in zip(starts, moments, strict=True):
+                    piece = each(lambda t, a=start: t[a : a + block], x)
+                    total.update(self._evaluate(draws, piece), theta)
+        parts = [total.result() for total in moments]
         return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:

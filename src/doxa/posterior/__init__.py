@@ -6,6 +6,7 @@ from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior
 from doxa.posterior.samples import SamplePosterior
 from doxa.posterior.saving import load
+from doxa.posterior.transformed import Transform, TransformedPosterior
 from doxa.posterior.weights import Draws, WeightPosterior
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "Record",
     "SamplePosterior",
     "Status",
+    "Transform",
+    "TransformedPosterior",
     "WeightPosterior",
     "load",
     "register_posterior",

@@ -1,0 +1,81 @@
+"""A posterior whose predictions pass through a transform: recalibration, conformal intervals.
+
+    predict(x) = transform(base.predict(x))
+
+It is a posterior like any other: it saves, loads and predicts. Functions and weights are those of
+the base, which the transform does not touch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from doxa.layout import Params
+from doxa.posterior.base import Posterior, register_posterior
+from doxa.posterior.saving import from_artefact, to_artefact
+from doxa.predictive import Predictive
+
+
+class Transform(ABC):
+    """From one predictive to another. Subclasses are frozen dataclasses known to the store."""
+
+    @abstractmethod
+    def __call__(self, p: Predictive) -> Predictive: ...
+
+
+@register_posterior
+class TransformedPosterior(Posterior):
+    """A base posterior and what is done to its predictions."""
+
+    kind = "transformed"
+
+    def __init__(self, base: Posterior, transform: Transform) -> None:
+        super().__init__(base.model, base.method, base.base_likelihood, base.scales, base.inputs)
+        self.base = base
+        self.transform = transform
+        self.record = base.record
+        self.log_evidence, self.elbo = base.log_evidence, base.elbo
+
+    @property
+    def members(self) -> int:
+        return self.base.members
+
+    def _reference(self) -> Tensor:
+        return self.base._reference()
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        return self.transform(self.base.predict(x, n, seed, keep))
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        return self.base.functions(x, n, seed)
+
+    def draw(self, n: int | None = None, seed: int | None = None) -> Params:
+        return self.base.draw(n, seed)
+
+    def features(self, x: Any) -> Tensor:
+        return self.base.features(x)
+
+    def condition(self, x: Any, y: Any) -> TransformedPosterior:
+        return TransformedPosterior(self.base.condition(x, y), self.transform)
+
+    def to_arviz(self) -> Any:
+        return self.base.to_arviz()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"base.{k}": v for k, v in to_artefact(self.base)[0].items()}
+
+    def extra(self) -> dict[str, Any]:
+        return {"base": to_artefact(self.base)[1], "transform": self.transform}
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> TransformedPosterior:
+        own = {k.removeprefix("base."): v for k, v in tensors.items() if k.startswith("base.")}
+        net = None if common["model"] is None else common["model"].net
+        return cls(from_artefact(own, extra["base"], net), extra["transform"])

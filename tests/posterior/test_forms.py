@@ -1,0 +1,98 @@
+"""Mixtures and transforms are posteriors too: they predict, save and load; chains go to arviz."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import doxa
+from doxa import store
+from doxa.errors import MethodError, Unavailable
+from doxa.posterior import MixturePosterior, Transform, TransformedPosterior
+
+
+@store.register("test.wider")
+@dataclass(frozen=True)
+class Wider(Transform):
+    """A Gaussian of the same mean and `factor` times the standard deviation."""
+
+    factor: float
+
+    def __call__(self, p: doxa.Predictive) -> doxa.Predictive:
+        noise = torch.log(self.factor * p.std)
+        f = torch.cat([p.mean, torch.expm1(noise.exp() - 1e-3).log()], 1)  # undo the softplus
+        return doxa.Predictive(f.unsqueeze(0), "heteroscedastic")
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=g, dtype=torch.float64)
+    return x, x.sum(1, keepdim=True) + 0.3 * torch.randn(40, 1, generator=g, dtype=torch.float64)
+
+
+def _linear(degree: int) -> doxa.Posterior:
+    posterior: doxa.Posterior = doxa.fit(
+        None, _data(), doxa.BayesianLinear("polynomial", degree=degree)
+    )
+    return posterior
+
+
+def test_a_transform_changes_predictions_and_survives_saving(tmp_path: Path) -> None:
+    x, y = _data()
+    net = doxa.nets.mlp(2, 1, hidden=(5,)).double()
+    for base in (_linear(1), doxa.fit(net, (x, y), "deep-ensemble", steps=20, members=2)):
+        posterior = TransformedPosterior(base, Wider(2.0))
+        p, q = posterior.predict(x), base.predict(x)
+        torch.testing.assert_close(p.mean, q.mean)
+        torch.testing.assert_close(p.std, 2 * q.std)
+        assert torch.equal(posterior.functions(x, 2, 1), base.functions(x, 2, 1))
+        posterior.save(tmp_path / base.kind)
+        again = doxa.load(tmp_path / base.kind)
+        assert isinstance(again, TransformedPosterior)
+        assert again.transform == Wider(2.0)
+        assert torch.equal(again.predict(x).std, p.std)
+
+
+def test_a_mixture_weighs_its_parts_and_survives_saving(tmp_path: Path) -> None:
+    """log p(y) of the mixture is the log of the weighted mean of the parts' densities."""
+    x, y = _data()
+    parts = [_linear(1), _linear(2)]
+    posterior = MixturePosterior(parts, [1.0, 3.0])
+    each = torch.stack([part.predict(x).log_prob(y) for part in parts])
+    expected = torch.logsumexp(each + torch.tensor([0.25, 0.75]).double().log()[:, None], 0)
+    torch.testing.assert_close(posterior.predict(x).log_prob(y), expected)
+    posterior.save(tmp_path / "run")
+    again = doxa.load(tmp_path / "run")
+    assert torch.equal(again.predict(x).log_prob(y), posterior.predict(x).log_prob(y))
+    with pytest.raises(MethodError, match="nonnegative"):
+        MixturePosterior(parts, [1.0, -1.0])
+
+
+def test_a_mixture_is_reweighted_by_what_its_parts_predicted() -> None:
+    """After new rows, p(M | D, D') ∝ p(M | D) p(D' | M, D): as fitting to all rows at once."""
+    x, y = _data()
+    method = {
+        k: doxa.BayesianLinear("polynomial", degree=k, noise=0.3, prior_std=1.0) for k in (1, 2)
+    }
+    early = [doxa.fit(None, (x[:25], y[:25]), m) for m in method.values()]
+    late = [doxa.fit(None, (x, y), m) for m in method.values()]
+    prior = torch.softmax(torch.tensor([p.log_evidence for p in early]), 0)
+    expected = torch.softmax(torch.tensor([p.log_evidence for p in late]), 0)
+    posterior = MixturePosterior(early, prior).condition(x[25:], y[25:])
+    torch.testing.assert_close(posterior.weights, expected.double(), rtol=1e-6, atol=1e-9)
+
+
+def test_chains_go_to_arviz() -> None:
+    pytest.importorskip("arviz_base")
+    net = doxa.nets.mlp(2, 1, hidden=(3,)).double()
+    posterior = doxa.fit(net, _data(), doxa.HMC(draws=6, burn_in=4, leapfrog=2), members=3)
+    tree = posterior.to_arviz()
+    assert tree.posterior["0.weight"].shape == (3, 6, 3, 2)
+    want = posterior.draw()["0.weight"].reshape(3, 6, 3, 2).numpy()
+    assert (tree.posterior["0.weight"].to_numpy() == want).all()
+    with pytest.raises(Unavailable, match="chains"):
+        _linear(1).to_arviz()

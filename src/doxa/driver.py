@@ -126,6 +126,7 @@ class Driver:
             self._maybe_save(at)
             self._maybe_stop(at)
         at.mode = executor.mode
+        at.modes[stage.name] = [steps, executor.mode]
         if at.best:
             at.state = at.best
         bar.advance_to(at.done)

@@ -33,8 +33,8 @@ def posteriors_of(
         record.seed = spec.seed
         record.history = _history(result.history, rows)
         record.diagnostics |= {
-            "engine": run.engine.kind, "mode": result.mode, "engine_reason": run.engine.reason,
-            "seconds": seconds, "steps": result.done, "rows": len(run.data.rows[r]),
+            "engine": run.engine.kind, "mode": _main_mode(result),
+            "engine_reason": run.engine.reason, "seconds": seconds, "steps": result.done, "rows": len(run.data.rows[r]),
         }  # fmt: skip
         if spec.hyper:
             record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
@@ -43,6 +43,12 @@ def posteriors_of(
             record.validation = _validation_score(posterior, run, r)
         posteriors.append(posterior)
     return posteriors
+
+
+def _main_mode(result: Progressed) -> str | None:
+    """How the longest stage was executed."""
+    longest = max(result.modes.values(), key=lambda each: each[0], default=None)
+    return None if longest is None else str(longest[1])
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:

@@ -20,7 +20,8 @@ class Progressed:
     stage: int = 0
     t: int = 0
     done: int = 0
-    mode: str | None = None
+    mode: str | None = None  # how the current stage is executed
+    modes: dict[str, list[Any]] = field(default_factory=dict)  # {stage: [steps, mode]}
     history: dict[str, list[Any]] = field(default_factory=dict)
     good: State = field(default_factory=dict)  # the last state known to be finite
     best: State = field(default_factory=dict)  # the best state on validation, of this stage
@@ -35,7 +36,17 @@ class Progressed:
             tensors |= {f"{name}.{k}": v for k, v in getattr(self, name).items()}
         if self.kept:
             tensors["kept"] = torch.stack(self.kept)
-        plain = ("stage", "t", "done", "mode", "history", "best_score", "waited", "diverged")
+        plain = (
+            "stage",
+            "t",
+            "done",
+            "mode",
+            "modes",
+            "history",
+            "best_score",
+            "waited",
+            "diverged",
+        )
         return tensors, {name: getattr(self, name) for name in plain}
 
     @classmethod

@@ -34,7 +34,8 @@ def posteriors_of(
         record.history = _history(result.history, rows)
         record.diagnostics |= {
             "engine": run.engine.kind, "mode": _main_mode(result),
-            "engine_reason": run.engine.reason, "seconds": seconds, "steps": result.done, "rows": len(run.data.rows[r]),
+            "engine_reason": run.engine.reason, "seconds": seconds, "steps": result.done,
+            "rows": len(run.data.rows[r]),
         }  # fmt: skip
         if spec.hyper:
             record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}

@@ -24,7 +24,16 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa import likelihoods, nets
 from doxa.errors import ModelError
 from doxa.layout import Entry, Layout, Params
-from doxa.network import masked_layers, reset, swap_dropout, watched
+from doxa.network import (
+    call_arguments,
+    check_rows,
+    draws_itself,
+    masked_layers,
+    reset,
+    swap_dropout,
+    trainable,
+    watched,
+)
 from doxa.noise import digest
 from doxa.priors import BoundPrior, Normal, bind
 from doxa.stacked import MaskedDropout, Plan
@@ -33,9 +42,6 @@ log = logging.getLogger("doxa")
 
 Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
 Subset = str | Callable[[str], bool] | tuple[str, ...]
-
-_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
-_DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class Model:
@@ -108,7 +114,7 @@ class Model:
                 f"the network fails on one row of x (shape, type: {shapes}): {error}{kinds}"
             ) from error
         with torch.no_grad():
-            _check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
+            check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
@@ -120,16 +126,7 @@ class Model:
     @cached_property
     def layout(self) -> Layout:
         """Where each trainable parameter lies; the likelihood's own come last."""
-        owners = {
-            id(p): module for module in self.net.modules() for p in module.parameters(recurse=False)
-        }
-        entries = []
-        for name, p in self.net.named_parameters():
-            if not p.requires_grad:
-                continue
-            norm_scale = isinstance(owners[id(p)], _NORMS) and name.endswith("weight")
-            fan_in = int(p.numel() // p.shape[0]) if p.ndim > 1 else 1
-            entries.append(Entry(name, tuple(p.shape), max(fan_in, 1), 1.0 if norm_scale else 0.0))
+        entries = trainable(self.net)
         for name, value in self._likelihood_parameters().items():
             entries.append(Entry(f"likelihood.{name}", tuple(value.shape)))
         if not entries:
@@ -169,10 +166,7 @@ class Model:
     @property
     def draws_itself(self) -> bool:
         """Has layers that may draw random numbers of their own in training."""
-        return any(
-            isinstance(m, _DRAWING) and getattr(m, "dropout", getattr(m, "p", 1.0)) != 0.0
-            for m in self.net.modules()
-        )
+        return draws_itself(self.net)
 
     @cached_property
     def bound_prior(self) -> BoundPrior:
@@ -227,7 +221,7 @@ class Model:
         tensors = self.fixed | {k: v for k, v in params.items() if not k.startswith("likelihood.")}
         if buffers:
             tensors |= buffers
-        args, kwargs = _call_arguments(x)
+        args, kwargs = call_arguments(x)
         if not masks:
             return functional_call(self.net, tensors, args, kwargs)
         sites = [(self._site(name), mask) for name, mask in masks.items()]
@@ -326,30 +320,7 @@ _INTEGERS = (
 )
 
 
-def _check_rows(one: Any, two: Any) -> None:
-    """Outputs for one row and for two must be tensors with the rows first."""
-    given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
-    for count, leaves in enumerate(given, 1):
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                raise ModelError(
-                    "the network must give a tensor, or a tuple of tensors for several heads, not "
-                    f"{type(leaf).__name__}"
-                )
-            if leaf.ndim == 0 or leaf.shape[0] != count:
-                raise ModelError(
-                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
-                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
-                )
-
-
 def likelihood_parameters(params: Mapping[str, Tensor]) -> Params:
     """The entries `likelihood.*`, without the prefix."""
     prefix = "likelihood."
     return {k[len(prefix) :]: v for k, v in params.items() if k.startswith(prefix)}
-
-
-def _call_arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(x, dict):
-        return (), x
-    return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})

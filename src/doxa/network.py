@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
+from doxa.errors import ModelError
+from doxa.layout import Entry
 from doxa.stacked import MaskedDropout
 
+_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
+_DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DROPOUTS: dict[type[nn.Module], bool] = {
     nn.Dropout: False,
     nn.Dropout1d: True,
@@ -110,3 +115,47 @@ def watched(net: nn.Module) -> Iterator[Trace]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def check_rows(one: Any, two: Any) -> None:
+    """Outputs for one row and for two must be tensors with the rows first."""
+    given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
+    for count, leaves in enumerate(given, 1):
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ModelError(
+                    "the network must give a tensor, or a tuple of tensors for several heads, not "
+                    f"{type(leaf).__name__}"
+                )
+            if leaf.ndim == 0 or leaf.shape[0] != count:
+                raise ModelError(
+                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
+                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
+                )
+
+
+def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(x, dict):
+        return (), x
+    return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})
+
+
+def trainable(net: nn.Module) -> list[Entry]:
+    """The trainable parameters: where each lies, its fan-in, and where a prior is centred."""
+    owners = {id(p): module for module in net.modules() for p in module.parameters(recurse=False)}
+    entries = []
+    for name, p in net.named_parameters():
+        if not p.requires_grad:
+            continue
+        scale = isinstance(owners[id(p)], _NORMS) and name.endswith("weight")
+        fan_in = int(p.numel() // p.shape[0]) if p.ndim > 1 else 1
+        entries.append(Entry(name, tuple(p.shape), max(fan_in, 1), 1.0 if scale else 0.0))
+    return entries
+
+
+def draws_itself(net: nn.Module) -> bool:
+    """Whether layers may draw random numbers of their own in training."""
+    return any(
+        isinstance(m, _DRAWING) and getattr(m, "dropout", getattr(m, "p", 1.0)) != 0.0
+        for m in net.modules()
+    )

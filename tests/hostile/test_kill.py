@@ -61,6 +61,9 @@ class Victim:
         moments = random.Random(self.name)
         while len(self.steps) < self.kills:
             process = self.start(self.checkpoints, self.folder / "out")
+            if moments.random() < 0.8:  # most kills fall among the steps, the rest anywhere
+                assert process.stdout is not None
+                process.stdout.readline()
             try:  # about six kills a run, and now and then one that comes too late
                 process.wait(moments.uniform(0.0, length / 3))
             except subprocess.TimeoutExpired:
@@ -108,4 +111,4 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
         done = list(pool.map(Victim.run, victims))
     assert sum(len(victim.steps) for victim in done) == KILLS
     assert all(victim.finished > 0 for victim in done)
-    assert sum(step > 0 for victim in done for step in victim.steps) > KILLS // 2
+    assert sum(step > 0 for victim in done for step in victim.steps) > KILLS // 3

@@ -45,8 +45,11 @@ def fit(
 def main(name: str, checkpoint: str, out: str, every: str = "0.01") -> None:
     torch.set_num_threads(1)
 
+    said: list[int] = []
+
     def say(step: int, _info: dict[str, Any]) -> None:
-        if step <= 20:
+        if not said:
+            said.append(step)
             sys.stdout.write("running\n")
             sys.stdout.flush()
 

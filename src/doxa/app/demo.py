@@ -38,8 +38,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Chosen by hand on seeds 0 to 4; the curve was made easier after a first draw (seeds 11, 12) came out
-# poorly, and other draws are shown. An illustration, not a comparison.
+# Chosen by hand on seeds 0 to 4; the curve was made easier after a first draw (seeds 11, 12) came
+# out poorly, and other draws are shown. An illustration, not a comparison.
 # Mean-field is cold because at T = 1 it gives most of its weights back to the prior and underfits.
 TRAIN, TEST = 21, 22
 CASES = (

@@ -334,3 +334,27 @@ def test_the_engine_is_right_without_a_plan(name: str) -> None:
 
 def _tuple(value: object) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)  # type: ignore[return-value]
+
+
+class Twice(nn.Module):
+    """A linear layer's output, activated and used again as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.act(h) + h
+
+
+def test_an_activation_does_not_overwrite_what_is_read_again() -> None:
+    net = Twice()
+    plan = Plan.of(net)
+    assert plan is not None
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        value, _ = plan(params, lambda _name: False, x, False)
+        torch.testing.assert_close(value, net(x))

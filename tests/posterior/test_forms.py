@@ -96,3 +96,13 @@ def test_chains_go_to_arviz() -> None:
     assert (tree.posterior["0.weight"].to_numpy() == want).all()
     with pytest.raises(Unavailable, match="chains"):
         _linear(1).to_arviz()
+
+
+def test_fewer_draws_than_kept_are_thinned_evenly() -> None:
+    """5 of 2 chains × 10 draws: places 0, 3, 6 of the first and 0, 5 of the second."""
+    net = doxa.nets.mlp(2, 1, hidden=(3,)).double()
+    posterior = doxa.fit(net, _data(), doxa.HMC(draws=10, burn_in=10, leapfrog=3), members=2)
+    kept = torch.arange(posterior.samples.numel()).double().reshape(posterior.samples.shape)
+    posterior.samples = kept  # all different, which rejected proposals are not
+    want = torch.cat([kept[0, [0, 3, 6]], kept[1, [0, 5]]])
+    assert torch.equal(posterior.layout.flatten(posterior.draw(5)), want)

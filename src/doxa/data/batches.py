@@ -168,9 +168,6 @@ class Batches:
         self.block = max(1, min(64, budget // max(1, row * self.size * len(self.keys))))
         self.span = self.block * (64 // self.block)
 
-    def epoch_steps(self) -> int:
-        return max(self.per_epoch)
-
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
         key = (m, epoch)

@@ -30,8 +30,10 @@ LAYERS = [
     ["point", "exact", "vi", "mcmc"],
     ["ensemble", "laplace", "function"],
     ["assemble", "stacking", "driver", "outcome"],
-    ["fit"],
+    ["fit", "evaluate"],
+    ["diagnose"],
     ["doxa"],
+    ["bench"],
     ["app"],
 ]
 PLACE = {name: i for i, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,1 @@
+"""One command of `doxa` a file; `app/cli.py` puts them together."""

@@ -1,0 +1,25 @@
+"""`doxa demo`: every method on toy data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from doxa.app.commands.terminal import log_to_terminal, out
+from doxa.app.options import Seed, Verbose
+
+
+def demo(
+    out_folder: Annotated[Path, typer.Option("--out", "-o", help="Where figures go.")] = Path(
+        "demo"
+    ),
+    seed: Seed = 0,
+    verbose: Verbose = False,
+) -> None:
+    """Every method on toy data: a table of scores and two figures."""
+    from doxa.app import demo as demonstration
+
+    log_to_terminal(verbose)
+    demonstration.run(out_folder, seed, out)

@@ -1,0 +1,70 @@
+"""What the commands share: the two consoles, and how things are said on them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Table
+
+from doxa.errors import MethodError
+
+if TYPE_CHECKING:
+    from doxa.app.schema import Schema
+
+out = Console()
+err = Console(stderr=True)
+
+
+def plan_of(
+    net: str | None,
+    hidden: str,
+    members: int | None,
+    epochs: int | None,
+    steps: int | None,
+    lr: float | None,
+    batch_size: int | None,
+    device: str | None,
+    seed: int,
+) -> Any:
+    from doxa.app.fitting import Plan
+
+    try:
+        widths = tuple(int(width) for width in hidden.split(",") if width.strip())
+    except ValueError as error:
+        raise MethodError(f"--hidden takes widths separated by commas, not {hidden!r}") from error
+    if epochs is not None and steps is not None:
+        raise MethodError("give --epochs or --steps, not both")
+    return Plan(net, widths, members, epochs, steps, lr, batch_size, device, seed)
+
+
+def say_schema(columns: Schema, rows: int) -> None:
+    out.print(f"{rows} rows, {len(columns.columns)} input columns ({columns.inputs} numbers a row)")
+    for note in columns.notes:
+        out.print(escape(note), highlight=False, soft_wrap=True)
+
+
+def status_of(posterior: Any) -> str:
+    status = posterior.status
+    return escape(f"{status} ({status.reason})" if status.reason else str(status))
+
+
+def show(table: Any, most: int = 20) -> None:
+    """The first rows on the terminal."""
+    shown = Table(str(table.index.name or ""), *(escape(str(c)) for c in table.columns))
+    for label, row in table.head(most).iterrows():
+        cells = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row)
+        shown.add_row(escape(str(label)), *map(escape, cells))
+    out.print(shown)
+    if len(table) > most:
+        out.print(f"{len(table) - most} more rows; write them all with --out predictions.csv")
+
+
+def log_to_terminal(verbose: bool) -> None:
+    log = logging.getLogger("doxa")
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    if not any(isinstance(handler, RichHandler) for handler in log.handlers):
+        log.addHandler(RichHandler(console=err, show_time=False, show_path=False))

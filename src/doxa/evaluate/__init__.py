@@ -1,0 +1,1 @@
+"""Can it be trusted? Scores, calibration, out-of-distribution behaviour; consumes predictives."""

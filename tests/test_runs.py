@@ -167,3 +167,54 @@ def test_a_run_is_an_ordinary_posterior(tmp_path: Any) -> None:
     again = doxa.load(tmp_path / "run", net=mlp())
     assert torch.equal(again.predict(x).mean, sweep[1].predict(x).mean)
     assert again.members == 2
+
+
+def test_each_split_may_have_what_was_chosen_for_it() -> None:
+    x, y = _line()
+    noises = [doxa.Gaussian(noise=0.1), doxa.Gaussian(noise=0.4)]
+    rows = [torch.arange(20), torch.arange(10, 30)]
+    runs = doxa.Runs(rows=rows, per_split={"likelihood": noises, "lr": [0.01, 0.02]})
+    options = {"steps": 30, "seed": 3, "progress": False, "standardize": True}
+    together = doxa.fit(
+        doxa.nets.mlp(1, 1), (x, y), "map", likelihood=noises[0], runs=runs, **options
+    )
+    assert [hyper["lr"] for hyper in together.hyper] == [0.01, 0.02]
+    for r, (noise, lr) in enumerate(zip(noises, [0.01, 0.02], strict=True)):
+        alone = doxa.fit(
+            doxa.nets.mlp(1, 1), (x[rows[r]], y[rows[r]]), "map", likelihood=noise, lr=lr, **options
+        )
+        assert together[r].likelihood.base.noise == noise.noise
+        p, q = together[r].predict(x), alone.predict(x)
+        torch.testing.assert_close(p.mean, q.mean, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(p.aleatoric, torch.full_like(p.aleatoric, noise.noise**2))
+
+
+def test_a_grid_of_noise_levels_trains_each_with_its_own() -> None:
+    x, y = _line()
+    noises = [doxa.Gaussian(noise=s) for s in (0.05, 5.0)]
+    sweep = doxa.fit(
+        doxa.nets.mlp(1, 1), (x, y), "map", likelihood=noises[0], prior=doxa.Normal(0.3),
+        runs=doxa.Runs(grid={"likelihood": noises}), steps=300, progress=False,
+    )  # fmt: skip
+    # With much noise the prior wins and the function shrinks.
+    assert sweep[1].predict(x).mean.abs().max() < 0.5 * sweep[0].predict(x).mean.abs().max()
+
+
+def test_what_cannot_stand_together_is_refused() -> None:
+    x, y = _line()
+    fit = lambda runs: doxa.fit(  # noqa: E731
+        doxa.nets.mlp(1, 1), (x, y), "map", likelihood=doxa.Gaussian(noise=1.0), runs=runs, steps=1
+    )
+    with pytest.raises(doxa.errors.MethodError, match="family"):
+        fit(doxa.Runs(grid={"likelihood": [doxa.StudentT()]}))
+    with pytest.raises(doxa.errors.MethodError, match="what it learns"):
+        fit(doxa.Runs(grid={"likelihood": [doxa.Gaussian()]}))
+    with pytest.raises(doxa.errors.MethodError, match="3 values for 2 splits"):
+        fit(doxa.Runs(rows=[[0, 1], [2, 3]], per_split={"lr": [1, 2, 3]}))
+    with pytest.raises(doxa.errors.MethodError, match="given twice"):
+        fit(doxa.Runs(rows=[[0, 1]], grid={"lr": [1.0]}, per_split={"lr": [1.0]}))
+
+
+def _line() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.linspace(-1, 1, 30).unsqueeze(1)
+    return x, (2.0 * x + 0.1 * torch.sin(20 * x)).squeeze(1)

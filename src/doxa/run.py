@@ -80,6 +80,7 @@ class Run:
     batch_size: int = 1
     initial: Tensor | None = None  # [M, P]
     inputs: Any = None  # the shape of one row of x
+    likelihoods: list[Likelihood] = field(default_factory=list)  # of each run, where they differ
     _index: Tensor | None = None
     _where: slice | Tensor | None = None
 
@@ -139,7 +140,8 @@ class Run:
         """What every posterior of this run is given (one run only)."""
         r = self.run_of[0]
         return {
-            "model": self.model, "method": method, "likelihood": self.likelihood,
+            "model": self.model, "method": method,
+            "likelihood": self.likelihoods[r] if self.likelihoods else self.likelihood,
             "scales": self.data.scales[r], "inputs": self.inputs,
         }  # fmt: skip
 

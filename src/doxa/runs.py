@@ -35,13 +35,16 @@ class Runs:
     Parameters
     ----------
     rows: a list of row numbers or masks (training rows of each split), which may differ in length.
-    grid: {field: values}; a field of the method, "lr", or "prior" (priors of one family).
+    grid: {field: values}; a field of the method, "lr", "prior" or "likelihood" (of one family:
+        the noise levels of a `Gaussian`, say).
     seeds: the seeds to repeat with; default: the seed given to `fit`.
+    per_split: {field: one value for each row set}: what was chosen for each split before.
     """
 
     rows: Sequence[Any] | None = None
     grid: Mapping[str, Sequence[Any]] | None = None
     seeds: Sequence[int] | None = None
+    per_split: Mapping[str, Sequence[Any]] | None = None
 
     def expand(self, seed: int) -> list[RunSpec]:
         splits = [None] if self.rows is None else [_numbers(r) for r in self.rows]
@@ -53,10 +56,21 @@ class Runs:
             )
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
         seeds = [seed] if self.seeds is None else list(self.seeds)
+        own = self._own(len(splits), grid)
         return [
-            RunSpec(rows, point, s, i)
+            RunSpec(rows, own[i] | point, s, i)
             for (i, rows), point, s in itertools.product(enumerate(splits), points, seeds)
         ]
+
+    def _own(self, splits: int, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        """What each split has for itself."""
+        given = self.per_split or {}
+        for name, values in given.items():
+            if name in grid:
+                raise MethodError(f"{name} is given twice: in the grid and for each split")
+            if len(values) != splits:
+                raise MethodError(f"{name} has {len(values)} values for {splits} splits")
+        return [{name: values[i] for name, values in given.items()} for i in range(splits)]
 
 
 def _numbers(rows: Any) -> Tensor:

@@ -24,6 +24,8 @@ from doxa.runs import RunSpec
 
 log = logging.getLogger("doxa")
 
+OBJECTS = ("prior", "likelihood")  # what a grid may hold besides numbers
+
 
 def stack(
     model: Model | None, method: Method, likelihood: Likelihood, data: Data,
@@ -43,11 +45,12 @@ def stack(
     if model is not None and model.batch_norm:
         _say_batch_norm(model)
     hyper, priors = _hyper(method, specs, count, data)
+    likelihoods = _likelihoods(likelihood, specs, output)
     bound = _bound_prior(model, layout, priors, count).to(data.device, data.dtype)
     run = Run(
         model, likelihood, layout, bound, data, Engine(), members, run_of, seeds,
         totals, data.device, data.dtype, hyper,
-        _constants(likelihood, output, data, run_of), inputs=inputs,
+        _constants(likelihoods, output, data, run_of), inputs=inputs, likelihoods=likelihoods,
     )  # fmt: skip
     if model is not None:
         run.initial = _initial(model, run, init)
@@ -90,7 +93,7 @@ def _hyper(
 ) -> tuple[dict[str, Tensor], list[Any] | None]:
     """Hyper-parameters that differ between runs, [M] each; priors are handed over as objects."""
     fields = sorted({name for spec in specs for name in spec.hyper})
-    known = {*method.settings(), "lr", "prior"}
+    known = {*method.settings(), "lr", *OBJECTS}
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise MethodError(f"grid over unknown fields {unknown}; {method.name} has {sorted(known)}")
@@ -103,7 +106,7 @@ def _hyper(
             )
     hyper = {}
     for name in fields:
-        if name == "prior":
+        if name in OBJECTS:
             continue
         try:
             values = [float(spec.hyper[name]) for spec in specs for _ in range(count)]
@@ -127,9 +130,24 @@ def _bound_prior(
     return bind(model.prior if model is not None else None, layout)
 
 
-def _constants(likelihood: Likelihood, output: Any, data: Data, run_of: list[int]) -> Params:
+def _likelihoods(common: Likelihood, specs: Sequence[RunSpec], output: Any) -> list[Likelihood]:
+    """Each run's own, of one family with the model's and with the same things left to learn."""
+    each = [spec.hyper.get("likelihood", common) for spec in specs]
+    learned = common.parameters(output).keys()
+    for own in each:
+        if type(own) is not type(common) or own.parameters(output).keys() != learned:
+            raise MethodError(
+                f"a grid of likelihoods keeps to the model's family and to what it learns: "
+                f"{own!r} cannot stand beside {common!r}"
+            )
+    return each
+
+
+def _constants(
+    likelihoods: Sequence[Likelihood], output: Any, data: Data, run_of: list[int]
+) -> Params:
     """Fixed likelihood parameters of each member, in fitted units."""
-    each = [likelihood.constants(output, data.scales[r].y_scale) for r in run_of]
+    each = [likelihoods[r].constants(output, data.scales[r].y_scale) for r in run_of]
     return {
         name: torch.stack([c[name].to(data.device, data.dtype) for c in each]) for name in each[0]
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 
 import pytest
+
+from doxa.bench import uci
+from doxa.bench.published import COLUMNS
 
 pytestmark = [
     pytest.mark.data,
@@ -14,20 +15,21 @@ pytestmark = [
 ]
 
 
-def _benchmark():  # type: ignore[no-untyped-def]
-    path = Path(__file__).parents[2] / "benchmarks" / "uci.py"
-    spec = importlib.util.spec_from_file_location("uci", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("name", ["boston_housing", "concrete", "energy", "yacht"])
+@pytest.mark.parametrize(
+    "name", ["boston_housing", "concrete", "energy", "wine_quality_red", "yacht"]
+)
 def test_deep_ensembles_reach_the_published_log_likelihood(name: str) -> None:
-    row = _benchmark().deep_ensemble(name)
-    published = row["published"][1]
-    assert row["splits"] == 20
-    assert row["ll_matched"] >= published - 2 * row["ll_matched_se"]
-    assert row["ll"] >= published - 2 * row["ll_se"]
-    assert row["seconds"] < row["loop_seconds"] / 4  # one stacked fit against a loop over nets
+    result = uci.cell(uci.data_folder(None), "standard", name, "deep-ensemble", seed=0)
+    published = COLUMNS[name]["deep ensemble"][1]
+    assert result["splits"] == 20
+    for score in ("log_likelihood", "log_likelihood_matched"):
+        value = result["scores"][score]
+        assert value["mean"] >= published - 2 * value["error"]
+
+
+def test_the_gap_splits_of_a_real_set_leave_a_gap() -> None:
+    data = uci.load(uci.data_folder(None), "naval_propulsion", "gap")
+    assert len(data.train) == 14  # two of the sixteen features are constant
+    for train, test in zip(data.train, data.test, strict=True):
+        assert len(train) + len(test) == len(data.x)
+        assert not set(train.tolist()) & set(test.tolist())

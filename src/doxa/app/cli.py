@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from doxa.app.commands import compare, demo, fit, methods, predict
+from doxa.app.commands import bench, compare, demo, fit, methods, predict
 from doxa.app.commands.terminal import err
 from doxa.errors import DoxaError
 
@@ -45,6 +45,7 @@ app = typer.Typer(
 app.command()(fit.fit)
 app.command()(predict.predict)
 app.command()(compare.compare)
+app.command()(bench.bench)
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
 

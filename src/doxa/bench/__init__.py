@@ -1,1 +1,46 @@
-"""The tables people quote, one command each: `doxa bench uci`, `gap`, `ood`, `cifar`, `camvid`."""
+"""The tables people quote, one command each: `doxa bench uci`, `gap`, `ood`, …
+
+A table knows its cells (`tasks`), how to show the ones that are known (`tables`), and the figures
+that go with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from doxa.bench.cells import Store
+from doxa.bench.work import Task, compute
+from doxa.errors import MethodError
+from doxa.suggest import did_you_mean
+
+__all__ = ["Store", "Task", "compute", "find", "names", "publish"]
+
+# name → "module:object" with tasks(data, sets, methods, device, seed), tables(store) and
+# figures(store, folder); imported when asked for.
+_TABLES = {
+    "uci": "doxa.bench.uci_tables:STANDARD",
+    "gap": "doxa.bench.uci_tables:GAP",
+}
+
+
+def names() -> list[str]:
+    return list(_TABLES)
+
+
+def find(name: str) -> Any:
+    """A table by its name."""
+    if name not in _TABLES:
+        raise MethodError(f"no benchmark {name!r}{did_you_mean(name, names())}")
+    module, _, attribute = _TABLES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def publish(table: Any, store: Store, folder: Path) -> list[Path]:
+    """Write what is known as Markdown, and its figures, beside the results."""
+    path = folder / f"{table.name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = table.tables(store)
+    path.write_text("\n".join(each.markdown() for each in made), encoding="utf-8")
+    return [path, *table.figures(store, folder)]

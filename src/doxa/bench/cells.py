@@ -51,7 +51,8 @@ class Store:
         except (OSError, ValueError) as error:
             log.warning("%s cannot be read (%s): it is computed again", self.path(key), error)
             return None
-        return cell["result"] if cell.get("key") == dict(key) else None
+        known = isinstance(cell, dict) and cell.get("key") == dict(key)
+        return cell["result"] if known else None
 
     def cell(self, key: Key, make: Callable[[], Result]) -> Result:
         """The stored result, else what `make` gives, stored."""

@@ -1,0 +1,52 @@
+"""`doxa bench`: the standard tables, one command each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from doxa.app.commands.terminal import log_to_terminal, out
+from doxa.app.options import Device, Seed, Verbose
+
+
+def bench(
+    table: Annotated[str, typer.Argument(help="uci, gap, ood, rotation, cifar or camvid.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of data sets; default: DOXA_DATA.")
+    ] = None,
+    sets: Annotated[str | None, typer.Option(help="Data sets, separated by commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas.")] = None,
+    results: Annotated[
+        Path, typer.Option("--out", "-o", help="Where results are kept, one file a cell.")
+    ] = Path("benchmarks/results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+    device: Device = None,
+    seed: Seed = 0,
+    show: Annotated[bool, typer.Option("--show", help="Only show what is known.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compute a standard table, or go on with it: what is known is not computed again."""
+    from doxa import bench as benchmarks
+
+    log_to_terminal(verbose)
+    names = [None if text is None else _names(text) for text in (sets, methods)]
+    chosen = benchmarks.find(table)
+    store = benchmarks.Store(results / table)
+    tasks = chosen.tasks(data, names[0], names[1], device, seed)
+    if not show:
+        benchmarks.compute(
+            tasks, store, jobs, lambda line: out.print(escape(line), highlight=False)
+        )
+    for made in chosen.tables(store):
+        out.print(made.rich())
+        for note in made.notes:
+            out.print(f"• {escape(note)}", highlight=False, soft_wrap=True)
+    written = benchmarks.publish(chosen, store, results)
+    out.print(f"written to {', '.join(escape(str(path)) for path in written)}", soft_wrap=True)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

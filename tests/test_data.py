@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import doxa
-from doxa.data import Batch, Batches, Data, Pass, Standardisation, cast
+from doxa.data import Batch, Batches, Data, Pass, Standardisation, cast, standardise
 from doxa.errors import DataError
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.posterior import Posterior, SamplePosterior
@@ -451,3 +451,11 @@ def test_validation_is_held_out() -> None:
     assert pair.diagnostics["rows"] == 40
     expected = float(pair.predict(x[40:]).log_prob(y[40:]).mean())
     assert pair.validation == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_constant_column_is_said_once_for_all_runs(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.stack([torch.arange(6.0), torch.ones(6)], 1)
+    rows = [torch.arange(4), torch.arange(5), torch.arange(1, 6)]
+    with caplog.at_level("WARNING", logger="doxa"):
+        standardise(x, torch.arange(6.0), rows, scale_y=True)
+    assert [r.getMessage() for r in caplog.records] == ["x: constant column [1] gets scale 1"]

@@ -68,10 +68,11 @@ def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> lis
         constant = scale <= 1e-12 * (loc.abs() + 1e-300)
         if constant.any():
             columns = constant.nonzero().flatten().tolist() if constant.ndim else "all"
-            log.warning("%s: constant column %s gets scale 1", name, columns)
+            said.setdefault(f"{name}: constant column {columns} gets scale 1")
         return loc, torch.where(constant, torch.ones_like(scale), scale)
 
     scales = []
+    said: dict[str, None] = {}  # once for all runs
     leaves, spec = tree_flatten(x)
     for index in rows:
         pairs = [moments(t, index, "x") for t in leaves]
@@ -80,6 +81,8 @@ def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> lis
         if scale_y and isinstance(y, Tensor):
             y_loc, y_scale = moments(y, index, "y")
         scales.append(Standardisation(x_loc, x_scale, y_loc, y_scale))
+    for words in said:
+        log.warning(words)
     return scales
 
 

@@ -190,3 +190,10 @@ def test_digests_separate_their_parts() -> None:
     assert digest("a", 12) != digest("a1", 2) != digest("a", 1, 2)
     draws = {digest("x", i) & 0xFFFFFFFF for i in range(2000)}
     assert len(draws) > 1995  # 0.0005 collisions of 32 bits expected
+
+
+def test_no_draw_is_infinite_where_the_lowest_words_round_to_zero() -> None:
+    # In float32 the lowest 65 of the 2^32 words round to 0; one of them is met here.
+    noise = Noise(0, "x", [0])
+    assert noise.uniform((2 * 711465,), 38).min() > 0
+    assert noise.normal((2 * 711465,), 38).isfinite().all()

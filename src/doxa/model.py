@@ -238,7 +238,13 @@ class Model:
         assert isinstance(module, MaskedDropout)
         return module
 
-    def features(self, params: Mapping[str, Tensor], x: Inputs, layer: str | None = None) -> Tensor:
+    def features(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        layer: str | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """What goes into the last parametrised layer (or a named one), [N, ...]."""
         name = self.head if layer is None else layer
         if name is None:
@@ -251,7 +257,7 @@ class Model:
         seen: list[Tensor] = []
         hook = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
         try:
-            self.forward(params, x)
+            self.forward(params, x, buffers=buffers)
         finally:
             hook.remove()
         return seen[-1]

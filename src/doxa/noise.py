@@ -87,6 +87,7 @@ class Noise:
         b = _mix(a ^ last)
         bits = _mix(_mix(self._counter(size) + a[:, None]) ^ b[:, None])  # [M, size]
         u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
+        u = u.clamp_min(2.0**-33)  # in single precision the lowest 65 words round to 0: log u
         return u.reshape(len(self._keys), *shape)
 
     def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import doxa
 from doxa import store
@@ -106,3 +106,20 @@ def test_fewer_draws_than_kept_are_thinned_evenly() -> None:
     posterior.samples = kept  # all different, which rejected proposals are not
     want = torch.cat([kept[0, [0, 3, 6]], kept[1, [0, 5]]])
     assert torch.equal(posterior.layout.flatten(posterior.draw(5)), want)
+
+
+def test_features_are_those_of_each_members_own_statistics() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = 5.0 + 3.0 * torch.randn(64, 3, generator=g)
+    y = x[:, 0].sin()
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    posterior = doxa.fit(net, (x, y), "deep-ensemble", members=2, steps=60, progress=False)
+    head = {k: v for k, v in posterior.draw().items() if k.startswith("3.")}  # [2, ...]
+    by_hand = []
+    for m in range(2):
+        alone = doxa.fit(net, (x, y), "deep-ensemble", members=[m], steps=60, progress=False)
+        z = alone.features(x)
+        by_hand.append(z)
+        f = z @ head["3.weight"][m].T + head["3.bias"][m]
+        torch.testing.assert_close(f, alone.predict(x).mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(posterior.features(x), torch.stack(by_hand).mean(0))

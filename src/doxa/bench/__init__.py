@@ -13,6 +13,7 @@ from typing import Any
 from doxa.bench.cells import Store
 from doxa.bench.work import Task, compute
 from doxa.errors import MethodError
+from doxa.store import write_text
 from doxa.suggest import did_you_mean
 
 __all__ = ["Store", "Task", "compute", "find", "names", "publish"]
@@ -22,6 +23,9 @@ __all__ = ["Store", "Task", "compute", "find", "names", "publish"]
 _TABLES = {
     "uci": "doxa.bench.uci_tables:STANDARD",
     "gap": "doxa.bench.uci_tables:GAP",
+    "ood": "doxa.bench.image_tables:OOD",
+    "cifar": "doxa.bench.image_tables:CIFAR",
+    "camvid": "doxa.bench.scene_tables:CAMVID",
 }
 
 
@@ -39,8 +43,5 @@ def find(name: str) -> Any:
 
 def publish(table: Any, store: Store, folder: Path) -> list[Path]:
     """Write what is known as Markdown, and its figures, beside the results."""
-    path = folder / f"{table.name}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = table.tables(store)
-    path.write_text("\n".join(each.markdown() for each in made), encoding="utf-8")
-    return [path, *table.figures(store, folder)]
+    text = "\n".join(each.markdown() for each in table.tables(store))
+    return [write_text(folder / f"{table.name}.md", text), *table.figures(store, folder)]

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from doxa.errors import StoreError
 from doxa.noise import digest
+from doxa.store import write_text
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +68,7 @@ class Store:
     def put(self, key: Key, result: Result, seconds: float) -> None:
         cell = {"key": dict(key), "result": result, "seconds": seconds, **circumstances()}
         text = json.dumps(plain(cell), indent=1, ensure_ascii=False, allow_nan=False)
-        path = self.path(key)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error}") from error
+        write_text(self.path(key), text + "\n")
 
     def cells(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """Whole cells whose key has these values, by file name."""

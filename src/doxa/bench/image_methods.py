@@ -35,9 +35,10 @@ class Settings:
     dropout: float = 0.1
     samples: int = 100  # in a prediction, where the method draws them
     chains: int = 4
-    burn_in: int = 300
-    draws: int = 25  # kept from each chain, every fourth
-    leapfrog: int = 20
+    burn_in: int = 800
+    draws: int = 25  # kept from each chain
+    thin: int = 8
+    leapfrog: int = 40
     sweep_rows: int = 2000  # test rows that are shifted
     sweep_samples: int = 50
     train_rows: int | None = None
@@ -66,7 +67,9 @@ def settings(table: str, scale: str = "full") -> Settings:
     if scale != "small":
         raise MethodError(f"scale must be 'full' or 'small', not {scale!r}")
     small = replace(full, **_SMALL)
-    return small if table == "ood" else replace(small, train_rows=300, epochs=1, test_rows=60)
+    if table == "cifar":
+        small = replace(small, epochs=1, train_rows=300, test_rows=60, sweep_rows=20, samples=4)
+    return small
 
 
 class OnFeatures:
@@ -128,11 +131,13 @@ def _laplace(data: Images, s: Settings, seed: int) -> doxa.Posterior:
 def _hmc(data: Images, s: Settings, seed: int) -> OnFeatures:
     trunk = _map(data, s, seed)
     z = features(trunk, data.x)
-    classes = int(data.y.max()) + 1
+    layer = nn.Linear(z.shape[1], int(data.y.max()) + 1, device=z.device)
+    _, (weight, bias) = zip(*list(trunk.draw(1).items())[-2:], strict=True)
+    layer.load_state_dict({"weight": weight[0], "bias": bias[0]})
+    method = doxa.HMC(draws=s.draws, burn_in=s.burn_in, leapfrog=s.leapfrog, thin=s.thin)
     head = doxa.fit(
-        doxa.Model(nn.Linear(z.shape[1], classes), "categorical", doxa.Normal(1.0)),
-        (z, data.y), doxa.HMC(draws=s.draws, burn_in=s.burn_in, leapfrog=s.leapfrog, thin=4),
-        members=s.chains, seed=seed, device=data.x.device, progress=False,
+        doxa.Model(layer, "categorical", doxa.Normal(1.0)), (z, data.y), method, init="given",
+        members=s.chains, seed=seed, device=z.device, progress=False,
     )  # fmt: skip
     return OnFeatures(trunk, head)
 
@@ -149,8 +154,8 @@ PROTOCOLS: dict[str, Protocol] = {
         "last layer, full Gauss–Newton, linearised, {samples} samples", _laplace, True
     ),
     "hmc": Protocol(
-        "last layer, on the features of the MAP network and all rows: {chains} chains, {burn_in} "
-        "transitions of {leapfrog} steps before 4 × {draws}, of which every fourth is kept",
+        "last layer, on the features of the MAP network and all rows: {chains} chains from its "
+        "maximum, {burn_in} transitions of {leapfrog} steps, then {draws} kept, one in {thin}",
         _hmc,
     ),
 }  # fmt: skip

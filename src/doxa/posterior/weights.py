@@ -227,9 +227,10 @@ class WeightPosterior(Posterior):
     def features(self, x: Any) -> Tensor:
         x = self.check_inputs(x)
         point = self.layout.unflatten(self.point())
+        own = lambda tree, m: {k: v[m] for k, v in tree.items()}  # noqa: E731
         with torch.no_grad():
             each = [
-                self.network.features({k: v[m] for k, v in point.items()}, x)
+                self.network.features(own(point, m), x, buffers=own(self.buffers, m) or None)
                 for m in range(self.members)
             ]
         return torch.stack(each).mean(0)

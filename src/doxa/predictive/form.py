@@ -74,6 +74,31 @@ class Form:
     def sample(self, n: int, seed: int) -> Tensor:
         raise self.unavailable("sample")
 
+    def interval(self, level: float | None) -> tuple[Tensor, Tensor]:
+        level = 0.95 if level is None else level
+        return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
+
+    def prediction_set(self, level: float | None) -> Tensor:
+        """Classes by falling probability, the lower number first among equals, until their mass
+        reaches the level: bool [N, C, *site]."""
+        probs = self.class_table()
+        if not bool(torch.isfinite(probs).all()):
+            raise DataError("the predicted probabilities are not finite: there is no set to give")
+        ordered, order = probs.sort(dim=1, descending=True, stable=True)
+        before = ordered.cumsum(1) - ordered
+        chosen = before < (0.95 if level is None else level)
+        return torch.zeros_like(chosen).scatter(1, order, chosen)
+
+    def class_table(self) -> Tensor:
+        """Class probabilities with the classes on axis 1, in float64: [N, C, *site]; [N, 2,
+        *event] for Bernoulli, which has no and yes."""
+        if not self.likelihood.classifies:
+            raise self.unavailable("prediction_set", "it is for classification; use interval")
+        probs = self.probs.double()
+        if isinstance(self.likelihood, Bernoulli):
+            return torch.stack([1.0 - probs, probs], 1)
+        return probs
+
     @property
     def variance(self) -> Tensor:
         return self.aleatoric + self.epistemic

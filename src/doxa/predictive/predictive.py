@@ -195,6 +195,11 @@ class Predictive:
         normals: what closed forms (CRPS) are computed from."""
         return self._form.normals()
 
+    def targets(self, y: Any) -> Tensor:
+        """y checked against the rows and outputs of this predictive, on its device: [N, *event].
+        y of shape [N] where an output axis of one is wanted becomes [N, 1]; classes are int64."""
+        return self._form.targets(y)
+
     def cdf(self, y: Any) -> Tensor:
         """P(Y <= y) of each element: [N, *event]. Not for classes."""
         self._form.check_ordered("cdf")
@@ -210,13 +215,17 @@ class Predictive:
             return self._form.quantile(float(levels))
         return torch.stack([self._form.quantile(level) for level in levels.tolist()])
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval (low, high) that holds y with probability `level`."""
+    def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
+        """The central interval (low, high) that holds y with probability `level`; 0.95 unless
+        said. A conformal predictive has the interval of the level it was calibrated for."""
         self._form.check_ordered("interval")
-        if not 0.0 < level < 1.0:
-            raise DataError(f"level must lie between 0 and 1, got {level}")
-        low, high = self.quantile([0.5 * (1.0 - level), 0.5 * (1.0 + level)])
-        return low, high
+        return self._form.interval(_checked(level))
+
+    def prediction_set(self, level: float | None = None) -> Tensor:
+        """Which classes are in the smallest set that holds y with probability `level` (0.95
+        unless said): bool [N, C, *site]; for Bernoulli [N, 2, *event], no and yes. A conformal
+        predictive has the set of the level it was calibrated for."""
+        return self._form.prediction_set(_checked(level))
 
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """n draws of y: [n, N, *event]. Each is one function at all rows plus noise, where the
@@ -233,3 +242,9 @@ class Predictive:
     def moment_matched(self) -> Predictive:
         """The Gaussian with this mean and variance, which the deep-ensembles paper scores."""
         return Predictive.of(moment_matched(self._form))
+
+
+def _checked(level: float | None) -> float | None:
+    if level is not None and not 0.0 < level < 1.0:
+        raise DataError(f"level must lie between 0 and 1, got {level}")
+    return level

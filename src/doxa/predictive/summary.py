@@ -61,8 +61,9 @@ class MomentForm(Summary):
         return self.likelihood.log_prob(self._single_label("log_prob"), y, {})
 
     def targets(self, y: Any) -> Tensor:
-        output = tuple(self._single_label("density").shape[1:])
-        ready = self.likelihood.prepare_targets(y, output).to(self.mean.device)
+        # Of continuous likelihoods only the mean's shape is known, which is the targets' own.
+        kind = self.likelihood if self.likelihood.discrete else Gaussian()
+        ready = kind.prepare_targets(y, tuple(self.mean.shape[1:])).to(self.mean.device)
         return check_rows(ready, self.mean.shape[0])
 
     def sample(self, n: int, seed: int) -> Tensor:

@@ -9,6 +9,7 @@ from doxa.store.artefact import read_artefact, write_artefact
 from doxa.store.checkpoints import Checkpoint, Checkpoints
 from doxa.store.codec import decode, encode, register, register_lazily
 from doxa.store.parquet import parquet
+from doxa.store.text import write_text
 
 __all__ = [
     "Checkpoint",
@@ -20,4 +21,5 @@ __all__ = [
     "register",
     "register_lazily",
     "write_artefact",
+    "write_text",
 ]

@@ -1,0 +1,141 @@
+"""Predictions beside what came true, checked: what every metric starts from.
+
+Nothing undefined gets through: a NaN among the predictions, class probabilities that are no
+distribution, no rows at all or none left after ignoring raise a `DataError` that says where.
+Everything is handed on in float64, on the device of the predictive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.errors import DataError
+from doxa.likelihoods import Bernoulli
+from doxa.predictive import Predictive
+
+_SUM_TOLERANCE = 1e-3  # what half-precision softmax leaves; the same as Predictive.from_probs
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One row for each label that counts, whatever the shape it had."""
+
+    probs: Tensor
+    """[L, C] float64. Two columns (no, yes) for Bernoulli."""
+    label: Tensor
+    """[L] int64, the class that came true."""
+    binary: bool
+    """Bernoulli: scores that are about one event look at the second column only."""
+    decimals: int
+    """How far probabilities are trusted when they are compared."""
+
+    @property
+    def top(self) -> Tensor:
+        """[L]: the likeliest class, the first of several equally likely."""
+        return self.probs.argmax(1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """[L]: the probability of the likeliest class."""
+        return self.probs.amax(1)
+
+    @property
+    def hit(self) -> Tensor:
+        """[L] float64: 1 where the likeliest class came true."""
+        return (self.top == self.label).double()
+
+    def comparable(self, probs: Tensor) -> Tensor:
+        """Probabilities to be ranked or binned: a softmax leaves equal ones different in their
+        last digits, so that they are rounded (12 decimals; 6 of single precision)."""
+        return torch.round(probs, decimals=self.decimals)
+
+
+def labelled(p: Predictive, y: Any) -> Labelled:
+    """Class probabilities and labels, sites flattened into rows, ignored ones left out."""
+    probs, label = check_predicted(p.probs, "probability"), p.targets(y)
+    check_some(label)
+    decimals = 12 if probs.dtype == torch.float64 else 6
+    if isinstance(p.likelihood, Bernoulli):
+        yes = probs.double().flatten()
+        _check_distribution(yes.unsqueeze(1), (yes < 0) | (yes > 1))
+        return Labelled(torch.stack([1.0 - yes, yes], 1), label.flatten().long(), True, decimals)
+    table = probs.movedim(1, -1).reshape(-1, probs.shape[1]).double()
+    label = label.flatten()
+    counted = counted_labels(p, label)
+    if counted is not None:
+        table, label = table[counted], label[counted]
+    wrong = (table < 0).any(1) | ((table.sum(1) - 1.0).abs() > _SUM_TOLERANCE)
+    _check_distribution(table, wrong)
+    return Labelled(table, label, False, decimals)
+
+
+def counted_labels(p: Predictive, label: Tensor) -> Tensor | None:
+    """A mask of the labels that are not ignored; None when all count."""
+    ignored = getattr(p.likelihood, "ignore_index", None)
+    if ignored is None:
+        return None
+    counted = label != ignored
+    if not bool(counted.any()):
+        raise DataError(f"every label is the ignored one ({ignored}): there is nothing to score")
+    return None if bool(counted.all()) else counted
+
+
+def predicted_mean(p: Predictive, y: Any) -> tuple[Tensor, Tensor]:
+    """(mean, y), both [N, *event] float64, for targets that are numbers."""
+    check_numeric(p)
+    target = p.targets(y)
+    check_some(target)
+    return check_predicted(p.mean, "mean").double(), target.double()
+
+
+def check_numeric(p: Predictive) -> None:
+    if p.likelihood.classifies:
+        raise DataError(
+            f"this metric is for numbers and the predictive is {p.likelihood.name}, about classes: "
+            "use accuracy, brier, ece or log_likelihood"
+        )
+
+
+def check_some(values: Tensor) -> None:
+    if values.numel() == 0:
+        raise DataError(f"there is nothing to score: targets have shape {list(values.shape)}")
+
+
+def check_predicted(values: Tensor, what: str, finite: bool = True) -> Tensor:
+    """Predictions [N, ...] without NaN; without infinities too where `finite`."""
+    bad = ~torch.isfinite(values) if finite else torch.isnan(values)
+    if bool(bad.any()):
+        where = bad.nonzero()[0].tolist()
+        value = values[tuple(where)].item()
+        raise DataError(
+            f"the predicted {what} at row {where[0]} is {value}: metrics need predictions that are "
+            "defined everywhere; look at posterior.status, or drop such rows"
+        )
+    return values
+
+
+def check_count(what: str, value: int, least: int = 1) -> int:
+    if value < least:
+        raise DataError(f"{what} must be at least {least}, got {value}")
+    return value
+
+
+def check_levels(levels: Any) -> list[float]:
+    """A non-empty list of probabilities strictly between 0 and 1."""
+    each = torch.as_tensor(levels, dtype=torch.float64).flatten()
+    if each.numel() == 0 or not bool(((each > 0) & (each < 1)).all()):
+        raise DataError(f"levels must be one or more numbers between 0 and 1, got {levels}")
+    return [float(level) for level in each.tolist()]
+
+
+def _check_distribution(table: Tensor, wrong: Tensor) -> None:
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise DataError(
+            f"the class probabilities of label {row} are no distribution (negative, or they sum "
+            f"to {float(table[row].sum()):.4g}): normalise them first"
+        )

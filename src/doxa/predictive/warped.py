@@ -1,0 +1,135 @@
+"""A predictive whose distribution function F became R(F), with R increasing from 0 to 1.
+
+    cdf'(y) = R(F(y)),    quantile'(q) = F⁻¹(R⁻¹(q)),    p'(y) = p(y) R'(F(y))
+
+R is piecewise linear with positive slopes, so that all three exist. Moments are integrals over the
+quantiles, ∫ quantile'(Φ(t)) φ(t) dt by the trapezoid rule; how the variance splits is the base's.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.errors import Unavailable
+from doxa.likelihoods.gaussian import standard_normal_cdf
+from doxa.noise import generator
+from doxa.predictive.form import Form
+from doxa.predictive.quantiles import solve
+
+_NODES, _REACH = 101, 5.0  # of the trapezoid rule, in standard normals
+
+
+class PiecewiseLinear:
+    """E increasing functions through the points (x[e, k], y[e, k])."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x.contiguous(), y.contiguous()
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """[N, E] to [N, E]."""
+        return _interpolate(self.x, self.y, values)
+
+    def inverse(self, values: Tensor) -> Tensor:
+        return _interpolate(self.y, self.x, values)
+
+    def slope(self, values: Tensor) -> Tensor:
+        k = _piece(self.x, values)
+        rise = self.y.gather(1, k) - self.y.gather(1, k - 1)
+        return (rise / (self.x.gather(1, k) - self.x.gather(1, k - 1))).t()
+
+
+def _piece(x: Tensor, values: Tensor) -> Tensor:
+    """[E, N]: the number of the point right of each value."""
+    place = torch.searchsorted(x, values.t().contiguous(), right=True)
+    return place.clamp(1, x.shape[1] - 1)
+
+
+def _interpolate(x: Tensor, y: Tensor, values: Tensor) -> Tensor:
+    k = _piece(x, values)
+    (x0, x1), (y0, y1) = ((each.gather(1, k - 1), each.gather(1, k)) for each in (x, y))
+    return (y0 + (values.t() - x0) / (x1 - x0) * (y1 - y0)).clamp(0.0, 1.0).t()
+
+
+class Warped(Form):
+    """A form of continuous y, and R for each output."""
+
+    def __init__(self, base: Form, curve: PiecewiseLinear) -> None:
+        self.base, self.curve, self.likelihood = base, curve, base.likelihood
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:
+        return self._moments[1]
+
+    @property
+    def epistemic(self) -> Tensor:
+        share = self.base.epistemic / self.base.variance
+        return self.variance * torch.where(self.base.variance > 0, share, 0.0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return self.variance - self.epistemic
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
+        weights = (-0.5 * nodes.square()).exp()
+        levels = standard_normal_cdf(nodes).tolist()
+        each = torch.stack([self.quantile(level).double() for level in levels])
+        weights = (weights / weights.sum()).to(each).reshape(-1, *[1] * (each.ndim - 1))
+        mean = (weights * each).sum(0)
+        variance = (weights * (each - mean).square()).sum(0)
+        like = self.base.mean
+        return mean.to(like), variance.to(like)
+
+    def targets(self, y: Any) -> Tensor:
+        return self.base.targets(y)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        if math.prod(y.shape[1:]) != 1:
+            raise self.unavailable(
+                "log_prob", "each output was recalibrated by itself, which gives no joint density"
+            )
+        slope = self.curve.slope(self._base_cdf(y)).squeeze(1)
+        return self.base.log_prob(y) + slope.log().to(self.base.mean.dtype)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return self.curve(self._base_cdf(y)).reshape(y.shape).to(self.base.mean.dtype)
+
+    def quantile(self, level: float) -> Tensor:
+        outputs = self.curve.x.shape[0]
+        levels = self.curve.inverse(self.curve.x.new_full((1, outputs), level))[0].tolist()
+        if outputs == 1:
+            return self.base.quantile(levels[0])
+        each = [self.base.quantile(own).flatten(1)[:, e] for e, own in enumerate(levels)]
+        return torch.stack(each, 1).reshape(self.base.mean.shape)
+
+    def sample(self, n: int, seed: int) -> Tensor:
+        """Every row by itself, by inverting the distribution function."""
+        like = self.base.mean
+        source = generator(seed, "predictive", "sample")
+        uniform = torch.rand((n, *like.shape), generator=source, dtype=torch.float64)
+        uniform = uniform.clamp(1e-6, 1.0 - 1e-6).to(like.device)
+        low, high = self.quantile(1e-6), self.quantile(1.0 - 1e-6)
+        drawn = [solve(lambda y, u=u: self.cdf(y) - u + 0.5, 0.5, low, high) for u in uniform]  # type: ignore[misc]
+        return torch.stack(drawn).to(like.dtype)
+
+    def _base_cdf(self, y: Tensor) -> Tensor:
+        """[N, E] in float64."""
+        return self.base.cdf(y).double().reshape(len(y), math.prod(y.shape[1:]))
+
+    def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
+        return super().unavailable(
+            quantity,
+            instead
+            or "its quantiles were recalibrated; the draws are those of the posterior's "
+            "base: posterior.base.predict(x)",
+        )

@@ -7,6 +7,7 @@ p.mean, p.aleatoric, p.epistemic
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from doxa import errors, nets
@@ -29,6 +30,7 @@ from doxa.registry import get_method, methods
 from doxa.runs import Runs, Sweep
 
 if TYPE_CHECKING:
+    from doxa import diagnose, evaluate
     from doxa.ensemble.deep import DeepEnsemble
     from doxa.exact.linear import BayesianLinear
     from doxa.function.gp import GP
@@ -44,13 +46,15 @@ __all__ = [
     "GP", "HMC", "MAP", "BayesianLinear", "Bernoulli", "Categorical", "DeepEnsemble", "Engine",
     "FanInNormal", "Gaussian", "HeteroscedasticGaussian", "Laplace", "LaplacePrior", "MCDropout",
     "MeanField", "Method", "MixturePosterior", "Model", "Normal", "Poisson", "Posterior",
-    "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "errors", "fit",
-    "get_method", "load", "methods", "nets",
+    "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "diagnose",
+    "errors", "evaluate", "fit", "get_method", "load", "methods", "nets",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Method classes are imported when first used."""
+    """Method classes, and what consumes a posterior, are imported when first used."""
+    if name in ("diagnose", "evaluate"):
+        return importlib.import_module(f"doxa.{name}")
     for row in methods():
         if row.target.endswith(f":{name}"):
             return get_method(row.name)

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from doxa.app.commands import bench, compare, demo, fit, methods, predict
+from doxa.app.commands import bench, compare, demo, fit, methods, predict, report
 from doxa.app.commands.terminal import err
 from doxa.errors import DoxaError
 
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 app.command()(fit.fit)
 app.command()(predict.predict)
+app.command()(report.report)
 app.command()(compare.compare)
 app.command()(bench.bench)
 app.command(name="methods")(methods.list_methods)

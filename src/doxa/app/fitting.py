@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 import doxa
@@ -81,6 +84,21 @@ def fit_arrays(
     if net is not None and nets.builder_of(net) is None:
         posterior.metadata["net"] = plan.net
     return posterior
+
+
+def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report needs to say where a posterior came from: kept in its metadata."""
+    with data.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "source": {"file": data.name, "sha256": digest, "rows": rows},
+        "asked": {**asdict(plan), **asked},
+        "versions": {
+            "doxa": doxa.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+    }
 
 
 def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:

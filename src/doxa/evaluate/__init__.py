@@ -20,11 +20,13 @@ from doxa.evaluate.classification import (
     top_k_accuracy,
 )
 from doxa.evaluate.closeness import agreement, closeness, total_variation, wasserstein2
+from doxa.evaluate.conformal import conformal
 from doxa.evaluate.density import FeatureDensity
 from doxa.evaluate.ood import ood_scores
 from doxa.evaluate.pixels import Segmentation, segmentation
 from doxa.evaluate.ranked import crps, crps_draws
 from doxa.evaluate.ranking import aupr, auroc, fpr95, ood_metrics
+from doxa.evaluate.recalibrate import recalibrate
 from doxa.evaluate.regression import (
     CoverageCurve,
     coverage,
@@ -50,11 +52,11 @@ from doxa.evaluate.uniformity import (
 
 __all__ = [
     "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",
-    "QuantileReliability", "Reliability", "RiskCoverage", "Segmentation", "Streaming", "accuracy",
-    "agreement", "aupr", "auroc", "brier", "brier_decomposition", "closeness", "confusion",
-    "corrupted", "coverage", "coverage_curve", "crps", "crps_draws", "ece", "ece_interval", "fpr95",
-    "interval_score", "log_likelihood", "mae", "metrics", "nll", "ood_metrics", "ood_scores",
-    "pinball", "pit", "pit_histogram", "quantile_reliability", "reliability", "risk_coverage",
-    "rmse", "segmentation", "sharpness", "shifted", "sweep", "top_k_accuracy", "total_variation",
-    "wasserstein2", "width",
+    "QuantileReliability", "Reliability", "RiskCoverage", "Segmentation", "Streaming",
+    "accuracy", "agreement", "aupr", "auroc", "brier", "brier_decomposition", "closeness",
+    "conformal", "confusion", "corrupted", "coverage", "coverage_curve", "crps", "crps_draws",
+    "ece", "ece_interval", "fpr95", "interval_score", "log_likelihood", "mae", "metrics", "nll",
+    "ood_metrics", "ood_scores", "pinball", "pit", "pit_histogram", "quantile_reliability",
+    "recalibrate", "reliability", "risk_coverage", "rmse", "segmentation", "sharpness",
+    "shifted", "sweep", "top_k_accuracy", "total_variation", "wasserstein2", "width",
 ]  # fmt: skip

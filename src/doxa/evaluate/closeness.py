@@ -109,7 +109,7 @@ def _merged(a: Tensor, b: Tensor, a_weights: Tensor, b_weights: Tensor) -> Tenso
         steps.append(weights[order].cumsum(1))
     merged = torch.cat(steps, 1).sort(1).values.clamp_max(1.0)
     width = merged.diff(dim=1, prepend=merged.new_zeros(len(merged), 1))
-    middle = merged - width
+    middle = merged - 0.5 * width
     at = [
         v.gather(1, torch.searchsorted(s.contiguous(), middle).clamp_max(v.shape[1] - 1))
         for v, s in zip(values, steps, strict=True)

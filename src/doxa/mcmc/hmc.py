@@ -112,7 +112,7 @@ class HMC(Method):
             if adapting:
                 new |= _dual_averaging(new, rate, clock.t, run.field(self, "target_accept"))
                 new |= _welford(new, clock.t)
-            info = {"accept": rate, "log_density": new["log_density"], "step": new["step"]}
+            info = {"accept": rate, "log_density": new["log_density"], "step_size": new["step"]}
             return new, info
 
         return Stage(name, step, steps, batch="all")

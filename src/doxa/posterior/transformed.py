@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from doxa import store
 from doxa.layout import Params
 from doxa.posterior.base import Posterior, register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
@@ -24,6 +25,27 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, p: Predictive) -> Predictive: ...
+
+    def at(self, p: Predictive, x: Any) -> Predictive:
+        """For a transform that also looks at the inputs, as given by the caller."""
+        return self(p)
+
+
+# Where each is registered, so that a saved one loads without `doxa.evaluate` being imported.
+for _name, _target in {
+    "recalibrate.temperature": "recalibrate.temperature:Temperature",
+    "recalibrate.vector": "recalibrate.linear:Vector",
+    "recalibrate.dirichlet": "recalibrate.linear:Dirichlet",
+    "recalibrate.isotonic": "recalibrate.isotonic:Isotonic",
+    "recalibrate.histogram": "recalibrate.histogram:Histogram",
+    "recalibrate.quantile": "recalibrate.quantile:Quantile",
+    "recalibrate.variance": "recalibrate.variance:Variance",
+    "conformal.interval": "conformal.interval:Interval",
+    "conformal.sets": "conformal.sets:Sets",
+    "conformal.groups": "conformal.mondrian:Groups",
+    "conformal.jackknife+": "conformal.jackknife:JackknifePlus",
+}.items():
+    store.register_lazily(_name, f"doxa.evaluate.{_target}")
 
 
 @register_posterior
@@ -49,7 +71,7 @@ class TransformedPosterior(Posterior):
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:
-        return self.transform(self.base.predict(x, n, seed, keep))
+        return self.transform.at(self.base.predict(x, n, seed, keep), x)
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         return self.base.functions(x, n, seed)

@@ -13,7 +13,7 @@ from doxa.app.options import Device, Seed, Verbose
 
 
 def bench(
-    table: Annotated[str, typer.Argument(help="uci, gap, ood, rotation, cifar or camvid.")],
+    table: Annotated[str, typer.Argument(help="uci, gap, ood (with rotation), cifar or camvid.")],
     data: Annotated[
         Path | None, typer.Option(help="The folder of data sets; default: DOXA_DATA.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`doxa compare`: several methods on the same rows."""
+"""`doxa compare`: several methods on the same rows, ranked, beside a reference posterior."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import log_to_terminal, out, plan_of, say_schema
+from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema
 from doxa.app.options import (
     BatchSize,
     Categorical,
@@ -36,13 +36,27 @@ def compare(
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = (
         "map,deep-ensemble,mc-dropout,laplace"
     ),
+    splits: Annotated[
+        int, typer.Option(min=1, help="Random divisions into training and test.")
+    ] = 5,
     test: Annotated[
-        Path | None, typer.Option(help="Held-out rows; else a random part of the data.")
+        Path | None, typer.Option(help="Held-out rows, instead of random divisions.")
     ] = None,
-    test_fraction: Annotated[float, typer.Option(help="How large that part is.")] = 0.2,
+    test_fraction: Annotated[float, typer.Option(help="The share that is held out.")] = 0.2,
+    reference: Annotated[
+        str, typer.Option(help="auto (a long HMC if it takes minutes), hmc, none.")
+    ] = "auto",
+    reference_draws: Annotated[
+        int | None, typer.Option(min=4, help="Draws of each chain, and as much burn-in.")
+    ] = None,
+    reference_leapfrog: Annotated[
+        int | None, typer.Option(min=1, help="Gradient steps in a transition.")
+    ] = None,
+    reference_chains: Annotated[int | None, typer.Option(min=2, help="Chains.")] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file for the table.")
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="A .html file to write.")] = None,
     likelihood: Likelihood = None,
     index: Index = None,
     drop: Drop = None,
@@ -58,9 +72,11 @@ def compare(
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Fit several methods to the same rows and score them on held-out ones."""
+    """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
+    cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
     from doxa.app import comparison, schema, tables
     from doxa.app import settings as method_settings
+    from doxa.app.comparison import page
 
     log_to_terminal(verbose)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -68,15 +84,31 @@ def compare(
         raise MethodError("--methods is empty; give names separated by commas")
     for name in names:
         method_settings.make_method(name)
+    asked = comparison.reference_of(
+        reference, draws=reference_draws, leapfrog=reference_leapfrog, chains=reference_chains
+    )
     if out_file is not None:
         tables.check_writable(out_file)
+    if report is not None:
+        page.check_place(report)
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, device, seed)
     frame = tables.read_table(data, index)
     columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
     held_out = None if test is None else tables.read_table(test, index)
     say_schema(columns, len(frame))
-    rows = comparison.compare(columns, frame, held_out, test_fraction, names, plan)
-    out.print(comparison.as_table(rows))
+    found = comparison.compare_tables(
+        columns, frame, held_out, names, plan, splits=splits, test_fraction=test_fraction,
+        reference=asked, say=_say,
+    )  # fmt: skip
+    for table in comparison.as_tables(found):
+        out.print(table)
     if out_file is not None:
-        tables.write_table(tables.import_pandas().DataFrame(rows).set_index("method"), out_file)
-        out.print(f"written to {escape(str(out_file))}", soft_wrap=True)
+        tables.write_table(found.frame(), out_file)
+        out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)
+    if report is not None:
+        page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
+        out.print(f"report written to {escape(str(report))}", soft_wrap=True)
+
+
+def _say(words: str) -> None:
+    err.print(escape(words), highlight=False, soft_wrap=True)

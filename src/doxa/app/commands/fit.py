@@ -73,6 +73,9 @@ def fit(
     posterior = fitting.fit_arrays(
         columns, x, columns.targets(frame), method, settings or (), plan, checkpoint
     )
+    asked = {"likelihood": likelihood, "index": index, "drop": drop or (),
+             "categorical": categorical or ()}  # fmt: skip
+    posterior.metadata.update(fitting.provenance(data, len(frame), plan, asked))
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")

@@ -53,7 +53,7 @@ def report(
         fitted,
         columns,
         title,
-        str(run),
+        run.name or None,
     )
     report.save(subject, out_file, diagnose)
     size = out_file.stat().st_size / 1024

@@ -20,7 +20,7 @@ from doxa.app.report.sections.health import Examination, examine, health
 from doxa.app.report.sections.predictions import predictions
 from doxa.app.report.sections.recipe import recipe
 from doxa.app.report.sections.scores import scores
-from doxa.app.report.sections.top import title, top
+from doxa.app.report.sections.top import top
 from doxa.app.report.sections.training import training
 from doxa.app.report.sections.uncertainty import uncertainty
 from doxa.app.report.subject import Input, Subject, column_names, rows_of_arrays
@@ -119,7 +119,5 @@ def _sections(
 
 def _foot() -> Content:
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    return f"Written by doxa {doxa.__version__} on {today}. This file holds no script and loads nothing."
-
-
-__all__ = ["render", "save", "title", "write"]
+    made = f"Written by doxa {doxa.__version__} on {today}."
+    return f"{made} This file holds no script and loads nothing."

@@ -1,8 +1,8 @@
 """Names that come from the data: isolated, cut where they are long, and given in full once.
 
-A column, class, row or file may be called anything. In running text a name stands in <bdi>, so
+A column, class, row or file may be called anything. In running text a name stands in bdi, so
 that one written from right to left cannot reorder its neighbours; in attributes and in SVG, where
-there is no <bdi>, its reordering characters have been written out (`markup.readable`). A long name
+there is no bdi, its reordering characters have been written out (`markup.readable`). A long name
 is cut with "…" and links to the list at the end of the report that holds the whole of it.
 """
 

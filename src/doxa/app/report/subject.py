@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.app.report.names import Names
 from doxa.app.schema import Schema
+from doxa.app.tables import import_pandas
 from doxa.data import as_tensors, rows_of
 from doxa.errors import DataError, ShapeError
 
@@ -111,7 +112,7 @@ def rows_of_frame(schema: Schema, frame: pd.DataFrame, what: str, held_out: bool
     y = schema.targets(frame)
     shown = [column.name for column in schema.columns]
     cells = frame[shown]
-    numbered = frame.index.equals(type(frame.index)(range(len(frame))))
+    numbered = import_pandas().RangeIndex(len(frame)).equals(frame.index)
     return Rows(
         torch.as_tensor(x),
         torch.as_tensor(y),

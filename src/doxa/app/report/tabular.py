@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from doxa.app.report.charts.scales import short
 from doxa.app.report.markup import Content, Html, tag
@@ -10,23 +11,36 @@ from doxa.app.report.markup import Content, Html, tag
 MOST_VALUES = 60  # rows of the table behind a chart
 
 
+@dataclass(frozen=True)
+class Words:
+    """A cell of running text, which may wrap."""
+
+    content: Content
+
+
 def table(
     caption: str,
     columns: Sequence[Content],
     rows: Iterable[Sequence[Content]],
     tall: bool = False,
+    right: Sequence[int] = (),
+    quiet: bool = False,
 ) -> Html:
-    """A table whose numbers stand to the right and whose first column heads its rows."""
+    """A table whose numbers stand to the right and whose first column heads its rows.
+
+    tall: not cut to a height. right: columns of text that are numbers. quiet: the caption, which
+    a heading has just said, is for screen readers only.
+    """
     rows = [list(row) for row in rows]
     first = rows[0] if rows else []
-    numeric = [k > 0 and _is_number(cell) for k, cell in enumerate(first)]
+    numeric = [k > 0 and (k in right or _is_number(cell)) for k, cell in enumerate(first)]
     numeric += [False] * (len(columns) - len(numeric))
     body = [
         tag(
             "tr",
             None,
             [
-                tag("th", {"scope": "row"}, _cell(cell)) if k == 0 else _data(cell)
+                tag("th", {"scope": "row"}, _cell(cell)) if k == 0 else _data(cell, k in right)
                 for k, cell in enumerate(row)
             ],
         )
@@ -41,8 +55,8 @@ def table(
         "div",
         {"class": "scroll tall" if tall else "scroll", "role": "region", "tabindex": 0,
          "aria-label": caption},
-        tag("table", None, tag("caption", None, caption), tag("thead", None, head),
-            tag("tbody", None, body)),
+        tag("table", None, tag("caption", {"class": "unseen" if quiet else None}, caption),
+            tag("thead", None, head), tag("tbody", None, body)),
     )  # fmt: skip
 
 
@@ -74,8 +88,10 @@ def _cell(cell: Content) -> Content:
     return short(cell) if isinstance(cell, float) else cell
 
 
-def _data(cell: Content) -> Html:
-    return tag("td", {"class": "right"} if _is_number(cell) else None, _cell(cell))
+def _data(cell: Content, right: bool) -> Html:
+    if isinstance(cell, Words):
+        return tag("td", {"class": "words"}, cell.content)
+    return tag("td", {"class": "right"} if right or _is_number(cell) else None, _cell(cell))
 
 
 def _is_number(cell: Content) -> bool:

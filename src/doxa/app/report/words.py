@@ -23,10 +23,19 @@ def count(number: int, thing: str, things: str | None = None) -> str:
 def percent(share: float, digits: int | None = None) -> str:
     if not math.isfinite(share):
         return "undefined"
+    if 0.9995 <= share < 1.0:
+        return "> 99.9 %"
+    if 0.0 < share < 0.0005:
+        return "< 0.1 %"
     value = 100.0 * share
     if digits is None:
         digits = 1 if 0.0 < value < 99.95 and abs(value - round(value)) >= 0.05 else 0
     return f"{value:.{digits}f} %"
+
+
+def points(difference: float) -> str:
+    """The difference of two shares."""
+    return f"{100.0 * abs(difference):.1f} percentage points"
 
 
 def listed(words: list[str]) -> str:

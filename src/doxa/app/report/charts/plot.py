@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from doxa.app.report.charts.marks import Mark
 from doxa.app.report.charts.scales import Scale, extent, tick_labels, ticks
@@ -58,7 +59,7 @@ class Plot:
         x_low, x_high = self.x.range([m.xs() for m in self.marks], 0.02)
         y_low, y_high = self.y.range([m.ys() for m in self.marks], 0.05)
         x_at = list(self.x.at) if self.x.at is not None else ticks(x_low, x_high, 5)
-        y_at = list(self.y.at) if self.y.at is not None else ticks(y_low, y_high, 5)
+        y_at = list(self.y.at) if self.y.at is not None else ticks(y_low, y_high, 6)
         x_words = list(self.x.names or tick_labels(x_at))
         y_words = list(self.y.names or tick_labels(y_at))
         labelled = [m for m in self.marks if m.label]
@@ -74,7 +75,11 @@ class Plot:
         for value, word in zip(y_at, y_words, strict=True):
             y = f"{up(value):.1f}"
             parts.append(tag("line", {"class": "grid", "x1": left, "x2": right, "y1": y, "y2": y}))
-            place = {"x": f"{left - 8:.1f}", "y": y, "dominant-baseline": "central"}
+            place: dict[str, object] = {
+                "x": f"{left - 8:.1f}",
+                "y": y,
+                "dominant-baseline": "central",
+            }
             parts.append(tag("text", {"class": "tick", "text-anchor": "end", **place}, word))
         for value, word in zip(x_at, x_words, strict=True):
             place = {"x": f"{across(value):.1f}", "y": bottom + 18, "text-anchor": "middle"}
@@ -117,13 +122,31 @@ def svg(key: str, parts: Sequence[Content], width: float, height: float) -> Html
     )
 
 
-def figure(chart: Plot | object, caption: Content, table: Html | None, wide: bool = False) -> Html:
+class Chart(Protocol):
+    """Anything with a title that draws itself."""
+
+    title: str
+
+    def svg(self) -> Html: ...
+
+
+def figure(chart: Chart, caption: Content, table: Html | None, wide: bool = False) -> Html:
     """A chart, what to see in it, and its values behind a disclosure."""
-    drawn = chart.svg()  # type: ignore[attr-defined]
-    title = tag("strong", None, chart.title)  # type: ignore[attr-defined]
+    drawn = chart.svg()
+    title = tag("strong", None, chart.title)
     values = None
     if table is not None:
-        values = tag("details", {"class": "data"}, tag("summary", None, "Values as a table"), table)
+        values = tag(
+            "details",
+            {"class": "data"},
+            tag(
+                "summary",
+                None,
+                "Values as a table",
+                tag("span", {"class": "unseen"}, f": {chart.title}"),
+            ),
+            table,
+        )
     return tag(
         "figure",
         {"class": "wide" if wide else None},

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from doxa.app.report.answers import LEVELS, Answer
+from doxa.app.report.answers import Answer
+from doxa.app.report.block import LEVELS
 from doxa.app.report.charts import Axis, Bars, Line, Plot, Points, Ribbon, Segments, figure
-from doxa.app.report.charts.marks import Array
+from doxa.app.report.charts.marks import Array, Mark
 from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.page import Section
 from doxa.app.report.subject import Subject
 from doxa.app.report.tabular import table, values_table
-from doxa.app.report.words import chance_of_share, count, percent
+from doxa.app.report.words import chance_of_share, count, percent, points
 
-SHARE = {"low": 0.0, "high": 1.0}
 FEW = 20  # rows: below that a histogram says nothing
 
 
@@ -45,7 +45,7 @@ def coverage_of(answer: Answer) -> Array | None:
 def reliability_of(answer: Answer, bins: int = 10) -> tuple[Array, Array, Array]:
     """(confidence, accuracy, count) of the bins that are not empty."""
     from doxa import Predictive
-    from doxa.evaluate.calibration import reliability
+    from doxa.evaluate import reliability
 
     assert answer.probs is not None
     p = Predictive.from_probs(torch.as_tensor(answer.probs))
@@ -67,22 +67,22 @@ def _classes(answer: Answer, k: int) -> list[Html]:
     over = float(np.sum(number * (confidence - accuracy)) / number.sum())
     tendency = "overconfident" if over > 0.01 else "underconfident" if over < -0.01 else "neither"
     lean = (
-        f"On the whole {tendency}, by {percent(abs(over))}."
+        f"On the whole {tendency}, by {points(over)}."
         if tendency != "neither"
         else "On the whole neither over- nor underconfident."
     )
     low, high = np.clip(confidence - chance, 0, 1), np.clip(confidence + chance, 0, 1)
     least = float(min(0.5, np.floor(10 * min(confidence.min(), accuracy.min())) / 10))
-    axis = {"low": max(0.0, least), "high": 1.0}
+    start = max(0.0, least)
     plot = Plot(
         f"reliability-{k}",
         "Reliability",
         f"Accuracy against confidence in {len(number)} bins; the diagonal is calibrated. {lean}",
-        Axis("confidence", **axis),
-        Axis("accuracy", **axis),
+        Axis("confidence", start, 1.0),
+        Axis("accuracy", start, 1.0),
         [
-            Line(np.array([axis["low"], 1.0]), np.array([axis["low"], 1.0]), "rule", "calibrated"),
-            Segments(confidence, low, high, "one", "95 % of chance"),
+            Line(np.array([start, 1.0]), np.array([start, 1.0]), "rule", "calibrated"),
+            Segments(confidence, low, high, "one", "within chance"),
             Segments(confidence, np.minimum(confidence, accuracy),
                      np.maximum(confidence, accuracy), "gap", "gap"),
             Points(confidence, accuracy, "one", "observed", 4.5),
@@ -93,7 +93,7 @@ def _classes(answer: Answer, k: int) -> list[Html]:
     ]
     values = table("Reliability by bin", ["confidence", "accuracy", "rows"], rows)
     words = f"How often the likeliest class came true, by the probability given to it. {lean}"
-    return [figure(plot, f"{words} Mean gap {percent(gap)}.", values), _confidences(answer, k)]
+    return [figure(plot, f"{words} Mean gap {points(gap)}.", values), _confidences(answer, k)]
 
 
 def _confidences(answer: Answer, k: int) -> Html:
@@ -139,21 +139,29 @@ def _coverage(answer: Answer, covered: Array, k: int) -> Html:
     if outside.any():
         narrow = gap < 0
         lean = f"On the whole intervals are too {'narrow' if narrow else 'wide'}: they hold "
-        lean += f"{percent(abs(gap))} {'less' if narrow else 'more'} than they promise."
+        lean += f"{points(gap)} {'less' if narrow else 'more'} than they promise."
     if answer.kind == "counts":
         lean += " Intervals of counts hold a little more by construction."
+    own = answer.scores.get("coverage")
+    extra: list[Mark] = []
+    if answer.conformal and own is not None:
+        lean = f"The conformal {percent(answer.level)} intervals hold {percent(own)}; the curve is "
+        lean += "that of the predictive under them."
+        at = np.array([answer.level]), np.array([own])
+        extra.append(Points(*at, "two", "conformal", 4.5))
     plot = Plot(
         f"coverage-{k}",
         "Coverage",
         f"Share of truths inside the central interval against its level. {lean}",
-        Axis("promised", **SHARE),
-        Axis("observed", **SHARE),
+        Axis("promised", 0.0, 1.0),
+        Axis("observed", 0.0, 1.0),
         [
             Ribbon(ends, np.clip(ends - margin, 0, 1), np.clip(ends + margin, 0, 1), "rule",
-                   "95 % of chance"),
+                   "within chance"),
             Line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "rule", "calibrated"),
             Line(levels, covered, "one", "observed"),
             Points(levels, covered, "one", None, 3.0),
+            *extra,
         ],
     )  # fmt: skip
     values = values_table("Coverage by level", ["promised", "observed"], [levels, covered])
@@ -174,11 +182,11 @@ def _pit(answer: Answer, k: int) -> Html:
         "PIT histogram",
         f"Where truths fall in their predictive distribution, {bins} bins; 1 is calibrated. The "
         f"outermost bins stand at {outer:.2f} on average.",
-        Axis("predicted probability of a smaller value", **SHARE),
+        Axis("predicted probability of a smaller value", 0.0, 1.0),
         Axis("density", 0.0),
         [
             Ribbon(np.array([0.0, 1.0]), np.full(2, max(0.0, 1 - chance)), np.full(2, 1 + chance),
-                   "rule", "95 % of chance"),
+                   "rule", "within chance"),
             Bars(edges, density, "one", "observed"),
             Line(np.array([0.0, 1.0]), np.ones(2), "rule", "calibrated"),
         ],

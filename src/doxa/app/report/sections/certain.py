@@ -35,12 +35,15 @@ def certain(subject: Subject, answers: Sequence[Answer]) -> Section | None:
         groups = [("The only row", order)]
     else:
         groups = [("Least certain", order[::-1][:picked]), ("Most certain", order[:picked])]
-    what = "the entropy of its prediction" if answer.kind == "classes" else (
-        "the standard deviation of its prediction"
+    what = "the entropy of their prediction" if answer.kind == "classes" else (
+        "the standard deviation of their prediction"
     )  # fmt: skip
     head = f" (of {answer.label})" if answer.label else ""
     parts: list[Content] = [tag("p", None, f"Rows are ranked by {what}{head}.")]
     pictures = _picture(subject, rows, answer, 0) is not None
+    if pictures and _is_map(answer):
+        order_said = "From above: the input, the prediction, the epistemic uncertainty of each "
+        parts.append(tag("p", None, order_said + "pixel (light is high, what was ignored black)."))
     for title, chosen in groups:
         parts.append(tag("h3", None, title))
         if pictures:
@@ -65,7 +68,9 @@ def _table(
     spread = "entropy" if answer.kind == "classes" else "std"
     heads: list[Content] = ["row", "true", "predicted"]
     heads += ["probability"] if answer.kind == "classes" else ["interval"]
-    return table(f"{title}{note}", [*heads, spread, *columns], lines, tall=True)
+    return table(
+        f"{title}{note}", [*heads, spread, *columns], lines, True, right=(3,), quiet=not note
+    )
 
 
 def _said(subject: Subject, answer: Answer, row: int) -> list[Content]:
@@ -117,7 +122,7 @@ def _gallery(subject: Subject, rows: Rows, answer: Answer, chosen: Array, by_row
         images = [_image(picture, f"input of {label}")]
         images += _maps(answer, int(i), label)
         words: list[Content] = [tag("strong", None, subject.names.show(rows.label(given), 24))]
-        if len(answer.site) < 2:
+        if not _is_map(answer):
             words += [tag("br"), "true ", _text(truth), tag("br"), "predicted ", _text(guess)]
             words += [" ", _text(detail)]
         words += [
@@ -130,9 +135,9 @@ def _gallery(subject: Subject, rows: Rows, answer: Answer, chosen: Array, by_row
 
 def _maps(answer: Answer, row: int, label: str) -> list[Html]:
     """For targets that are images: the predicted map and where it is uncertain."""
-    at = np.flatnonzero(answer.row == row)
-    if len(answer.site) < 2 or at.size != np.prod(answer.site):
+    if not _is_map(answer):
         return []
+    at = np.flatnonzero(answer.row == row)
     measure = answer.information if answer.kind == "classes" else answer.epistemic
     guess = answer.mean
     if answer.kind == "classes" and answer.probs is not None:
@@ -141,11 +146,16 @@ def _maps(answer: Answer, row: int, label: str) -> list[Html]:
     for values, what in ((guess, "prediction"), (measure, "epistemic uncertainty")):
         if values is None:
             continue
-        picture = as_picture(values[at].reshape(answer.site[-2:]) if len(answer.site) == 2 else
-                             values[at].reshape(answer.site))  # fmt: skip
+        whole = np.full(int(np.prod(answer.site)), np.nan)  # ignored pixels stay black
+        whole[answer.place[at]] = values[at]
+        picture = as_picture(whole.reshape(answer.site))
         if picture is not None:
             maps.append(_image(picture, f"{what} of {label}, light is high"))
     return maps
+
+
+def _is_map(answer: Answer) -> bool:
+    return len(answer.site) >= 2 and answer.site[-1] > 1
 
 
 def _image(picture: Array, alt: str) -> Html:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from doxa import registry
 from doxa.app.report.charts.scales import short
+from doxa.app.report.describe import describe, network, prior, settings
 from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.names import Names
 from doxa.app.report.page import Section
 from doxa.app.report.subject import Subject
-from doxa.app.report.tabular import card, table
+from doxa.app.report.tabular import Words, card, table
 from doxa.app.report.words import count, duration
 
 MOST_COLUMNS = 60
+MOST_NOTES = 20
 
 
 def fitted(subject: Subject) -> Section:
@@ -31,25 +32,6 @@ def method_row(posterior: Any) -> registry.Row | None:
 
 def method_name(posterior: Any) -> str:
     return str(getattr(posterior.method, "name", type(posterior.method).__name__))
-
-
-def settings(method: Any) -> list[tuple[str, Any, bool]]:
-    """(field, value, whether it is the default) of every hyper-parameter."""
-    if not dataclasses.is_dataclass(method):
-        return []
-    rows = []
-    for each in dataclasses.fields(method):
-        if each.init:
-            value = getattr(method, each.name)
-            rows.append((each.name, value, bool(_default(each) == value)))
-    return rows
-
-
-def _default(each: dataclasses.Field[Any]) -> Any:
-    if each.default is not dataclasses.MISSING:
-        return each.default
-    factory = each.default_factory
-    return None if factory is dataclasses.MISSING else factory()
 
 
 def _method(subject: Subject) -> Html:
@@ -80,16 +62,16 @@ def join_default(value: Any, same: bool) -> Content:
 def _model(subject: Subject) -> Html:
     posterior = subject.posterior
     model = posterior.model
-    pairs: list[tuple[str, Content]] = [("likelihood", describe(posterior.base_likelihood))]
+    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(posterior))]
     if model is None:
         pairs += [("network", "none: the method brings its own functions")]
     else:
         builder = getattr(model, "builder", None)
         own = type(model.net).__name__
         pairs += [
-            ("network", _built(builder) if builder else f"your own ({own})"),
+            ("network", network(builder) if builder else f"your own ({own})"),
             ("weights", _weights(model)),
-            ("prior", _prior(model.prior)),
+            ("prior", prior(model.prior)),
             ("what is random", _subset(model.subset)),
         ]
     kernel = posterior.diagnostics.get("kernel")
@@ -162,26 +144,26 @@ def _run(subject: Subject) -> Html:
 
 def _columns(subject: Subject) -> Html | None:
     """How each column was read, behind a disclosure."""
-    schema, names = subject.schema, subject.names
-    if schema is None:
+    inputs, names = subject.inputs, subject.names
+    if not inputs:
         return None
     rows: list[list[Content]] = []
-    for column in schema.columns[:MOST_COLUMNS]:
+    for column in inputs[:MOST_COLUMNS]:
         kind: Content = "number"
         if column.categories is not None:
-            kind = [f"{count(column.width, 'category', 'categories')}: "]
-            kind.append(_listed(names, column.categories))
-        rows.append([names.show(column.name), kind])
-    more = len(schema.columns) - len(rows)
-    title = f"Input columns{f' ({len(rows)} of {len(schema.columns)})' if more else ''}"
-    left_out = [note for note in schema.notes if "left out" in note]
-    notes = tag("ul", None, [tag("li", None, names.show(note, 200)) for note in left_out[:20]])
+            many = count(len(column.categories), "category", "categories")
+            kind = [f"{many}: ", _listed(names, column.categories)]
+        rows.append([names.show(column.name), Words(kind)])
+    some = f" ({len(rows)} of {len(inputs)})" if len(inputs) > len(rows) else ""
+    title = f"Input columns{some} and how they were read"
+    notes = () if subject.schema is None else subject.schema.notes
+    left_out = [tag("li", None, names.show(note, 200)) for note in notes if "left out" in note]
     return tag(
         "details",
         None,
-        tag("summary", None, f"{title} and how they were read"),
-        table(title, ["column", "read as"], rows),
-        notes if left_out else None,
+        tag("summary", None, title),
+        table(title, ["column", "read as"], rows, quiet=True),
+        tag("ul", None, left_out[:MOST_NOTES]) if left_out else None,
     )
 
 
@@ -194,24 +176,15 @@ def _listed(names: Names, things: Any, most: int = 8) -> Content:
     return parts
 
 
+def _likelihood(posterior: Any) -> str:
+    said = describe(posterior.base_likelihood)
+    learned = getattr(posterior.base_likelihood, "noise", 0.0) is None
+    return f"{said}, noise learned" if learned else said
+
+
 def _weights(model: Any) -> str:
     total = sum(entry.size for entry in model.layout.entries)
     return f"{total:,} a member"
-
-
-def _built(builder: tuple[str, dict[str, Any]]) -> str:
-    name, options = builder
-    if name == "mlp":
-        widths = [options["inputs"], *options["hidden"], options["outputs"]]
-        drop = f", dropout {options['dropout']:g}" if options.get("dropout") else ""
-        return f"MLP {'–'.join(map(str, widths))}, {options['activation']}{drop}"
-    return f"{name}({', '.join(f'{k}={describe(v)}' for k, v in options.items())})"
-
-
-def _prior(prior: Any) -> str:
-    if isinstance(prior, dict):
-        return "; ".join(f"{name}: {describe(each)}" for name, each in prior.items())
-    return describe(prior)
 
 
 def _subset(subset: Any) -> str:
@@ -219,30 +192,6 @@ def _subset(subset: Any) -> str:
     return words.get(subset, "a chosen part of the weights") if isinstance(subset, str) else (
         "a chosen part of the weights"
     )  # fmt: skip
-
-
-def describe(value: Any) -> str:
-    """A setting as a person would write it."""
-    if value is None:
-        return "chosen by the method"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return short(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = [
-            f"{each.name}={describe(getattr(value, each.name))}"
-            for each in dataclasses.fields(value)
-            if each.repr and getattr(value, each.name) is not None
-        ]
-        text = f"{type(value).__name__}({', '.join(inner)})"
-    elif isinstance(value, (list, tuple)):
-        text = "[" + ", ".join(describe(each) for each in value) + "]"
-    elif hasattr(value, "shape") and hasattr(value, "tolist"):
-        text = describe(value.tolist()) if value.numel() <= 8 else f"tensor {list(value.shape)}"
-    else:
-        text = str(value)
-    return text if len(text) <= 300 else text[:299] + "…"
 
 
 def _number(value: Any, unit: str = "") -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from doxa.app.report.answers import array, heads, kind_of
+from doxa.app.report.block import array, heads, kind_of
 from doxa.app.report.charts import Axis, Line, Plot, Points, Ribbon, figure
 from doxa.app.report.charts.marks import Mark
 from doxa.app.report.markup import Content, Html, tag

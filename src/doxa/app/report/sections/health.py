@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from doxa.app.report.describe import describe
 from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.page import Section
-from doxa.app.report.sections.fitted import describe
 from doxa.app.report.subject import Rows, Subject
 from doxa.app.report.tabular import terms
 from doxa.app.report.words import mark
@@ -30,15 +30,16 @@ class Examination:
 
 def examine(subject: Subject) -> Examination:
     """Ask the doctor; a failure is told, not raised, so that the report still comes out."""
-    rows = subject.train or subject.test
-    if rows is None:
-        return Examination([], "it needs rows: pass --train or --test")
+    if subject.train is None:
+        return Examination(
+            [], "it needs the rows the posterior was fitted to (--train, or train= in Python)"
+        )
     try:
         from doxa.diagnose import doctor
     except ImportError as error:
         return Examination([], f"it cannot be loaded ({error})")
     try:
-        data = None if subject.train is None else _pair(subject.train)
+        data = _pair(subject.train)
         test = None if subject.test is None else _pair(subject.test)
         found = doctor(subject.posterior, data, test=test)
     except DoxaError as error:

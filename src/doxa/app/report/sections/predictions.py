@@ -149,9 +149,9 @@ def _mistakes(subject: Subject, names: Sequence[str], counts: np.ndarray) -> Htm
             taken = [subject.names.show(names[int(wrong.argmax())], 24), f" ({int(wrong.max()):,})"]
         rows.append([subject.names.show(names[c], 24), total, percent(right / total), taken])
     title = "Classes, the commonest first"
-    columns = ["class", "rows", "recognised", "most often taken for"]
+    columns = ["class", "cases", "recognised", "most often taken for"]
     return tag("div", {"class": "card"}, tag("h3", None, "Class by class"),
-               table(title, columns, rows))  # fmt: skip
+               table(title, columns, rows, tall=True, right=(2,), quiet=True))  # fmt: skip
 
 
 def _some(index: np.ndarray, most: int) -> np.ndarray:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from doxa.app.report.describe import settings
 from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.page import Section
-from doxa.app.report.sections.fitted import settings
 from doxa.app.report.subject import Subject
 
 PLAN = ("net", "members", "epochs", "steps", "lr", "batch_size", "device")

@@ -11,7 +11,7 @@ from doxa.app.report.charts.scales import short
 from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.page import Section
 from doxa.app.report.subject import Subject
-from doxa.app.report.tabular import table
+from doxa.app.report.tabular import Words, table
 from doxa.app.report.words import count, percent
 
 MEANING = {
@@ -19,14 +19,17 @@ MEANING = {
     "rmse": ("RMSE", "lower", "root mean squared error of the mean"),
     "mae": ("MAE", "lower", "mean absolute error of the mean"),
     "crps": ("CRPS", "lower", "distance from the whole predictive distribution to the truth"),
-    "coverage": ("95 % coverage", "near 95 %", "share of truths inside the central 95 % interval"),
-    "width": ("95 % width", "lower", "mean width of that interval, in units of the target"),
+    "coverage": ("coverage", "", "share of truths inside the interval"),
+    "width": ("width", "lower", "mean width of that interval, in units of the target"),
     "pinball": ("pinball loss", "lower", "mean loss of the predicted quantiles"),
     "accuracy": ("accuracy", "higher", "share of rows whose likeliest class is the true one"),
     "brier": ("Brier score", "lower", "squared distance of the probabilities from the truth"),
+    "set_coverage": ("set coverage", "", "share of truths inside the conformal set"),
+    "set_size": ("set size", "lower", "mean number of classes in that set"),
     "ece": ("ECE", "lower", "mean gap between confidence and accuracy"),
 }
-SHARES = ("coverage", "accuracy", "ece")
+SHARES = ("coverage", "accuracy", "ece", "set_coverage")
+LEVELLED = ("coverage", "width", "set_coverage", "set_size")
 
 
 def scores(subject: Subject, answers: Sequence[Answer]) -> Section:
@@ -39,6 +42,15 @@ def scores(subject: Subject, answers: Sequence[Answer]) -> Section:
 
 def shown(name: str, value: float) -> str:
     return percent(value) if name in SHARES else short(value)
+
+
+def meaning(name: str, answer: Answer) -> tuple[str, str, str]:
+    """(title, what is better, words)."""
+    title, better, words = MEANING.get(name, (name.replace("_", " "), "", ""))
+    if name in LEVELLED:
+        title = f"{percent(answer.level)} {title}"
+        better = better or f"near {percent(answer.level)}"
+    return title, better, words
 
 
 def baseline(answer: Answer) -> tuple[str, float] | None:
@@ -85,9 +97,16 @@ def _table(answer: Answer) -> Html:
     ground = baseline(answer)
     rows: list[list[Content]] = []
     for name, value in answer.scores.items():
-        title, better, words = MEANING.get(name, (name.replace("_", " "), "", ""))
+        title, better, words = meaning(name, answer)
         note: Content = words
         if ground and name in ("rmse", "accuracy"):
             note = f"{words}; {ground[0]} would give {shown(name, ground[1])}"
-        rows.append([title, tag("strong", None, shown(name, value)), better, note])
-    return table("Scores", ["score", "value", "better", "what it is"], rows, tall=True)
+        rows.append([title, tag("strong", None, shown(name, value)), better, Words(note)])
+    return table(
+        "Scores",
+        ["score", "value", "better", "what it is"],
+        rows,
+        tall=True,
+        right=(1,),
+        quiet=True,
+    )

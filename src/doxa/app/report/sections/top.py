@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from doxa.app.report.answers import LEVELS, Answer
+from doxa.app.report.answers import Answer
 from doxa.app.report.charts.scales import short
 from doxa.app.report.markup import Content, Html, tag
-from doxa.app.report.sections.calibration import coverage_of, reliability_of
+from doxa.app.report.sections.calibration import reliability_of
 from doxa.app.report.sections.fitted import method_name
 from doxa.app.report.sections.health import Examination
-from doxa.app.report.sections.scores import MEANING, about_rows, baseline, shown
+from doxa.app.report.sections.scores import about_rows, baseline, meaning, shown
 from doxa.app.report.sections.uncertainty import shares
 from doxa.app.report.subject import Subject
-from doxa.app.report.words import chance_of_share, count, listed, mark, percent
+from doxa.app.report.words import chance_of_share, count, listed, mark, percent, points
 
 STANDING = {
     "ok": ("good", "The fit finished without trouble"),
@@ -39,7 +39,7 @@ def top(subject: Subject, answers: Sequence[Answer], examination: Examination) -
         tag("h1", None, title(subject)),
         tag("div", {"class": "standing"}, pills),
         tag("p", {"class": "lead"}, words, f": {reason}" if reason else "", ". ",
-            _paragraph(subject, answers)),
+            _paragraph(subject, answers, examination)),
         _tiles(subject, answers),
     ]  # fmt: skip
 
@@ -61,7 +61,9 @@ def _doctor(examination: Examination) -> list[Content]:
     return [mark("good", count(examination.count("good"), "check") + " passed")]
 
 
-def _paragraph(subject: Subject, answers: Sequence[Answer]) -> list[Content]:
+def _paragraph(
+    subject: Subject, answers: Sequence[Answer], examination: Examination
+) -> list[Content]:
     if not answers:
         return ["No rows were given to score it on: pass held-out rows with --test to see whether "
                 "its predictions, and their uncertainty, hold."]  # fmt: skip
@@ -72,7 +74,18 @@ def _paragraph(subject: Subject, answers: Sequence[Answer]) -> list[Content]:
     share = shares(answer)
     if share is not None:
         parts.append(f" {percent(share, 0)} of the uncertainty is epistemic.")
-    return parts
+    return [*parts, *_complaints(examination)]
+
+
+def _complaints(examination: Examination) -> list[Content]:
+    """What is wrong, by name, with the way to it."""
+    wrong = [f for v in ("bad", "warning") for f in examination.findings if f.verdict == v]
+    if not wrong:
+        return []
+    named = listed([str(f.check).replace("_", " ") for f in wrong[:4]])
+    more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+    link = tag("a", {"href": "#diagnostics"}, "diagnostics")
+    return [" The ", link, f" raise an alarm: {named}{more}."]
 
 
 def _numbers(answer: Answer) -> str:
@@ -85,19 +98,24 @@ def _numbers(answer: Answer) -> str:
             if rmse >= ground[1]:
                 text += ", so that it has learned nothing that helps here"
         said.append(text)
-    covered = coverage_of(answer)
-    if covered is not None:
-        at = float(covered[LEVELS.index(0.95)])
-        said.append(f"its 95 % intervals hold {percent(at)} of the truths, {_judged(at, answer)}")
+    at = answer.scores.get("coverage")
+    if at is not None:
+        level = f"{'conformal ' * answer.conformal}{percent(answer.level)}"
+        held = f"its {level} intervals hold {percent(at)} of the truths"
+        said.append(f"{held}, {_judged(at, answer)}")
     return "; ".join(said) + "." if said else "it gives no scores."
 
 
 def _judged(at: float, answer: Answer) -> str:
-    if abs(at - 0.95) <= max(chance_of_share(0.95, answer.truth.size), 0.01):
+    chance = max(chance_of_share(answer.level, answer.truth.size), 0.01)
+    if answer.truth.size < 10:
+        return "too few to judge by"
+    if abs(at - answer.level) <= chance:
         return "as they should"
-    if at > 0.95:
+    if at > answer.level:
         return "more than promised: it is too cautious"
-    return "less than promised: it is too sure of itself"
+    little = "a little " if answer.level - at < 0.03 else ""
+    return f"{little}less than promised: it is {little}too sure of itself"
 
 
 def _classes(answer: Answer) -> str:
@@ -113,7 +131,7 @@ def _classes(answer: Answer) -> str:
     if abs(over) <= max(noise, 0.01):
         return f"{text}, about as often as it says."
     lean = "more" if over > 0 else "less"
-    return f"{text}, and is {lean} confident than right by {percent(abs(over))} on average."
+    return f"{text}, and is {lean} confident than right by {points(over)} on average."
 
 
 def _tiles(subject: Subject, answers: Sequence[Answer]) -> Html | None:
@@ -124,7 +142,7 @@ def _tiles(subject: Subject, answers: Sequence[Answer]) -> Html | None:
     for name in TILES[answer.kind]:
         if name not in answer.scores:
             continue
-        label, better, _ = MEANING[name]
+        label, better, _ = meaning(name, answer)
         note = f"{better} is better" if better in ("higher", "lower") else f"{better} is right"
         items.append(
             tag(
@@ -136,9 +154,3 @@ def _tiles(subject: Subject, answers: Sequence[Answer]) -> Html | None:
             )
         )
     return tag("ul", {"class": "tiles", "aria-label": "Main scores"}, items) if items else None
-
-
-def summary(examination: Examination) -> str:
-    """The names of what is wrong, for the terminal."""
-    wrong = [str(f.check) for f in examination.findings if f.verdict in ("bad", "warning")]
-    return f"the doctor complains about {listed(wrong)}" if wrong else ""

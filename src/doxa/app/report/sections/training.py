@@ -15,6 +15,7 @@ from doxa.app.report.subject import Array, Subject
 from doxa.app.report.tabular import values_table
 from doxa.app.report.words import count
 
+WINDOW = 7  # records
 MOST_LINES = 12  # more members are drawn as their range
 KNOWN = {
     "loss": "Loss a row, which training lowers.",
@@ -76,7 +77,13 @@ def _curve(name: str, steps: Array, values: Array) -> Html:
     elif members > 1:
         for m in range(members):
             marks.append(Line(steps, drawn[:, m], "thin", "each member" if m == 0 else None))
-    marks.append(Line(steps, middle, "one", "median" if members > 1 else None))
+    smooth = _running(middle)
+    if members == 1 and smooth is not middle:
+        marks.append(Line(steps, middle, "thin", "each record"))
+    calm = "median" if members > 1 else None
+    if smooth is not middle:
+        calm = f"running median of {WINDOW}"
+    marks.append(Line(steps, smooth, "one", calm))
     first, last = _ends(middle)
     path = f"From {short(first)} to {short(last)}."
     gap = f" {count(broken, 'value')} not finite, shown as gaps." if broken else ""
@@ -104,7 +111,7 @@ def _axis(label: str, middle: Array, drawn: Array) -> Axis:
         return Axis(label)
     low, high = float(known.min()), float(np.quantile(known, 0.97))
     return Axis(label, high=high + 0.08 * (high - low)) if (
-        known.max() - low > 4.0 * (high - low) > 0
+        known.max() - low > 8.0 * (high - low) > 0
     ) else Axis(label)  # fmt: skip
 
 
@@ -113,7 +120,7 @@ def _stages(subject: Subject) -> Html | None:
     steps = [s for s in subject.posterior.history.get("step", []) if isinstance(s, (int, float))]
     if not names or len(set(names)) < 2 or len(steps) != len(names):
         return None
-    last = {name: step for name, step in zip(names, steps, strict=True)}
+    last = dict(zip(names, steps, strict=True))
     words = ", then ".join(f"{name} (to step {step:,})" for name, step in last.items())
     return tag("p", None, f"Stages: {words}.")
 
@@ -124,6 +131,17 @@ def _nan(reduce: Any, values: Array) -> Array:
     result = np.full(len(values), np.nan)
     result[some] = reduce(values[some], axis=1)
     return result
+
+
+def _running(values: Array) -> Array:
+    """The median of the neighbours, where there are enough records to be noisy."""
+    if len(values) < 4 * WINDOW or not np.isfinite(values).all():
+        return values
+    half = WINDOW // 2
+    inner = np.median(np.lib.stride_tricks.sliding_window_view(values, WINDOW), axis=1)
+    edges = [np.median(values[: 2 * k + 1]) for k in range(half)]
+    ends = [np.median(values[len(values) - 2 * k - 1 :]) for k in reversed(range(half))]
+    return np.concatenate([edges, inner, ends])
 
 
 def _ends(values: Array) -> tuple[float, float]:

@@ -103,10 +103,10 @@ def _risk(answer: Answer, k: int) -> Html | None:
     if answer.kind == "classes" and answer.probs is not None and answer.probs.size:
         measure = 1.0 - answer.probs.max(axis=1)
         loss = (answer.probs.argmax(axis=1) != answer.truth).astype(float)
-        risk_name, show = "share wrong", percent
+        risk_name = "share wrong"
     elif answer.mean is not None and answer.std is not None:
         measure, loss = answer.std, (answer.mean - answer.truth) ** 2
-        risk_name, show = "RMSE of those kept", short
+        risk_name = "RMSE of those kept"
     if measure is None or loss is None or measure.size < 5:
         return None
     if not (np.isfinite(measure).all() and np.isfinite(loss).all()):
@@ -117,11 +117,12 @@ def _risk(answer: Answer, k: int) -> Html | None:
     share = np.arange(1, loss.size + 1) / loss.size
     if answer.kind != "classes":
         risk, best = np.sqrt(risk), np.sqrt(best)
-    started = kept >= min(0.05, 5.0 / loss.size)  # a few rows decide the rest
+    started = kept >= max(0.05, 5.0 / loss.size)  # a few rows decide the rest
     if started.sum() < 2:
         return None
     all_rows = float(risk[-1])
     half = float(risk[np.searchsorted(kept, 0.5 - 1e-12)])
+    show = percent if answer.kind == "classes" else short
     words = f"Keeping the surer half gives {show(half)}, all rows {show(all_rows)}."
     plot = Plot(
         f"risk-{k}",

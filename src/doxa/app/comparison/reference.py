@@ -1,0 +1,200 @@
+"""The reference posterior: a long HMC, how well it has converged, and what distance is noise.
+
+Agreement, total variation and W2 say how far a method is from the posterior only if the reference
+is one. So its function-space R-hat is reported (below 1.05 it counts as converged), and so is its
+floor: the distances between two halves of its chains, which are two independent answers to the
+same question. Each half has half the draws, so that the floor errs on the large side.
+
+Is it affordable? A leapfrog step of all chains costs about
+
+    seconds = 6·10⁻⁴ + chains × splits × 6 × parameters × rows / 10¹⁰
+
+on one core (measured: small networks pay for launching, larger ones for arithmetic), and there are
+(burn-in + draws) × leapfrog of them. "auto" runs the reference where that makes at most three
+minutes: with the default settings parameters × rows up to about 700,000.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import doxa
+from doxa.app.tables import Array
+from doxa.diagnose.chains import ess_bulk, rhat
+from doxa.errors import MethodError
+from doxa.evaluate.closeness import Closeness, closeness
+from doxa.evaluate.scores import log_likelihood_each
+from doxa.posterior import SamplePosterior
+from doxa.predictive import Predictive
+
+if TYPE_CHECKING:
+    from doxa.app.comparison.candidates import Task
+
+CONVERGED = 1.05
+AFFORDABLE_SECONDS = 180.0
+DRAWS = 1000
+MOST_ROWS = 200  # held-out rows at which distances are computed; they are a random part
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How long the reference runs.
+
+    Parameters
+    ----------
+    draws, burn_in, leapfrog: as in `doxa.HMC`, for each chain. chains: at least two.
+    splits: on how many splits there is a reference; distances are averaged over them.
+    if_affordable: run it only where it takes three minutes at most.
+    """
+
+    draws: int = 1000
+    burn_in: int = 1000
+    leapfrog: int = 40
+    chains: int = 4
+    splits: int = 1
+    if_affordable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chains < 2 or self.draws < 4 or self.splits < 1:
+            raise MethodError("a reference needs two chains, four draws and a split at least")
+
+    @property
+    def method(self) -> Any:
+        return doxa.HMC(draws=self.draws, burn_in=self.burn_in, leapfrog=self.leapfrog)
+
+    def seconds(self, parameters: int, rows: int) -> float:
+        """About how long it would take on one core; see the module's docstring."""
+        arithmetic = 6.0 * self.chains * self.splits * parameters * rows / 1e10
+        return (self.burn_in + self.draws) * self.leapfrog * (6e-4 + arithmetic)
+
+
+@dataclass(frozen=True)
+class Referred:
+    """A reference as it came out."""
+
+    reference: Reference
+    rhat: float  # the largest over held-out rows and outputs, of the worst split
+    ess: float  # independent draws that the functions are worth, where they are fewest
+    accept: float  # the least of a chain
+    floor: Closeness
+    seconds: float
+    rows: int  # at which distances are computed, in each split
+    each: tuple[Array, ...]  # its held-out log likelihood of each row, split by split
+
+    @property
+    def converged(self) -> bool:
+        return self.rhat < CONVERGED
+
+    @property
+    def words(self) -> str:
+        r = self.reference
+        said = (
+            f"reference: HMC, {r.chains} chains × {r.draws} draws of {r.leapfrog} leapfrog steps, "
+            f"R-hat of the functions {self.rhat:.3f} (worth {self.ess:.0f} independent draws), "
+            f"{self.seconds:.0f} s"
+        )
+        if self.converged:
+            return said
+        return f"{said}; NOT converged (above {CONVERGED}): distances to it are not to be trusted"
+
+
+def reference_of(
+    asked: str | Reference | None,
+    draws: int | None = None,
+    leapfrog: int | None = None,
+    chains: int | None = None,
+) -> Reference | None:
+    """From "auto", "hmc" or "none", with settings of one's own; `draws` is also the burn-in."""
+    if asked is None or isinstance(asked, Reference):
+        return asked
+    if asked not in ("auto", "hmc", "none"):
+        raise MethodError(f"the reference is 'auto', 'hmc' or 'none', not {asked!r}")
+    given = {"draws": draws, "burn_in": draws, "leapfrog": leapfrog, "chains": chains}
+    settings = {name: value for name, value in given.items() if value is not None}
+    return None if asked == "none" else Reference(if_affordable=asked == "auto", **settings)
+
+
+def too_dear(reference: Reference, parameters: int, rows: int) -> str:
+    """Why a reference that must be affordable is not run; empty where it is."""
+    seconds = reference.seconds(parameters, rows)
+    if not reference.if_affordable or seconds <= AFFORDABLE_SECONDS:
+        return ""
+    return (
+        f"no reference posterior: HMC with {parameters} parameters on {rows} rows would take "
+        f"about {seconds / 60:.0f} minutes; ask for it with --reference hmc"
+    )
+
+
+def refer(task: Task, asked: Reference) -> tuple[Referred, list[Predictive]]:
+    """HMC on the first splits, with its own seed: the reference is nobody's twin."""
+    start = time.perf_counter()
+    some = task.splits[: asked.splits]
+    posteriors = task.fit(
+        asked.method, [split.train for split in some], members=asked.chains, seed=task.seed + 7919
+    )
+    seconds = time.perf_counter() - start
+    rows = [task.held_out(k)[0][:MOST_ROWS] for k in range(len(some))]
+    answers = [posterior.predict(held) for posterior, held in zip(posteriors, rows, strict=True)]
+    met = [convergence(*pair) for pair in zip(posteriors, answers, strict=True)]
+    referred = Referred(
+        reference=asked,
+        rhat=max(rhat for rhat, _ in met),
+        ess=min(ess for _, ess in met),
+        accept=min(min(posterior.diagnostics["accept"]) for posterior in posteriors),
+        floor=mean_closeness([floor_of(p, held) for p, held in zip(posteriors, rows, strict=True)]),
+        seconds=seconds,
+        rows=len(rows[0]),
+        each=tuple(_each(task, k, posterior) for k, posterior in enumerate(posteriors)),
+    )
+    return referred, answers
+
+
+def convergence(posterior: SamplePosterior, p: Predictive) -> tuple[float, float]:
+    """The largest R-hat and the smallest effective sample size of the functions at p's rows."""
+    chains, draws = posterior.samples.shape[:2]
+    functions = p.samples.reshape(chains, draws, -1)
+    return float(rhat(functions).max()), float(ess_bulk(functions).min())
+
+
+def predict_closely(posterior: Any, x: Any) -> Predictive:
+    """With enough draws that a distance is not one between Monte Carlo errors: every kept one,
+    or `DRAWS` where the posterior makes them."""
+    if isinstance(posterior, SamplePosterior):
+        return posterior.predict(x)
+    return posterior.predict(x, n=DRAWS)
+
+
+def floor_of(posterior: SamplePosterior, x: Any) -> Closeness:
+    """The distances between the first and the second half of the chains."""
+    half = posterior.members // 2
+    return closeness(
+        _chains(posterior, slice(0, half)).predict(x),
+        _chains(posterior, slice(half, 2 * half)).predict(x),
+    )
+
+
+def mean_closeness(each: list[Closeness]) -> Closeness:
+    def mean(name: str) -> Any:
+        values = [getattr(one, name) for one in each]
+        return None if values[0] is None else float(torch.tensor(values).double().mean())
+
+    return Closeness(*(mean(name) for name in Closeness._fields))
+
+
+def _chains(posterior: SamplePosterior, some: slice) -> SamplePosterior:
+    part = copy.copy(posterior)
+    part.samples = posterior.samples[some]
+    part.buffers = {name: value[some] for name, value in posterior.buffers.items()}
+    part._ids = posterior.ids[some]
+    return part
+
+
+def _each(task: Task, k: int, posterior: Any) -> Array:
+    """The log likelihood of each held-out row of split k."""
+    x, y = task.held_out(k)
+    return log_likelihood_each(posterior.predict(x), y).cpu().numpy()

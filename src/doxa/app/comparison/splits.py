@@ -1,0 +1,47 @@
+"""Which rows are learnt from and which are held out, split by split."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from doxa.app.tables import Array
+from doxa.errors import DataError
+
+
+class Split(NamedTuple):
+    """Row numbers."""
+
+    train: Array
+    test: Array
+
+
+def random_splits(
+    n: int, fraction: float, splits: int, seed: int, labels: Array | None = None
+) -> list[Split]:
+    """`splits` random divisions of n rows, each holding out the same number.
+
+    With class labels each class is held out in proportion, so that a rare one is on both sides.
+    """
+    if splits < 1:
+        raise DataError(f"--splits must be at least 1, not {splits}")
+    if not 0.0 < fraction < 1.0:
+        raise DataError(f"--test-fraction must be between 0 and 1, not {fraction}")
+    held = round(n * fraction)
+    if held < 1 or n - held < 1:
+        raise DataError(f"{n} rows cannot be split with --test-fraction {fraction}")
+    made = []
+    for k in range(splits):
+        rng = np.random.default_rng([seed, k])
+        order = rng.permutation(n)
+        if labels is not None:
+            # Every row's place within its own class, as a share: sorted by it, each class is
+            # spread evenly over the order.
+            _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+            place = np.empty(n)
+            for c, count in enumerate(counts):
+                place[label == c] = (np.arange(count) + rng.uniform()) / count
+            order = order[np.argsort(place, kind="stable")]
+        made.append(Split(np.sort(order[held:]), np.sort(order[:held])))
+    return made

@@ -1,0 +1,168 @@
+"""Does it know how wrong it is? Coverage, probability integral transforms, class probabilities.
+
+Counts and classes are tested against what the posterior itself would have made: replicas drawn from
+its predictive, one function each, so that the test allows for errors that all rows share.
+Consistency resampling of the calibration error: Bröcker & Smith (2007), Vaicenavicius et al.
+(2019). On training rows only the honest half is judged: residuals of a fit are smaller than those
+of new rows, so too many misses are a fault there too, but too few prove nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.patient import Head, Patient
+from doxa.diagnose.scored import Scored
+from doxa.diagnose.significance import (
+    ALPHA,
+    binomial,
+    kolmogorov,
+    monte_carlo,
+    normal_quantile,
+    normal_upper,
+    two_sided,
+)
+from doxa.errors import Unavailable
+from doxa.noise import generator
+
+_BINS = 10
+_LEAST_ROWS = 20
+_OFF = 0.05  # in expected calibration error
+_WARPED = 0.083  # from uniform: what a variance wrong by a factor of two gives a normal target
+_FAR_OFF = 0.15
+_ADVICE = "doxa.evaluate.recalibrate(posterior, held_out), 'deep-ensemble', or a learned noise"
+
+
+def coverage(patient: Patient, head: Head) -> Finding:
+    """The share of targets inside their central interval, by an exact binomial test."""
+    scored = head.unseen
+    if scored.classifies:
+        return skipped("classes have no intervals; see calibration")
+    if len(scored) < _LEAST_ROWS:
+        return skipped(f"{len(scored)} rows are too few to count misses on")
+    bounds = tuple(scored.one(bound) for bound in scored.p.interval(patient.level))
+    inside = (scored.y >= bounds[0]) & (scored.y <= bounds[1])
+    share, n = float(inside.double().mean()), len(scored)
+    level = _attainable(scored, bounds, patient.level)
+    p = max(binomial(int(inside.sum()), n, level), _shared(scored, bounds, share))
+    low, high = _tolerated(level, 2.0)
+    where = "test" if head.test is not None else "training"
+    told = f"{share:.0%} of {n} {where} targets lie in their {patient.level:.0%} interval"
+    if p > ALPHA or low < share < high or (share >= high and head.test is None):
+        return good(f"{told} (p = {p:.2g})", share)
+    if share >= high:
+        return warning(f"intervals are too wide: {told} (p = {p:.1g})", _ADVICE, share)
+    grade = bad if share < _tolerated(level, 4.0)[0] else warning
+    return grade(f"intervals are too narrow: {told} (p = {p:.1g})", _ADVICE, share)
+
+
+def _tolerated(level: float, factor: float) -> tuple[float, float]:
+    """The coverage of normal intervals whose variance is too small, or too large, by a factor."""
+    half = normal_quantile(0.5 * (1 + level))
+    sides = half / factor**0.5, half * factor**0.5
+    low, high = (1 - 2 * normal_upper(side) for side in sides)
+    return low, high
+
+
+def _held(scored: Scored, bounds: tuple[Tensor, ...]) -> Tensor:
+    """The share of each replica inside the intervals: [R]."""
+    inside = (scored.replicas >= bounds[0]) & (scored.replicas <= bounds[1])
+    return inside.double().mean(1)
+
+
+def _attainable(scored: Scored, bounds: tuple[Tensor, ...], level: float) -> float:
+    """Counts cannot be cut at any level: what the intervals hold by their own account."""
+    if not scored.likelihood.discrete:
+        return level
+    return min(0.9999, float(_held(scored, bounds).mean()))
+
+
+def _shared(scored: Scored, bounds: tuple[Tensor, ...], share: float) -> float:
+    """The binomial test takes rows to be independent; this one does not."""
+    try:
+        return two_sided(torch.tensor(share, dtype=torch.float64), _held(scored, bounds))
+    except Unavailable:
+        return 0.0
+
+
+def calibration(patient: Patient, head: Head) -> Finding:
+    """PIT of continuous targets and counts, expected calibration error of classes."""
+    scored = head.unseen
+    if len(scored) < _LEAST_ROWS:
+        return skipped(f"{len(scored)} rows are too few to judge calibration on")
+    if scored.classifies:
+        return _of_classes(scored, head.test is not None)
+    if head.test is None:
+        return skipped(
+            "calibration needs rows that the fit has not seen", "doctor(posterior, data, test)"
+        )
+    return _of_numbers(scored, patient.seed)
+
+
+def _of_classes(scored: Scored, unseen: bool) -> Finding:
+    confidence, top = scored.probs.max(1)
+    right = (top == scored.y).double()
+    replicas = _calibration_error(confidence, (scored.replicas == top).double())
+    error = _calibration_error(confidence, right.unsqueeze(0))[0]
+    p = monte_carlo(error, replicas)
+    excess = float((confidence - right).mean())
+    where = "test" if unseen else "training"
+    told = (
+        f"at the {where} rows confidence is {float(confidence.mean()):.0%}, accuracy "
+        f"{float(right.mean()):.0%}; expected calibration error {float(error):.3f}"
+    )
+    off = float(error - replicas.mean())  # the error that luck alone would give is taken off
+    if p > ALPHA or off < _OFF or (excess < 0 and not unseen):
+        return good(f"{told} (p = {p:.2g})", float(error))
+    grade = bad if off > _FAR_OFF else warning
+    kind = "overconfident" if excess > 0 else "underconfident"
+    return grade(
+        f"probabilities are {kind}: {told} (p = {p:.1g})",
+        "doxa.evaluate.recalibrate(posterior, held_out, 'temperature'), or 'deep-ensemble'",
+        float(error),
+    )
+
+
+def _calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
+    """Σ_b |B_b|/N · |accuracy − confidence| over bins of equal count; right [R, N] to [R]."""
+    order = confidence.argsort()
+    gaps = (right - confidence)[:, order]
+    parts = gaps.tensor_split(min(_BINS, max(1, gaps.shape[1] // 5)), 1)
+    return torch.stack([part.sum(1).abs() for part in parts]).sum(0) / gaps.shape[1]
+
+
+def _of_numbers(scored: Scored, seed: int) -> Finding:
+    """The distance of the probability integral transforms from uniform, against replicas.
+
+    A target's transform is its rank among its replicas; a replica's, its rank among the others.
+    Ties, which counts have, are broken by lot."""
+    replicas = scored.replicas
+    together = torch.cat([scored.y.double().unsqueeze(0), replicas])  # [R + 1, N]
+    source = generator(seed, "doctor", "ties")
+    lot = torch.rand(together.shape, generator=source)
+    order = lot.argsort(0)  # shuffle, then sort stably
+    ranks = torch.sort(together.gather(0, order), dim=0, stable=True).indices
+    place = order.gather(0, ranks).argsort(0)
+    u = (place.double() + 0.5) / len(together)
+    distances = kolmogorov(u)
+    p = monte_carlo(distances[0], distances[1:])
+    value = float(distances[0])
+    excess = value - float(distances[1:].mean())
+    told = (
+        f"probability integral transforms of {len(scored)} test targets are {value:.2f} from "
+        "uniform"
+    )
+    if p > ALPHA or excess < _WARPED:
+        return good(f"{told} (p = {p:.2g})", value)
+    grade = bad if excess > _FAR_OFF else warning
+    shift = float(u[0].mean()) - 0.5
+    extreme = float(((u[0] - 0.5).abs() > 0.45).double().mean())
+    if abs(shift) > 0.1:
+        kind = "targets lie above what is predicted" if shift > 0 else "targets lie below it"
+    elif extreme > 0.1:
+        kind = "predictions are too sure"
+    else:
+        kind = "predictions are of the wrong shape or too unsure"
+    return grade(f"{kind}: {told} (p = {p:.1g})", _ADVICE, value)

@@ -1,0 +1,150 @@
+"""Did the fit arrive? The driver's own status, the training curve, and the chains.
+
+Chains are judged in function space, at training rows: weights of a network have symmetric modes
+that chains need not share, functions do not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from doxa.diagnose.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
+from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.patient import Patient
+from doxa.diagnose.significance import ALPHA, normal_quantile
+from doxa.likelihoods import Categorical
+from doxa.posterior import SamplePosterior
+
+_LEAST_POINTS = 20
+_STILL_FALLING = 0.05  # nats a row that as many steps again would bring
+_ROWS = 64
+_APART = 1.1
+_LEAST_WORTH = 25  # draws: a Monte Carlo error of a fifth of the posterior's standard deviation
+
+
+def status(patient: Patient) -> Finding:
+    """What the driver said when the fit ended."""
+    said = patient.posterior.status
+    if said == "ok":
+        return good("the fit ended as it should")
+    words = f"the fit ended as {str(said)!r}: {said.reason or 'no reason was given'}"
+    if said == "stopped":
+        return warning(words, "let it run to its end, or judge it by its validation score")
+    if said == "not-converged" and patient.chains is not None and patient.chains[1] > 1:
+        own = chains(patient)  # of predictions, not of raw outputs: a softmax forgets a constant
+        return own if own.alarms else good(f"{words}; but the functions have: {own.words}")
+    if said == "diverged":
+        return bad(words, "a lower lr (a tenth), standardize=True, or dtype=torch.float64")
+    return bad(words, "more steps, or for chains more burn_in and draws")
+
+
+def training(patient: Patient) -> Finding:
+    """The training curve: finite, no longer falling at its end, not above where it had been."""
+    history = patient.posterior.history.get("loss")
+    if not history:
+        return skipped("the method leaves no training curve")
+    curve = torch.tensor([values for _, values in history], dtype=torch.float64)  # [T, M]
+    if not bool(torch.isfinite(curve).all()):
+        members = (~torch.isfinite(curve)).any(0).sum()
+        return bad(
+            f"the loss of {int(members)} of {curve.shape[1]} members became non-finite",
+            "a lower lr (a tenth), or standardize=True",
+        )
+    if len(curve) < _LEAST_POINTS:
+        return skipped(f"the training curve has {len(curve)} points, too few to judge")
+    smooth = _smooth(curve)
+    lowest = torch.minimum(smooth.amin(0), curve[0])  # the first is from before any step
+    above = smooth[-1] - lowest
+    if bool((above > 0.5 + 0.2 * (curve[0] - lowest)).any()):
+        worst = float(above.max())
+        return bad(
+            f"the loss ended {worst:.2g} nats a row above the lowest it had been: it jumped out of "
+            "where it was going",
+            "a lower lr (a tenth), or schedule='cosine'",
+            worst,
+        )
+    quarter = max(10, len(curve) // 4)
+    slope, error = _line(curve[-quarter:])
+    further = -slope * quarter
+    sure = normal_quantile(1 - ALPHA / curve.shape[1])  # over all members
+    falling = (further > _STILL_FALLING) & (-slope > sure * error)
+    if bool(falling.any()):
+        worst = float(further.max())
+        return warning(
+            f"the loss was still falling at the end: at that pace by {worst:.2g} nats a row over "
+            "another quarter of the run",
+            "more steps (or epochs), or a higher lr",
+            worst,
+        )
+    return good("the training curve is flat at its end", float(further.max()))
+
+
+def _smooth(curve: Tensor, width: int = 5) -> Tensor:
+    """Running medians over `width` points: [T − width + 1, M]."""
+    return curve.unfold(0, width, 1).median(-1).values
+
+
+def _line(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The least-squares slope of each column, a step of the record, and its standard error."""
+    t = torch.arange(len(values), dtype=values.dtype)
+    t = (t - t.mean()).unsqueeze(1)
+    square = t.square().sum()
+    slope = (t * values).sum(0) / square
+    rest = values - values.mean(0) - t * slope
+    return slope, (rest.square().sum(0) / (len(values) - 2) / square).sqrt()
+
+
+def chains(patient: Patient) -> Finding:
+    """Chains that stick, chains that disagree, chains worth too few draws."""
+    base = patient.base
+    if not isinstance(base, SamplePosterior) or base.samples.shape[1] == 1:
+        return skipped("the method runs no chains")
+    count, draws = base.samples.shape[:2]
+    moved = (base.samples[:, 1:] != base.samples[:, :-1]).any(2).double().mean(1)  # [K]
+    accept = patient.posterior.diagnostics.get("accept", [])
+    lowest = min([float(moved.min()), *accept])
+    if draws > 1 and lowest < 0.05:
+        stuck = int((moved < 0.05).sum())
+        return bad(
+            f"{stuck or 1} of {count} chains hardly move: the lowest acceptance is {lowest:.2g}",
+            "a longer burn_in (it adapts the step size), a higher target_accept, standardize=True",
+            lowest,
+        )
+    if draws < LEAST_DRAWS:
+        return skipped(f"{draws} draws a chain are too few to judge")
+    values = _functions(patient, count, draws)
+    if not bool(torch.isfinite(values).all()):
+        return bad("some draws give functions that are not finite", "standardize=True")
+    worst = float(rhat(values).max())
+    bulk, tail = float(ess_bulk(values).min()), float(ess_tail(values).min())
+    told = (
+        f"R-hat of the functions is {worst:.3f} at most; {count * draws} draws are worth "
+        f"{bulk:.0f} independent ones (tails: {tail:.0f})"
+    )
+    longer = "more burn_in and draws, more leapfrog steps, or a smaller network"
+    if math.isinf(worst) or worst > _APART:
+        return bad(f"the chains disagree: {told}", longer, worst)
+    if min(bulk, tail) < _LEAST_WORTH:
+        return warning(f"the chains are worth little: {told}", longer, worst)
+    return good(told, worst)
+
+
+def _functions(patient: Patient, count: int, draws: int) -> Tensor:
+    """What predictions rest on, at some training rows, and the likelihood's own parameters:
+    [K, T, entries]. Logits count up to a constant, which no prediction sees."""
+    few = patient.train.thinned(_ROWS, patient.seed)
+    p = patient.base.predict(few.x)
+    heads = p.heads if hasattr(p, "heads") else (p,)
+    parts = []
+    for head in heads:
+        f = head.samples.detach().cpu()
+        if isinstance(head.likelihood, Categorical):
+            f = torch.log_softmax(f, 2)
+        parts.append(f.reshape(count, draws, -1))
+    for name, value in patient.base.draw().items():
+        if name.startswith("likelihood."):
+            parts.append(value.detach().cpu().reshape(count, draws, -1))
+    return torch.cat([part.double() for part in parts], 2)

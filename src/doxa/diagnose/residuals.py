@@ -1,0 +1,219 @@
+"""Is the noise what the likelihood says it is? Its kind, its size, its tails, and where it sits.
+
+All of it from z = (y − E[y]) / std[y]. Sizes are judged on rows the fit has not seen where there
+are any; the shape of the noise is pooled over both, each set scaled by its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.patient import Head, Patient
+from doxa.diagnose.scored import Scored, family
+from doxa.diagnose.significance import ALPHA, REPLICAS, two_sided
+from doxa.errors import Unavailable
+from doxa.likelihoods import HeteroscedasticGaussian, Poisson, StudentT
+from doxa.noise import generator
+
+_LEAST_ROWS = 30
+_TOO_LARGE, _TOO_SMALL = 2.0, 0.5  # mean z²: variances off by a factor of two
+_HEAVY = 4.0  # degrees of freedom
+_MIXED = 9.55  # −2 log likelihood ratio at ½χ²₀ + ½χ²₁, level 0.001
+_UNEVEN = 3.0  # ratio of variances, top third to bottom third
+_DEGREES = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 50.0)
+
+
+def targets(patient: Patient, head: Head) -> Finding:
+    """Classes or small counts under a continuous likelihood."""
+    scored = head.train
+    if scored.likelihood.discrete:
+        return good(f"targets are what a {family(scored.likelihood).name} likelihood is for")
+    values = scored.y.double().unique()
+    if len(values) < 2:
+        return bad("all targets are equal", "check how y was read")
+    gaps = values.diff()
+    step = float(gaps.min())
+    whole = bool(((gaps / step - (gaps / step).round()).abs() < 1e-3).all())
+    if len(values) == 2:
+        return bad(
+            "targets take two values: they are classes, not measurements",
+            "likelihood='bernoulli' (targets 0 and 1) or 'categorical'",
+            2.0,
+        )
+    noise = math.sqrt(float((scored.y.double() - scored.mean).square().mean()))
+    if whole and len(values) <= 30 and step > 0.4 * noise:
+        kinds = "'poisson' if they are counts, 'categorical' if they are classes"
+        return warning(
+            f"targets take {len(values)} evenly spaced values, {step / noise:.2g} standard "
+            "deviations of the residuals apart: a continuous likelihood puts mass between them",
+            f"likelihood={kinds}",
+            step / noise,
+        )
+    return good("targets are continuous, or as good as", step / max(noise, 1e-300))
+
+
+def dispersion(patient: Patient, head: Head) -> Finding:
+    """The size of the errors against what was announced."""
+    scored = head.unseen
+    if scored.classifies:
+        return skipped("classes have no dispersion; see calibration")
+    if len(scored) < _LEAST_ROWS:
+        return skipped(f"{len(scored)} rows are too few to judge the size of errors on")
+    if not bool(torch.isfinite(scored.variance).all()):
+        return skipped("the predictive variance is not finite")
+    observed = scored.z.square().mean()
+    spread = (scored.replicas - scored.mean) / scored.variance.sqrt()
+    p = two_sided(observed, spread.square().mean(1))
+    ratio, where = float(observed), "test" if head.test is not None else "training"
+    told = f"squared errors at the {where} rows are {ratio:.2g} times the announced variance"
+    floor = _TOO_SMALL if head.test is not None else 0.1  # a fit's own residuals are smaller
+    counts = isinstance(family(scored.likelihood), Poisson)
+    if p > ALPHA or floor < ratio < _TOO_LARGE:
+        return good(f"{told} (p = {p:.2g})", ratio)
+    if counts:
+        way = "over" if ratio > 1 else "under"
+        return bad(
+            f"the counts are {way}dispersed: {told}",
+            "inputs that explain the rest, or 'deep-ensemble'; a Poisson's variance is its mean",
+            ratio,
+        )
+    side = "small" if ratio > 1 else "large"
+    return bad(
+        f"the announced noise is too {side}: {told} (p = {p:.1g})",
+        "a learned noise (doxa.Gaussian() without noise=), or doxa.HeteroscedasticGaussian()",
+        ratio,
+    )
+
+
+def tails(patient: Patient, head: Head) -> Finding:
+    """Outliers that the likelihood does not allow for: is z better described by a Student-t than
+    by a Gaussian? Twice the log likelihood ratio at the best degrees of freedom, whose null
+    distribution is half a χ²₁ (the Gaussian lies on the edge: Self & Liang, 1987)."""
+    z = _normal_scores(head)
+    if z is None:
+        return skipped("counts and classes have no tails to compare")
+    if len(z) < _LEAST_ROWS:
+        return skipped(f"{len(z)} rows are too few to judge tails on")
+    degrees, ratio = _best_degrees(z)
+    if ratio > _MIXED and degrees <= _HEAVY:
+        return warning(
+            f"residuals have heavier tails than the likelihood: they look like a Student-t with "
+            f"{degrees:.2g} degrees of freedom (largest: {float(z.abs().max()):.1f} standard "
+            "deviations)",
+            "likelihood='student-t', or look at the outliers",
+            degrees,
+        )
+    return good("residuals have the tails that the likelihood expects", degrees)
+
+
+def _normal_scores(head: Head) -> Tensor | None:
+    """Residuals that are standard normal, up to a scale, if the likelihood is right: [N]."""
+    if head.train.likelihood.discrete:
+        return None
+    parts = []
+    for scored in (head.train, head.test):
+        if scored is None or len(scored) < 10:
+            continue
+        z = _scores(scored)
+        parts.append((z - z.mean()) / z.std().clamp_min(1e-12))
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _scores(scored: Scored) -> Tensor:
+    if isinstance(family(scored.likelihood), StudentT):
+        u = scored.one(scored.p.cdf(scored.targets)).clamp(1e-9, 1 - 1e-9)
+        return torch.special.ndtri(u)
+    return scored.z
+
+
+def _best_degrees(z: Tensor) -> tuple[float, float]:
+    """The degrees of freedom of the best Student-t on a grid, and −2 log of the Gaussian's
+    likelihood against it. Scales by expectation–maximisation (Lange, Little & Taylor, 1989)."""
+    df = torch.tensor(_DEGREES, dtype=torch.float64).unsqueeze(1)  # [V, 1]
+    square = z.double().square().unsqueeze(0)
+    scale = square.mean().expand(len(df), 1)
+    for _ in range(50):
+        weight = (df + 1) / (df + square / scale)
+        scale = (weight * square).mean(1, keepdim=True)
+    each = -0.5 * scale.log() - 0.5 * (df + 1) * torch.log1p(square / (df * scale))
+    norm = torch.lgamma(0.5 * (df + 1)) - torch.lgamma(0.5 * df) - 0.5 * (df * math.pi).log()
+    total = (norm + each).sum(1)
+    gaussian = -0.5 * len(z) * (math.log(2 * math.pi) + float(square.mean().log()) + 1.0)
+    best = int(total.argmax())
+    return _DEGREES[best], 2 * (float(total[best]) - gaussian)
+
+
+def evenness(patient: Patient, head: Head) -> Finding:
+    """Noise that depends on the input, where the likelihood says it does not.
+
+    |z| is regressed on the prediction, the inputs and their squares (Glejser, 1969); the share it
+    explains is compared with that of shuffled residuals, an exact permutation test. How uneven it
+    is comes from a regression on one half of the rows, judged on the other."""
+    if head.train.likelihood.discrete:
+        return skipped("counts and classes have no noise level of their own")
+    pairs = [(head.train, patient.few)]
+    if head.test is not None and patient.test is not None and len(head.test) >= 10:
+        pairs.append((head.test, patient.test.thinned(len(head.test), patient.seed)))
+    features, sizes = [], []
+    for scored, sample in pairs:
+        z = _scores(scored).abs()
+        sizes.append(z / z.mean())
+        features.append(_features(scored, sample.columns[scored.rows]))
+    size, basis = torch.cat(sizes), torch.cat(features)
+    if len(size) < max(_LEAST_ROWS, 3 * basis.shape[1]):
+        return skipped(f"{len(size)} rows are too few to see where the noise sits")
+    p = _permutation(size, basis, patient.seed)
+    ratio = _unevenness(size, basis, patient.seed)
+    told = f"where the noise should be largest its variance is {ratio:.2g} times the smallest"
+    if p > ALPHA or ratio < _UNEVEN:
+        return good(f"{told} (p = {p:.2g})", ratio)
+    advice = "likelihood='heteroscedastic' with twice as many outputs, or a transform of y"
+    if isinstance(family(head.train.likelihood), HeteroscedasticGaussian):
+        advice = "more hidden units or steps: the predicted noise does not follow the errors"
+    return warning(f"the noise depends on the input: {told} (p = {p:.1g})", advice, ratio)
+
+
+def _features(scored: Scored, columns: Tensor) -> Tensor:
+    """The prediction, the inputs and their squares, standardised; inputs only where few."""
+    table = scored.mean.unsqueeze(1)
+    if columns.shape[1] <= 20:
+        table = torch.cat([table, columns], 1)
+    table = (table - table.mean(0)) / table.std(0).clamp_min(1e-12)
+    return torch.cat([table, table.square()], 1)
+
+
+def _explained(values: Tensor, basis: Tensor) -> Tensor:
+    """The share of the variance of values [N, R] in the span of the basis."""
+    centred = basis - basis.mean(0)
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    u = u[:, s > 1e-8 * s.max()]
+    away = values - values.mean(0)
+    return (u.mT @ away).square().sum(0) / away.square().sum(0)
+
+
+def _permutation(size: Tensor, basis: Tensor, seed: int) -> float:
+    source = generator(seed, "doctor", "permute")
+    order = torch.rand(len(size), REPLICAS, generator=source).argsort(0)
+    shares = _explained(torch.cat([size.unsqueeze(1), size[order]], 1), basis)
+    return (1 + int((shares[1:] >= shares[0]).sum())) / (1 + REPLICAS)
+
+
+def _unevenness(size: Tensor, basis: Tensor, seed: int) -> float:
+    """Ratio of mean squares between the thirds where |z| is expected largest and smallest."""
+    order = torch.randperm(len(size), generator=generator(seed, "doctor", "halves"))
+    design = torch.cat([torch.ones_like(basis[:, :1]), basis], 1)
+    ridge = 1e-3 * len(size) * torch.eye(design.shape[1], dtype=design.dtype)
+    expected = torch.empty_like(size)
+    for part, rest in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+        known = design[rest]
+        weights = torch.linalg.solve(known.mT @ known + ridge, known.mT @ size[rest])
+        expected[part] = design[part] @ weights
+    if not bool(torch.isfinite(expected).all()):
+        raise Unavailable("the inputs are too collinear to see where the noise sits")
+    ranked = size[expected.argsort()].square()
+    third = len(ranked) // 3
+    return float(ranked[-third:].mean() / ranked[:third].mean().clamp_min(1e-12))

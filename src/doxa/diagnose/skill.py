@@ -1,0 +1,89 @@
+"""Did it learn anything, and does it hold on rows it has not seen?
+
+The yardstick is the best constant: the mean and spread of y, the frequencies of its classes, the
+average count, from the training rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from doxa.diagnose.finding import Finding, bad, good, skipped
+from doxa.diagnose.patient import Head, Patient
+from doxa.diagnose.scored import Scored
+from doxa.diagnose.significance import ALPHA, mean_above_zero, normal_quantile
+
+_GAP = 0.5  # nats a row
+_UNAWARE = 1.5  # of the squared errors that were announced
+
+
+def skill(patient: Patient, head: Head) -> Finding:
+    """Better than a constant, on the test rows where there are any."""
+    scored = head.unseen
+    gain = scored.log_prob - constant_scores(head.train, scored)
+    mean = float(gain.mean())
+    where = "test" if head.test is not None else "training"
+    if not bool(torch.isfinite(gain).all()):
+        return bad(
+            f"predictions at the {where} rows are not finite, or rule out what happened",
+            "a lower lr, standardize=True; see the status",
+        )
+    told = f"{abs(mean):.2g} nats a row {'better' if mean > 0 else 'worse'} than a constant"
+    if mean <= 0 and mean_above_zero(-gain) < ALPHA:
+        return bad(
+            f"predictions at the {where} rows are {told}",
+            "check the units of x and y; a lower lr, more steps, standardize=True",
+            mean,
+        )
+    return good(f"predictions at the {where} rows are {told}", mean)
+
+
+def constant_scores(train: Scored, scored: Scored) -> Tensor:
+    """log p of each row under the best constant of the training rows; rows have one element, or
+    as many alike."""
+    y, seen = scored.y.double(), train.y.double()
+    elements = max(1, scored.targets[0].numel())
+    if scored.classifies:
+        classes = scored.probs.shape[1]
+        counts = torch.bincount(train.y.long(), minlength=classes).double() + 0.5
+        each = (counts / counts.sum()).log()[scored.y.long()]
+    elif scored.likelihood.discrete:
+        rate = seen.mean().clamp_min(1e-3)
+        each = y * rate.log() - rate - torch.lgamma(y + 1)
+    else:
+        spread = seen.std(correction=0).clamp_min(1e-12)
+        each = torch.distributions.Normal(seen.mean(), spread).log_prob(y)
+    return each * elements
+
+
+def overfitting(patient: Patient, head: Head) -> Finding:
+    """Much worse on new rows than on its own, and not aware of it.
+
+    A gap alone is no fault: what is flexible knows its own rows better. It is one where the
+    posterior announced smaller errors than it makes."""
+    test = head.test
+    if test is None:
+        return skipped("there are no test rows", "doctor(posterior, data, test)")
+    gap = float(head.train.log_prob.mean() - test.log_prob.mean())
+    both = (head.train.log_prob.var() / len(head.train) + test.log_prob.var() / len(test)).sqrt()
+    unaware, told = _unaware(test)
+    words = f"test rows score {gap:.2g} nats below the training rows"
+    if gap > _GAP and gap > normal_quantile(1 - ALPHA) * float(both) and unaware:
+        return bad(
+            f"it has learned its rows by heart: {words}, and {told}",
+            "a narrower prior (prior=doxa.Normal(0.5)), validation=0.1 to stop early, fewer "
+            "hidden units, or averaging ('deep-ensemble')",
+            gap,
+        )
+    return good(f"{words}; {told}", gap)
+
+
+def _unaware(test: Scored) -> tuple[bool, str]:
+    """Whether errors are larger than announced."""
+    if test.classifies:
+        confidence, top = test.probs.max(1)
+        excess = float(confidence.mean() - (top == test.y).double().mean())
+        return excess > 0.05, f"it is {excess:+.1%} surer than it is right"
+    ratio = float(test.z.square().mean())
+    return ratio > _UNAWARE, f"squared errors are {ratio:.2g} of what it announces"

@@ -1,0 +1,176 @@
+"""Is there the right amount of disagreement? Members, the posterior against its prior, and what
+happens far from the data.
+
+The least that n rows leave open is known: even a model with a single free number, fitted to n rows
+of noise σ², leaves its mean uncertain by
+
+    Var[f] ≥ σ² / n
+
+so that a posterior over a whole network whose epistemic variance falls well below σ²/n claims more
+than any data could have taught it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.patient import Head, Patient
+from doxa.diagnose.prior_functions import prior_variance
+from doxa.diagnose.scored import Scored
+from doxa.diagnose.skill import constant_scores
+from doxa.likelihoods import Categorical
+from doxa.noise import generator
+from doxa.posterior import Posterior, SamplePosterior
+from doxa.predictive import Predictive
+
+COLLAPSED = 0.05  # of σ²/n
+COPIES = 0.7  # of the weights' length: half of what independent members have
+_AS_WIDE = 0.5  # of the prior's variance
+_FAR = 5.0  # standard deviations
+_FAR_KINDS = ("inputs scaled out", "noise")
+_POINT = skipped(
+    "the method gives one function: it has no epistemic uncertainty to judge",
+    "for one, fit 'laplace' (cheap) or 'deep-ensemble' instead",
+)
+
+
+def members(patient: Patient, head: Head) -> Finding:
+    """Members that are copies of one another, or of which some never trained.
+
+    Members that found their own way have weights as far apart as vectors of their length in
+    random directions, √2 of it. Copies, and members that started from one place, do not; functions
+    alone cannot tell, since members may rightly agree wherever there is data."""
+    if patient.chains is None or patient.chains[0] < 2:
+        return _POINT if patient.is_point else skipped("there are no members to compare")
+    count, draws = patient.chains
+    apart = _weight_distance(patient.base)
+    if draws == 1 and apart < COPIES:
+        return bad(
+            f"the {count} members are all but copies: their weights differ by {apart:.2g} of their "
+            "length, where independent fits differ by 1.4",
+            "init='fresh' (not 'given'), and different member ids",
+            apart,
+        )
+    lost = _lost(head.train, count)
+    if 0 < lost < count:
+        return bad(
+            f"{lost} of {count} members predict worse than a constant would: they have not trained",
+            "a lower lr, or more steps; see posterior.status for members that diverged",
+            float(lost),
+        )
+    return good(f"the {count} members differ, and have all trained alike", apart)
+
+
+def _weight_distance(base: Posterior) -> float:
+    """The mean distance between members' weights, as a share of their mean length; both from where
+    the prior is centred (1 for normalisation scales, which all members share at the start)."""
+    assert isinstance(base, SamplePosterior)
+    weights = (base.samples[:, -1] - base.network.bound_prior.mean).double()
+    count = len(weights)
+    distance = torch.cdist(weights, weights).sum() / (count * (count - 1))
+    return float(distance / weights.norm(dim=1).mean().clamp_min(1e-300))
+
+
+def _narrowness(scored: Scored, rows: int) -> float:
+    """The epistemic variance, as a multiple of σ²/n."""
+    floor = scored.aleatoric.mean() / rows
+    return float(scored.epistemic.mean() / floor)
+
+
+def _lost(scored: Scored, count: int) -> int:
+    """How many members predict worse than the best constant, each by itself."""
+    y, f = scored.y.double(), scored.p.samples
+    lost = 0
+    for member in f.chunk(count):
+        if scored.likelihood.discrete:
+            alone = Predictive.from_samples(member, scored.likelihood)
+            gain = alone.log_prob(scored.targets).mean() - constant_scores(scored, scored).mean()
+        else:
+            error = (y - scored.one(member, 1).mean(0)).square().mean()
+            gain = y.var(correction=0) - error
+        lost += not float(gain) > 0
+    return lost
+
+
+def width(patient: Patient, head: Head) -> Finding:
+    """As wide as the prior: nothing was learned. A point: more is claimed than data can teach."""
+    if patient.is_point:
+        return _POINT
+    share = _narrowness(head.train, patient.rows)
+    ensemble = patient.chains is not None and patient.chains[1] == 1  # judged as members
+    if share < COLLAPSED and not ensemble:
+        return bad(
+            f"the posterior has collapsed: its epistemic variance is {share:.2g} of the least that "
+            f"{patient.rows} rows leave open (noise variance over rows)",
+            "temperature=1, a wider prior, or a method that spreads: 'laplace', 'hmc'",
+            share,
+        )
+    before = prior_variance(patient, head)
+    ratio = float(head.train.epistemic.mean() / before)
+    if ratio > _AS_WIDE:
+        return warning(
+            f"the posterior is nearly as wide as the prior ({ratio:.0%} of its variance at the "
+            "training rows): the data taught it next to nothing",
+            "more data or steps, temperature=1, a noise level that fits (Gaussian() learns it)",
+            ratio,
+        )
+    return good(f"the data left {ratio:.2g} of the prior's variance", share)
+
+
+def far(patient: Patient, head: Head) -> Finding:
+    """Epistemic uncertainty should grow where there was no data."""
+    if patient.is_point:
+        return _POINT
+    x = patient.few.x
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return skipped("x is not one table of floating-point numbers: none can be made far away")
+    here = _doubt(patient.posterior, x, head)
+    ratios = {
+        name: _doubt(patient.posterior, strange, head) / max(here, 1e-300)
+        for name, strange in _strange_inputs(x, patient.seed).items()
+    }
+    told = ", ".join(f"{value:.2g} times on {name}" for name, value in ratios.items())
+    most = max(ratios[name] for name in _FAR_KINDS)  # shuffled columns need not be far
+    if most < 1.0:
+        return warning(
+            f"the posterior is surer of strange inputs than of its own: epistemic uncertainty is "
+            f"{told}",
+            "'deep-ensemble', 'gp' or 'hmc' doubt more; or ood_scores on features to keep such "
+            "inputs out",
+            most,
+        )
+    return good(f"epistemic uncertainty is {told}", most)
+
+
+def _strange_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
+    """Rows that cannot come from where x came from."""
+    axes = [0] if x.ndim <= 2 else list(range(x.ndim))
+    centre = x.double().mean(axes, keepdim=True)
+    scale = x.double().std(axes, keepdim=True).nan_to_num(0.0)
+    dice = torch.randn(x.shape, generator=generator(seed, "doctor", "far"), dtype=torch.float64)
+    made = {
+        _FAR_KINDS[0]: centre + _FAR * (x.double() - centre),
+        _FAR_KINDS[1]: centre + _FAR * scale * dice.to(x.device),
+    }
+    if x.ndim == 2 and x.shape[1] > 1:
+        order = torch.rand(x.shape, generator=generator(seed, "doctor", "shuffle")).argsort(0)
+        made["shuffled columns"] = x.gather(0, order.to(x.device)).double()
+    return {name: value.to(x.dtype) for name, value in made.items()}
+
+
+def _doubt(posterior: Posterior, x: Tensor, head: Head) -> float:
+    """The mean variance over functions: of E[y] for numbers, of the logits for classes. (Far away a
+    softmax saturates, so that mutual information may rightly fall where functions disagree.)"""
+    p = posterior.predict(x)
+    if head.label:
+        p = p.heads[int(head.label.strip(" ()").rpartition(" ")[2])]
+    if not p.likelihood.classifies:
+        return float(p.epistemic.double().mean())
+    if not hasattr(p, "samples"):
+        return float(p.mutual_information.double().mean())
+    logits = p.samples.double()
+    if isinstance(p.likelihood, Categorical):
+        logits = logits - logits.mean(2, keepdim=True)  # a constant changes nothing
+    return float(logits.var(0, correction=0).mean())

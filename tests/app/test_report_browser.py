@@ -1,0 +1,210 @@
+"""The report in a real browser: nothing runs, nothing is fetched, everything can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from browser import Browser, find
+from hostile_names import HOSTILE
+
+import doxa
+from doxa.app import report
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find() is None, reason="no Chromium on this machine"),
+]
+
+PHONE = (375, 812)
+
+# The contrast ratio of every visible text with what is behind it (WCAG 2.2, 1.4.3): the relative
+# luminance of sRGB, backgrounds composited from the outermost element inwards.
+CONTRAST = """
+(() => {
+  document.querySelectorAll("details").forEach(d => d.open = true);
+  const parse = c => { const v = c.match(/[\\d.]+/g).map(Number);
+    return v.length < 4 ? [...v, 1] : v; };
+  const over = (top, under) =>
+    [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
+  const light = c => { const f = c.slice(0, 3).map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
+  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + 0.05) / (y + 0.05); };
+  const behind = element => { let chain = [];
+    for (let e = element; e; e = e.parentElement) chain.unshift(e);
+    let colour = [255, 255, 255, 1];
+    for (const e of chain) colour = over(parse(getComputedStyle(e).backgroundColor), colour);
+    return colour; };
+  const cells = text => { const b = text.getBoundingClientRect(), x = b.x + b.width / 2,
+      y = b.y + b.height / 2; let found = [];
+    for (const r of text.closest("svg").querySelectorAll("rect.cell")) {
+      const c = r.getBoundingClientRect();
+      if (c.left <= x && x <= c.right && c.top <= y && y <= c.bottom) found.push(r); }
+    return found; };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest("title, desc, .unseen, .skip")) continue;
+    const box = element.getBoundingClientRect();
+    if (!box.width || !box.height) continue;
+    const style = getComputedStyle(element), svg = element.closest("svg");
+    let under = behind(svg ? svg.parentElement : element);
+    if (svg) for (const r of cells(element)) {
+      const s = getComputedStyle(r), fill = parse(s.fill);
+      under = over([...fill.slice(0, 3), Number(s.fillOpacity)], under); }
+    const ink = parse(svg ? style.fill : style.color);
+    found.push([ratio(over(ink, under), under), walker.currentNode.data.trim().slice(0, 40)]); }
+  return found; })()
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A regression, a classification with hostile names, and pictures."""
+    folder = tmp_path_factory.mktemp("pages")
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(150, len(HOSTILE), generator=source)
+    y = x[:, :1] + 0.3 * torch.randn(150, 1, generator=source)
+    label = torch.bucketize(x[:, 0] + x[:, 1], torch.tensor([-1.0, 0.0, 1.0]))
+    picture = torch.rand(40, 1, 8, 8, generator=source)
+    bright = (picture.mean((1, 2, 3)) > 0.5).long()
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    width = len(HOSTILE)
+    numbers = doxa.fit(doxa.nets.mlp(width, 1, (16,)), (x, y), "deep-ensemble", steps=200)
+    classes = doxa.fit(doxa.nets.mlp(width, 4, (16,)), (x, label), "mc-dropout", steps=200,
+                       likelihood="categorical", standardize=True)  # fmt: skip
+    images = doxa.fit(flat, (picture, bright), "deep-ensemble", likelihood="categorical", steps=50)
+    hostile = {"names": HOSTILE, "target": HOSTILE[1], "title": HOSTILE[0]}
+    return {
+        "numbers": report.write(numbers, folder / "a.html", (x, y), (x, y)),
+        "hostile": report.write(classes, folder / "b.html", (x, label), (x, label),
+                                classes=HOSTILE[1:5], **hostile),
+        "images": report.write(images, folder / "c.html", (picture, bright)),
+    }  # fmt: skip
+
+
+KINDS = ("numbers", "hostile", "images")
+
+
+def trouble(browser: Browser) -> list[object]:
+    """Errors, warnings, policy violations, dialogs, and requests for anything but the file."""
+    found: list[object] = [e["entry"] for e in browser.seen("Log.entryAdded")]
+    found += browser.seen("Runtime.consoleAPICalled") + browser.seen("Runtime.exceptionThrown")
+    found += browser.seen("Audits.issueAdded") + browser.seen("Page.javascriptDialogOpening")
+    urls = [e["request"]["url"] for e in browser.seen("Network.requestWillBeSent")]
+    found += [url for url in urls[1:] if not url.startswith("data:image/png")]
+    return found
+
+
+def test_the_checks_see_what_they_should(browser: Browser, tmp_path: Path) -> None:
+    """A page with everything that a report must not have."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!DOCTYPE html><meta http-equiv=Content-Security-Policy content=\"style-src 'none'\">"
+        "<style>p{color:red}</style><p>grey<img src='http://127.0.0.1:9/x.png'>"
+        "<div style='width:2000px;color:#999'>wide</div><script>console.error('hello')</script>",
+        encoding="utf-8",
+    )
+    browser.open(bad, *PHONE)
+    said = str(trouble(browser))
+    assert "127.0.0.1:9" in said
+    assert "Content Security Policy" in said
+    assert "hello" in said
+    bad.write_text("<body bgcolor=white><p><font color='#999999'>grey</font></p>", encoding="utf-8")
+    browser.open(bad)
+    assert browser.evaluate(CONTRAST)[0][0] == pytest.approx(2.85, abs=0.01)  # WCAG's #999 on #fff
+    assert browser.evaluate("document.querySelectorAll('script').length") == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_runs_and_nothing_is_fetched(
+    browser: Browser, pages: dict[str, Path], kind: str
+) -> None:
+    browser.open(pages[kind])
+    assert trouble(browser) == []
+    assert browser.evaluate("document.scripts.length") == 0
+    handlers = "[...document.querySelectorAll('*')].filter(e => [...e.attributes]"
+    handlers += ".some(a => a.name.startsWith('on') || a.name === 'style')).length"
+    assert browser.evaluate(handlers) == 0
+    outside = "document.querySelectorAll('iframe, object, embed, link, base, form').length"
+    assert browser.evaluate(outside) == 0
+    assert browser.evaluate("getComputedStyle(document.body).marginTop") == "0px"  # style applies
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [PHONE, (320, 640), (1280, 900)])
+def test_the_page_never_scrolls_sideways(
+    browser: Browser, pages: dict[str, Path], kind: str, size: tuple[int, int]
+) -> None:
+    browser.open(pages[kind], *size)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.evaluate("innerWidth") == size[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_has_contrast(
+    browser: Browser, pages: dict[str, Path], kind: str, dark: bool
+) -> None:
+    browser.open(pages[kind], dark=dark)
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    level = np.mean([int(v) for v in background.removeprefix("rgb(").removesuffix(")").split(",")])
+    assert bool(level < 60) is dark
+    found = browser.evaluate(CONTRAST)
+    assert len(found) > 100
+    assert [entry for entry in found if entry[0] < 4.5] == []
+
+
+def test_what_scrolls_can_be_reached_by_the_keyboard(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["hostile"], *PHONE)
+    for event in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", {"type": event, "key": "Tab", "code": "Tab",
+                                                "windowsVirtualKeyCode": 9})  # fmt: skip
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left >= 0")
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    stuck = """[...document.querySelectorAll("*")].filter(e => e.tabIndex < 0 &&
+      /auto|scroll/.test(getComputedStyle(e).overflowX + getComputedStyle(e).overflowY) &&
+      (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1))
+      .map(e => e.outerHTML.slice(0, 80))"""
+    assert browser.evaluate(stuck) == []
+    reached = "document.querySelectorAll('.scroll[tabindex=\"0\"]').length"
+    assert browser.evaluate(reached) > 5
+
+
+def test_hostile_names_are_read_in_their_place(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["hostile"])
+    assert browser.evaluate("document.querySelector('h1').textContent") == HOSTILE[0]
+    text = browser.evaluate("document.body.textContent")
+    for name in (HOSTILE[1], HOSTILE[2], HOSTILE[3], HOSTILE[8], "⟨U+202E⟩gnp.exe"):
+        assert name in text
+    isolated = "[...document.querySelectorAll('bdi')].every(b => getComputedStyle(b).unicodeBidi"
+    assert browser.evaluate(f"{isolated} === 'isolate')")
+    longest = "Math.max(...[...document.querySelectorAll('td, th')].map(e => e.innerText.length))"
+    assert browser.evaluate(longest) < 400
+
+
+def test_on_paper_it_is_black_on_white_and_whole(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["numbers"], dark=True)
+    browser.call("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(255, 255, 255)"
+    )
+    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert len(browser.call("Page.printToPDF")["data"]) > 10_000

@@ -105,7 +105,7 @@ def test_a_transformed_posterior_is_judged_by_what_it_predicts() -> None:
     diagnosis = doctor(changed, rows("regression"), rows("regression", 100, 1))
     check_sound(diagnosis)
     assert {finding.check for finding in diagnosis} == CHECKS
-    for check in ("coverage", "calibration", "noise level", "skill"):
+    for check in ("coverage", "calibration", "noise level", "skill", "members"):
         assert diagnosis[check].verdict != "not checked"
 
 

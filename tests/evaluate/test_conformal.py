@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from doxa.errors import DataError, MethodError, Unavailable
+from doxa.evaluate import metrics
 from doxa.evaluate.conformal import conformal, rank, rows_needed, threshold
 from doxa.evaluate.conformal.sets import adaptive_scores, class_scores
 from doxa.evaluate.conformal.threshold import thresholds_by
@@ -319,15 +320,17 @@ def test_one_level_and_no_other() -> None:
     f = torch.randn(30, 1, 1, generator=rng(0))
     p = conformal(NUMBERS, (f, f[:, 0] + 1.0), 0.9).predict(f)
     assert torch.equal(p.interval(0.9)[0], p.interval()[0])
-    with pytest.raises(MethodError, match=r"calibrated for level 0\.9 .* asked for 0\.95"):
+    with pytest.raises(Unavailable, match=r"calibrated for level 0\.9 .* asked for 0\.95"):
         p.interval(0.95)
     sets = conformal(CLASSES, labelled(60), 0.8).predict(labelled(60)[0])
-    with pytest.raises(MethodError, match=r"level 0\.8 .* asked for 0\.9"):
+    with pytest.raises(Unavailable, match=r"level 0\.8 .* asked for 0\.9"):
         sets.prediction_set(0.9)
     with pytest.raises(Unavailable, match="classes have no order"):
         sets.interval()
     with pytest.raises(Unavailable, match="use interval"):
         p.prediction_set()
+    assert "coverage" not in metrics(p, f[:, 0])  # at 0.95, which it does not know
+    assert {"coverage", "width"} <= set(metrics(p, f[:, 0], level=0.9))
 
 
 def test_everything_else_is_the_bases() -> None:

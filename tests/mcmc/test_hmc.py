@@ -10,7 +10,8 @@ from torch import nn
 
 import doxa
 from doxa.errors import MethodError
-from doxa.mcmc.convergence import split_rhat
+from doxa.likelihoods import Heads
+from doxa.mcmc.convergence import _compared, split_rhat
 
 
 def _linear(n: int = 60, inputs: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,3 +101,17 @@ def test_settings_are_checked() -> None:
     for bad in ({"draws": 0}, {"leapfrog": 0}, {"target_accept": 1.0}, {"temperature": 0.0}):
         with pytest.raises(MethodError):
             doxa.HMC(**bad)
+
+
+def test_a_shift_of_all_logits_is_no_disagreement_between_chains() -> None:
+    g = torch.Generator().manual_seed(0)
+    f = torch.randn(400, 5, 3, generator=g)  # 2 chains of 200 draws, 5 rows, 3 classes
+    shifted = f.clone()
+    shifted[200:] += 100.0
+    for logits in (f, shifted):
+        (own,) = _compared(logits, doxa.Categorical())
+        assert split_rhat(own.reshape(2, 200, -1)).max() < 1.02
+    (raw,) = _compared(shifted, doxa.Gaussian())
+    assert split_rhat(raw.reshape(2, 200, -1)).max() > 5
+    both = _compared((f[..., :1], shifted), Heads((doxa.Gaussian(), doxa.Categorical())))
+    assert [tuple(own.shape) for own in both] == [(400, 5), (400, 15)]

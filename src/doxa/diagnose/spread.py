@@ -53,14 +53,16 @@ def members(patient: Patient, head: Head) -> Finding:
             "init='fresh' (not 'given'), and different member ids",
             apart,
         )
-    lost = _lost(head.train, count)
+    alone = hasattr(head.train.p, "samples")  # a transform may leave no draws to tell apart
+    lost = _lost(head.train, count) if alone else 0
     if 0 < lost < count:
         return bad(
             f"{lost} of {count} members predict worse than a constant would: they have not trained",
             "a lower lr, or more steps; see posterior.status for members that diverged",
             float(lost),
         )
-    return good(f"the {count} members differ, and have all trained alike", apart)
+    told = ", and have all trained alike" if alone else ""
+    return good(f"the {count} members differ{told}", apart)
 
 
 def _weight_distance(base: Posterior) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from doxa.likelihoods import Categorical, Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def chain_status(posterior: SamplePosterior, run: Run, accept: float) -> None:
     x, _ = run.data.take(rows, torch.tensor(run.run_of[0]))
     with torch.no_grad():
         f = posterior._evaluate(posterior.groups(None, 0)[0], x)
-    f = tree_flatten(f)[0][0].reshape(members, draws, -1)
+    f = torch.cat(_compared(f, run.likelihood), 1).reshape(members, draws, -1)
     if not torch.isfinite(f).all():
         posterior.record.status = Status("diverged", "some draws give non-finite functions")
         return
@@ -55,3 +56,13 @@ def chain_status(posterior: SamplePosterior, run: Run, accept: float) -> None:
             "steps, or raise the noise"
         )
         posterior.record.status = Status("not-converged", reason)
+
+
+def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:
+    """[S, n] a head. Logits up to the shift that all classes share: no prediction sees it, and
+    only the prior pins it, so that chains may differ in it without harm."""
+    heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
+    return [
+        (own.log_softmax(2) if isinstance(head, Categorical) else own).flatten(1)
+        for own, head in zip(tree_flatten(f)[0], heads, strict=True)
+    ]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.errors import DataError, MethodError
+from doxa.errors import DataError, Unavailable
 from doxa.predictive.form import Form
 
 
@@ -90,7 +90,7 @@ class Conformal(Form):
 
     def check_level(self, level: float | None) -> None:
         if level is not None and abs(level - self.level) > 1e-9:
-            raise MethodError(
+            raise Unavailable(
                 f"this predictive was calibrated for level {self.level:g} and knows no other; it "
                 f"was asked for {level:g}: leave the level out, or calibrate for that one"
             )

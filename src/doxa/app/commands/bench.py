@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 
 from doxa.app.commands.terminal import log_to_terminal, out
 from doxa.app.options import Device, Seed, Verbose
@@ -41,7 +43,10 @@ def bench(
             tasks, store, jobs, lambda line: out.print(escape(line), highlight=False)
         )
     for made in chosen.tables(store):
-        out.print(made.rich())
+        table = made.rich()
+        # Past the terminal's edge rather than cut: numbers that end in an ellipsis are no numbers.
+        natural = Measurement.get(out, out.options.update(max_width=1000), table).maximum
+        Console(file=out.file, width=max(natural, out.width)).print(table)
         for note in made.notes:
             out.print(f"• {escape(note)}", highlight=False, soft_wrap=True)
     written = benchmarks.publish(chosen, store, results)

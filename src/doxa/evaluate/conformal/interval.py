@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.errors import DataError, MethodError
-from doxa.evaluate.conformal.mondrian import Groups
+from doxa.errors import DataError
+from doxa.evaluate.conformal.mondrian import ByGroup, Groups
 from doxa.evaluate.conformal.threshold import threshold, thresholds_by
-from doxa.posterior import Transform
 from doxa.predictive import Predictive
 from doxa.predictive.conformal import ConformalInterval
 from doxa.predictive.form import Form
@@ -31,24 +30,13 @@ from doxa.predictive.form import Form
 
 @store.register("conformal.interval")
 @dataclass(frozen=True, eq=False)
-class Interval(Transform):
+class Interval(ByGroup):
     """`thresholds` [G, *event], one for each group (one group where there are none)."""
 
     level: float
     score: str  # "absolute", "scaled" or "quantile"
     thresholds: Tensor
     groups: Groups | None = None
-
-    def __call__(self, p: Predictive) -> Predictive:
-        if self.groups is not None:
-            raise MethodError("thresholds differ by group: predict with the posterior, which has x")
-        return self._with(p, self.thresholds)
-
-    def at(self, p: Predictive, x: Any) -> Predictive:
-        if self.groups is None:
-            return self(p)
-        index = self.groups.index(x, self.thresholds.device)
-        return self._with(p, self.thresholds[index])
 
     def _with(self, p: Predictive, t: Tensor) -> Predictive:
         form = p._form

@@ -7,6 +7,7 @@ of the inputs, through a column of x or a function of x.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,30 @@ from torch import Tensor
 from doxa import store
 from doxa.data import as_tensor
 from doxa.errors import DataError, MethodError, ShapeError
+from doxa.posterior import Transform
+from doxa.predictive import Predictive
+
+
+class ByGroup(Transform):
+    """A transform with a threshold for each group of rows: subclasses are frozen dataclasses that
+    say what a predictive becomes `_with` thresholds, one row of them a group, or one a row."""
+
+    thresholds: Tensor
+    groups: Groups | None
+
+    def __call__(self, p: Predictive) -> Predictive:
+        if self.groups is not None:
+            raise MethodError("thresholds differ by group: predict with the posterior, which has x")
+        return self._with(p, self.thresholds)
+
+    def at(self, p: Predictive, x: Any) -> Predictive:
+        if self.groups is None:
+            return self(p)
+        index = self.groups.index(x, self.thresholds.device)
+        return self._with(p, self.thresholds[index])
+
+    @abstractmethod
+    def _with(self, p: Predictive, t: Tensor) -> Predictive: ...
 
 
 @store.register("conformal.groups")

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import DataError, MethodError
-from doxa.evaluate.conformal.mondrian import Groups
+from doxa.evaluate.conformal.mondrian import ByGroup, Groups
 from doxa.evaluate.conformal.threshold import threshold, thresholds_by
 from doxa.evaluate.recalibrate.rows import labelled
 from doxa.noise import generator
-from doxa.posterior import Transform
 from doxa.predictive import Predictive
 from doxa.predictive.calibrated import log_probs
 from doxa.predictive.conformal import ConformalSet
@@ -34,7 +33,7 @@ from doxa.predictive.form import Form
 
 @store.register("conformal.sets")
 @dataclass(frozen=True, eq=False)
-class Sets(Transform):
+class Sets(ByGroup):
     """`thresholds` [G, C], for each group (one where there are none) and class. The u of a row
     depends on `seed` and its number among those predicted together."""
 
@@ -44,17 +43,6 @@ class Sets(Transform):
     randomized: bool = True
     seed: int = 0
     groups: Groups | None = None
-
-    def __call__(self, p: Predictive) -> Predictive:
-        if self.groups is not None:
-            raise MethodError("thresholds differ by group: predict with the posterior, which has x")
-        return self._with(p, self.thresholds)
-
-    def at(self, p: Predictive, x: Any) -> Predictive:
-        if self.groups is None:
-            return self(p)
-        index = self.groups.index(x, self.thresholds.device)
-        return self._with(p, self.thresholds[index])
 
     def _with(self, p: Predictive, t: Tensor) -> Predictive:
         form = p._form

@@ -44,8 +44,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Ribbon:
-    """The area between two curves."""
+class _Between:
+    """What reaches from one height to another."""
 
     x: Array
     low: Array
@@ -58,6 +58,11 @@ class Ribbon:
 
     def ys(self) -> Array:
         return np.concatenate([self.low, self.high])
+
+
+@dataclass(frozen=True)
+class Ribbon(_Between):
+    """The area between two curves."""
 
     def draw(self, across: Scale, up: Scale) -> Iterator[Html]:
         good = np.isfinite(self.low) & np.isfinite(self.high) & np.isfinite(self.x)
@@ -101,20 +106,8 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(_Between):
     """Upright intervals."""
-
-    x: Array
-    low: Array
-    high: Array
-    look: str = "one"
-    label: str | None = None
-
-    def xs(self) -> Array:
-        return self.x
-
-    def ys(self) -> Array:
-        return np.concatenate([self.low, self.high])
 
     def draw(self, across: Scale, up: Scale) -> Iterator[Html]:
         steps = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +233,15 @@ def test_a_folder_with_other_files_is_not_overwritten(numbers, tmp_path) -> None
     assert (precious / "cat.jpg").read_text() == "meow"
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypatch) -> None:
     from doxa.driver import Driver
 
@@ -258,6 +268,7 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypa
     assert (tmp_path / "whole.csv").read_text() == (tmp_path / "part.csv").read_text()
 
 
+@pytest.mark.usefixtures("listening")
 def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) -> None:
     from doxa.driver import Driver
 

@@ -80,6 +80,7 @@ class Run:
     batch_size: int = 1
     initial: Tensor | None = None  # [M, P]
     inputs: Any = None  # the shape of one row of x
+    density: Callable[[Tensor], Tensor] | None = None  # a bare log density, [M, P] to [M]
     likelihoods: list[Likelihood] = field(default_factory=list)  # of each run, where they differ
     _index: Tensor | None = None
     _where: slice | Tensor | None = None
@@ -234,6 +235,15 @@ class Run:
             )  # fmt: skip
 
         return self.differentiate(value, flat)
+
+    def joint(self, flat: Tensor, batch: Batch | None, state: State) -> tuple[Tensor, Tensor]:
+        """log p(θ, D) of each member and its gradient, [M] and [M, P]: what samplers target. Of a
+        bare log density it is that density; buffers (BatchNorm) are those in the state."""
+        if self.density is not None:
+            return self.differentiate(lambda theta, _: self.density(theta), flat)  # type: ignore[misc]
+        assert batch is not None
+        fit, grad = self.grad(flat, batch, buffers=self.buffers(state) or None)
+        return fit + self.prior.log_prob(flat), grad + self.prior.score(flat)
 
     def differentiate(
         self, fn: Callable[[Tensor, slice], Tensor], flat: Tensor

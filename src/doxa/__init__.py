@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from doxa import errors, nets
+from doxa import errors, nets, transforms
 from doxa.engine import Engine
 from doxa.fit import fit
 from doxa.likelihoods import (
@@ -28,6 +28,7 @@ from doxa.predictive import Predictive
 from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
 from doxa.registry import get_method, methods
 from doxa.runs import Runs, Sweep
+from doxa.sampling import Draws, sample
 
 if TYPE_CHECKING:
     from doxa import diagnose, evaluate
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
     from doxa.exact.linear import BayesianLinear
     from doxa.function.gp import GP
     from doxa.laplace.laplace import Laplace
+    from doxa.mcmc.constant_sgd import ConstantSGD
+    from doxa.mcmc.cyclical import CyclicalSGMCMC
     from doxa.mcmc.hmc import HMC
+    from doxa.mcmc.metropolis import Metropolis
+    from doxa.mcmc.minibatch_mh import MinibatchMH
+    from doxa.mcmc.nuts import NUTS
+    from doxa.mcmc.psgld import PSGLD
+    from doxa.mcmc.sghmc import SGHMC
+    from doxa.mcmc.sgld import SGLD
     from doxa.point.map import MAP
     from doxa.vi.mc_dropout import MCDropout
     from doxa.vi.mean_field import MeanField
@@ -43,11 +52,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "GP", "HMC", "MAP", "BayesianLinear", "Bernoulli", "Categorical", "DeepEnsemble", "Engine",
+    "GP", "HMC", "MAP", "NUTS", "PSGLD", "SGHMC", "SGLD", "BayesianLinear", "Bernoulli",
+    "Categorical", "ConstantSGD", "CyclicalSGMCMC", "DeepEnsemble", "Draws", "Engine",
     "FanInNormal", "Gaussian", "HeteroscedasticGaussian", "Laplace", "LaplacePrior", "MCDropout",
-    "MeanField", "Method", "MixturePosterior", "Model", "Normal", "Poisson", "Posterior",
-    "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "diagnose",
-    "errors", "evaluate", "fit", "get_method", "load", "methods", "nets",
+    "MeanField", "Method", "Metropolis", "MinibatchMH", "MixturePosterior", "Model", "Normal",
+    "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
+    "Sweep", "diagnose", "errors", "evaluate", "fit", "get_method", "load", "methods", "nets",
+    "sample", "transforms",
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batches, Pass
+from doxa.data import Batches, NoRows, Pass
 from doxa.errors import MethodError, StoreError
 from doxa.execute import Executor, choose_executor
 from doxa.interrupt import Interrupts
@@ -75,12 +75,11 @@ class Driver:
 
     def _run_stage(self, number: int, stage: Stage, at: Progressed, bar: Progress) -> None:
         run, options = self.run, self.options
-        source: Batches | Pass
-        if stage.batch == "mini":
+        source: Batches | Pass | NoRows
+        if stage.batch in ("mini", "independent") and run.data is not None:
             source = self._batches(stage)
-        elif stage.batch in ("all", "pass"):
-            size = None if stage.batch == "all" else options.batch_size
-            source = Pass(run.data, run.run_of, size)
+        elif stage.batch in ("mini", "independent", "all", "pass"):
+            source = run.rows(options.batch_size if stage.batch == "pass" else None)
         else:
             raise MethodError(f"stage {stage.name!r} asks for unknown batches {stage.batch!r}")
         steps = source.steps if stage.batch == "pass" else stage.steps  # type: ignore[union-attr]
@@ -91,7 +90,7 @@ class Driver:
             at.best, at.best_score, at.waited = {}, [], []
         if steps == 0:
             return
-        rates = self._rates(steps)
+        rates = self._rates(steps) if stage.rates is None else stage.rates
         ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
         noise = run.noise(f"stage/{number}")
 
@@ -106,13 +105,15 @@ class Driver:
         at.mode = executor.mode
         while at.t < steps:
             t = at.t
+            if t in stage.marks:
+                at.state = stage.marks[t](run, at.state)
             tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
             before = copied(at.state) if tick else {}
             new, info = executor(at.state, source.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
-            draw = [self.method.parameters(run, new).clone()] if keeps else []
             at.state, at.t, at.done = new, t + 1, at.done + 1
-            at.kept += draw
+            if keeps:
+                at.keep(self.method.parameters(run, new), info)
             stop = False
             if tick:
                 self._guard(at, before, info)
@@ -147,7 +148,10 @@ class Driver:
     def _batches(self, stage: Stage) -> Batches:
         run = self.run
         keys = [f"{s}/{m}" for s, m in zip(run.seeds, run.members, strict=True)]
-        return Batches(run.data, run.run_of, keys, self.options.batch_size, 0, stage.name)
+        independent = stage.batch == "independent"
+        return Batches(
+            run.data, run.run_of, keys, self.options.batch_size, 0, stage.name, independent
+        )
 
     def _rates(self, steps: int) -> Tensor:
         """The learning rate of each step: [steps], or [steps, M, 1] where runs differ."""
@@ -206,7 +210,7 @@ class Driver:
     def _validation_intervals(self, stage: Stage) -> list[int]:
         """Steps between validations: an epoch of each member's run; none where there is nothing."""
         data = self.run.data
-        if not stage.validates or data.validation is None:
+        if not stage.validates or data is None or data.validation is None:
             return []
         epochs = [max(1, len(rows) // self.options.batch_size) for rows in data.rows]
         return [epochs[r] for r in self.run.run_of]

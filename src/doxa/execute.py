@@ -57,7 +57,10 @@ class Executor:
                 return self.step(state, batch, t, rate)
         if shapes != self._shapes:  # the last, shorter batch of a pass
             return self.step(state, batch, t, rate)
-        return self._ready(state, batch, t, rate)
+        try:
+            return self._ready(state, batch, t, rate)
+        except torch.linalg.LinAlgError:  # of some member: run eagerly, it can be told apart
+            return self.step(state, batch, t, rate)
 
     def _prepare(self, state: State, batch: Batch, t: Tensor, rate: Tensor) -> Step:
         if self.mode in ("graph", "compiled-graph"):
@@ -145,7 +148,8 @@ class _Captured:
             for name, value in self.state.items():
                 value.copy_(state[name])
             self._given = dict(self.state)
-        torch._foreach_copy_(self.inputs, _leaves(batch)[0])
+        if self.inputs:
+            torch._foreach_copy_(self.inputs, _leaves(batch)[0])
         self.t.copy_(t)
         self.rate.copy_(rate)
         self.graph.replay()
@@ -168,17 +172,25 @@ def choose_executor(step: Step, trial: Trial, run: Any, steps: int) -> Executor:
     run's engine set to the fastest: one member after the other can win where each fills the chip.
     """
     eager = Executor(step)
-    own = run.model is None or run.model.tracked or run.model.draws_itself
-    if own or not all(isinstance(leaf, Tensor) for leaf in _leaves(trial()[1])[0]):
+    if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in _leaves(trial()[1])[0]):
         return eager
     if run.device.type == "cuda":
         return _fastest_engine(step, trial, run) if steps >= _GRAPH_STEPS else eager
-    if run.model.plan is None or steps < _TRACE_STEPS:
+    bare = run.model is None
+    if steps < _TRACE_STEPS or (not bare and run.model.plan is None):
         return eager
     small = run.size * run.layout.size < 1e6
     if small and 0.6 * _time(step, trial(), 3) * steps > 3 * _COMPILE_SECONDS:
         return Executor(step, "compiled")
     return _fastest([eager, Executor(step, "traced")], trial)[0]
+
+
+def _repeats(run: Any) -> bool:
+    """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
+    network draws for itself or changes its buffers, nor where a density refused to be stacked."""
+    if run.model is None:
+        return run.density is not None and run.engine.kind == "stack"
+    return not (run.model.tracked or run.model.draws_itself)
 
 
 def _fastest_engine(step: Step, trial: Trial, run: Any) -> Executor:

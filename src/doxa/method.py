@@ -6,8 +6,8 @@ step advances all members at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -20,17 +20,25 @@ if TYPE_CHECKING:
     from doxa.posterior import Posterior
 
 __all__ = [
-    "Clock", "Info", "Method", "Objective", "Run", "Stage", "State", "batch_rows", "log_joint",
-    "optimise", "slice_state",
+    "Clock", "Info", "Mark", "Marks", "Method", "Objective", "Run", "Stage", "State",
+    "batch_rows", "log_joint", "optimise", "slice_state",
 ]  # fmt: skip
+
+
+Mark = Callable[[Run, State], State]
+Marks = Mapping[int, Mark]
 
 
 @dataclass
 class Stage:
     """A phase of a method: a step repeated.
 
-    batch: "mini" (random rows), "all" (every row, every step), "pass" (every row once; `steps` is
-        then ignored). keep: store the current parameters every `keep` steps, after `skip` steps.
+    batch: "mini" (random rows, every row once an epoch), "independent" (random rows with
+        replacement: batches that know nothing of each other), "all" (every row, every step),
+        "pass" (every row once; `steps` is then ignored).
+    keep: store the current parameters every `keep` steps.
+    marks: {t: what happens to the state before step t}, outside what is traced or compiled.
+    rates: what `clock.rate` is at each step, [steps] or [steps, M, 1]; None: as `fit` was asked.
     """
 
     name: str
@@ -41,6 +49,8 @@ class Stage:
     enter: Callable[[Run, State], State] | None = None
     validates: bool = False  # the driver may stop this stage early
     capturable: bool = True  # the step is a fixed sequence of tensor operations
+    marks: Marks = field(default_factory=dict)
+    rates: Tensor | None = None
 
 
 class Method:

@@ -35,13 +35,18 @@ def posteriors_of(
         record.diagnostics |= {
             "engine": run.engine.kind, "mode": _main_mode(result),
             "engine_reason": run.engine.reason, "seconds": seconds, "steps": result.done,
-            "rows": len(run.data.rows[r]),
+        }  # fmt: skip
+        record.stats = {
+            name: torch.stack(values, 1)[rows] for name, values in result.told.items()
+            if len(values) == len(result.kept)
         }  # fmt: skip
         if spec.hyper:
             record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
         _judge(posterior, result, rows)
-        if run.data.validation is not None:
-            record.validation = _validation_score(posterior, run, r)
+        if run.data is not None:
+            record.diagnostics["rows"] = len(run.data.rows[r])
+            if run.data.validation is not None:
+                record.validation = _validation_score(posterior, run, r)
         posteriors.append(posterior)
     return posteriors
 

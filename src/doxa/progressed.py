@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.run import State
+from doxa.run import Info, State
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Progressed:
 
     state: State
     kept: list[Tensor] = field(default_factory=list)
+    told: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
     stage: int = 0
     t: int = 0
     done: int = 0
@@ -30,12 +31,20 @@ class Progressed:
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stopped: str = ""
 
+    def keep(self, theta: Tensor, info: Info) -> None:
+        """Store a draw and what the step that made it said of it."""
+        self.kept.append(theta.clone())
+        for name, value in info.items():
+            if value.shape == theta.shape[:1]:
+                self.told.setdefault(name, []).append(value.detach().clone())
+
     def to_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
         for name in ("state", "good", "best"):
             tensors |= {f"{name}.{k}": v for k, v in getattr(self, name).items()}
         if self.kept:
             tensors["kept"] = torch.stack(self.kept)
+        tensors |= {f"told.{k}": torch.stack(v) for k, v in self.told.items()}
         plain = (
             "stage",
             "t",
@@ -56,7 +65,8 @@ class Progressed:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         kept = list(tensors["kept"].unbind()) if "kept" in tensors else []
-        return cls(under("state"), kept, good=under("good"), best=under("best"), **meta)
+        told = {k: list(v.unbind()) for k, v in under("told").items()}
+        return cls(under("state"), kept, told, good=under("good"), best=under("best"), **meta)
 
 
 def copied(state: State) -> State:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from doxa.data import Batch, Data
+from doxa.data import Batch, Data, NoRows, Pass
 from doxa.engine import Engine
+from doxa.errors import MethodError
 from doxa.layout import Layout, Params
 from doxa.likelihoods import Likelihood
 from doxa.model import Model, likelihood_parameters
@@ -64,7 +65,7 @@ class Run:
     likelihood: Likelihood
     layout: Layout
     prior: BoundPrior
-    data: Data
+    data: Data  # None where a bare log density is sampled: there are no rows
     engine: Engine
     members: list[int]  # member id of each row
     run_of: list[int]  # run of each row
@@ -102,6 +103,11 @@ class Run:
 
     @property
     def net(self) -> Model:
+        if self.density is not None:
+            raise MethodError(
+                "this method needs a network and data; a bare log density can be sampled with "
+                "methods that only ask for its value and gradient: hmc, nuts, metropolis"
+            )
         if self.model is None:
             raise AssertionError("this method brings its own functions and has no network")
         return self.model
@@ -121,6 +127,12 @@ class Run:
         """Initial parameters, [M, P]."""
         assert self.initial is not None
         return self.initial.clone()
+
+    def rows(self, size: int | None = None) -> Pass | NoRows:
+        """Every row in order, `size` at a time, or all of them as one batch."""
+        if self.data is None:
+            return NoRows(self.size, self.device, self.dtype)
+        return Pass(self.data, self.run_of, size)
 
     def subset_index(self) -> Tensor:
         """Positions of the uncertain parameters in the flat vector."""
@@ -143,7 +155,7 @@ class Run:
         return {
             "model": self.model, "method": method,
             "likelihood": self.likelihoods[r] if self.likelihoods else self.likelihood,
-            "scales": self.data.scales[r], "inputs": self.inputs,
+            "scales": None if self.data is None else self.data.scales[r], "inputs": self.inputs,
         }  # fmt: skip
 
     def shared(self, state: State) -> dict[str, Any]:
@@ -181,6 +193,8 @@ class Run:
         return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
     def init_buffers(self) -> State:
+        if self.density is not None:
+            return {}
         model = self.net
         return {
             f"buffer.{name}": model.fixed[name].expand(self.size, *model.fixed[name].shape).clone()

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import doxa
+from doxa.chains import rhat
 from doxa.errors import MethodError
 from doxa.likelihoods import Heads
-from doxa.mcmc.convergence import _compared, split_rhat
+from doxa.mcmc.convergence import _compared
 
 
 def _linear(n: int = 60, inputs: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,19 +85,6 @@ def test_a_subset_leaves_the_rest_at_its_point() -> None:
     assert draws["2.weight"].reshape(2, 30, -1).std(1).min() > 0
 
 
-def test_split_rhat_against_hand_computed_values() -> None:
-    """Two chains that sit at 0 and 1 with unit-free wiggle do not mix; identical ones do."""
-    wiggle = torch.tensor([0.0, 0.1] * 50, dtype=torch.float64)
-    apart = torch.stack([wiggle, wiggle + 1.0])
-    half = 50
-    within = wiggle[:half].var()
-    means = torch.tensor([0.05, 1.05, 0.05, 1.05], dtype=torch.float64)
-    expected = math.sqrt((within * (half - 1) / half + means.var()) / within)
-    assert float(split_rhat(apart)) == pytest.approx(expected, rel=1e-12)
-    same = torch.stack([wiggle, wiggle])
-    assert float(split_rhat(same)) == pytest.approx(math.sqrt((half - 1) / half), rel=1e-12)
-
-
 def test_settings_are_checked() -> None:
     for bad in ({"draws": 0}, {"leapfrog": 0}, {"target_accept": 1.0}, {"temperature": 0.0}):
         with pytest.raises(MethodError):
@@ -110,8 +98,8 @@ def test_a_shift_of_all_logits_is_no_disagreement_between_chains() -> None:
     shifted[200:] += 100.0
     for logits in (f, shifted):
         (own,) = _compared(logits, doxa.Categorical())
-        assert split_rhat(own.reshape(2, 200, -1)).max() < 1.02
+        assert rhat(own.reshape(2, 200, -1)).max() < 1.02
     (raw,) = _compared(shifted, doxa.Gaussian())
-    assert split_rhat(raw.reshape(2, 200, -1)).max() > 5
+    assert rhat(raw.reshape(2, 200, -1)).max() > 1.5  # ranks bound it
     both = _compared((f[..., :1], shifted), Heads((doxa.Gaussian(), doxa.Categorical())))
     assert [tuple(own.shape) for own in both] == [(400, 5), (400, 15)]

@@ -139,17 +139,24 @@ def test_bayesian_ridge_at_its_own_hyper_parameters() -> None:
     assert fitted_by_us.log_evidence >= ours.log_evidence - 1e-9
 
 
-def test_hmc_within_three_standard_errors() -> None:
-    """Means and variances of 3 weights, with errors from 40 batches of 50 draws."""
+CHAINS = {
+    "hmc": doxa.HMC(draws=500, burn_in=300, leapfrog=8),
+    "hmc, dense mass": doxa.HMC(draws=500, burn_in=300, leapfrog=5, mass="dense"),
+    "nuts": doxa.NUTS(draws=1000, burn_in=300),
+    "metropolis": doxa.Metropolis(draws=500, burn_in=500, thin=10),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_within_three_standard_errors(name: str) -> None:
+    """Means and variances of 3 weights, with errors from 40 batches of 50 draws or more."""
     t = truth()
-    posterior = doxa.fit(
-        network(), (t.x, t.y), doxa.HMC(draws=500, burn_in=300, leapfrog=8), members=4, seed=0
-    )
+    posterior = doxa.fit(network(), (t.x, t.y), CHAINS[name], members=4, seed=0)
     assert posterior.status == "ok"
-    draws = posterior.samples  # [4, 500, D]
+    draws = posterior.samples  # [4, T, D]
     mean, variance = torch.from_numpy(t.mean), torch.from_numpy(t.covariance).diagonal()
     for values, exact in ((draws, mean), ((draws - mean).square(), variance)):
-        batches = values.reshape(40, 50, D).mean(1)
+        batches = values.reshape(40, -1, D).mean(1)
         error = batches.std(0) / math.sqrt(40)
         assert ((values.mean((0, 1)) - exact).abs() < 3 * error).all()
         assert (error < 0.2 * variance.sqrt().max()).all()  # the check has some power

@@ -133,12 +133,24 @@ class Data:
         return torch.tensor(totals, device=self.device, dtype=self.dtype)
 
 
+class NoRows:
+    """What a bare log density is sampled with: there is no data set, a batch holds nothing."""
+
+    steps = 1
+
+    def __init__(self, members: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._batch = Batch((), (), torch.ones(members, device=device, dtype=dtype))
+
+    def batch(self, t: int) -> Batch:
+        return self._batch
+
+
 class Batches:
     """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time."""
 
     def __init__(
         self, data: Data, run_of: Sequence[int], keys: Sequence[object], size: int,
-        seed: int, stage: str,
+        seed: int, stage: str, independent: bool = False,
     ) -> None:  # fmt: skip
         self.data = data
         self.run_of = list(run_of)
@@ -149,6 +161,7 @@ class Batches:
         self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
         self.seed = seed
         self.stage = stage
+        self.independent = independent  # rows with replacement, else every row once an epoch
         self.scale = torch.tensor(
             [c / own for c, own in zip(self.counts, self.sizes, strict=True)],
             device=data.device, dtype=data.dtype,
@@ -170,12 +183,18 @@ class Batches:
 
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
+        if self.sizes[m] == self.counts[m]:  # a batch holds all rows, in whatever order
+            return self.data.rows[self.run_of[m]]
         key = (m, epoch)
         if key not in self._orders:
             self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
             g = generator("batches", self.seed, self.stage, self.keys[m], epoch)
             rows = self.data.rows[self.run_of[m]]
-            self._orders[key] = rows[torch.randperm(self.counts[m], generator=g)]
+            if self.independent:
+                drawn = torch.randint(self.counts[m], (self.counts[m],), generator=g)
+            else:
+                drawn = torch.randperm(self.counts[m], generator=g)
+            self._orders[key] = rows[drawn]
         return self._orders[key]
 
     def index(self, t: int, steps: int) -> Tensor:

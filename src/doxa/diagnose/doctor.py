@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from doxa.diagnose import calibration, convergence, residuals, rows, scaling, skill, spread
+from doxa.diagnose import calibration, convergence, residuals, rows, sampler, scaling, skill, spread
 from doxa.diagnose.finding import Diagnosis, Finding, skipped
 from doxa.diagnose.patient import Head, Patient
 from doxa.errors import DataError
@@ -20,6 +20,8 @@ WHOLE: dict[str, Callable[[Patient], Finding]] = {
     "status": convergence.status,
     "training": convergence.training,
     "chains": convergence.chains,
+    "weights": sampler.weights,
+    "energy": sampler.energy,
     "scaling": scaling.scaling,
     "duplicates": rows.duplicates,
 }

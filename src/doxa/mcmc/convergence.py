@@ -1,61 +1,115 @@
-"""Have the chains met? Split R-hat of the functions, which is what predictions rest on.
+"""Have the chains met? R-hat of the functions, which is what predictions rest on, in plain words.
 
-    R̂² = (W (L−1)/L + B/L) / W    over 2K half-chains of length L   (Gelman et al., 2013)
-
-Weights of a network have symmetric modes that chains need not share; functions do not.
+Weights of a network have symmetric modes that chains need not share; functions do not. So chains
+are compared by their functions at some training rows and by the likelihood's own parameters; those
+of a bare log density by its parameters. R-hat is rank-normalised and split (`doxa.chains`).
 """
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from doxa.chains import LEAST_DRAWS, rhat
 from doxa.likelihoods import Categorical, Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 
 if TYPE_CHECKING:
     from doxa.method import Run
 
+log = logging.getLogger("doxa")
 
-def split_rhat(values: Tensor) -> Tensor:
-    """values [K chains, T draws, ...] to R-hat of each remaining entry."""
-    draws = values.shape[1]
-    half = draws // 2
-    parts = torch.cat([values[:, :half], values[:, draws - half :]]).double()  # [2K, L, ...]
-    within = parts.var(1).mean(0)
-    between = parts.mean(1).var(0) * half
-    ratio = (within * (half - 1) + between) / (half * within)
-    return torch.where(within > 0, ratio, torch.where(between > 0, torch.inf, 1.0)).sqrt()
+APART = 1.1  # R-hat
+_ROWS = 64
+_STUCK = 0.05  # acceptance
+_DIVERGENT = 0.002  # share of transitions; fewer are named, and no more
+_LOW_EBFMI = 0.3
+_ENERGIES = 100  # transitions, below which E-BFMI says nothing
+_SATURATED = 0.1  # share of transitions
 
 
-def chain_status(posterior: SamplePosterior, run: Run, accept: float) -> None:
-    """Fill diagnostics and status from the chains' functions at some training rows."""
+def chain_status(
+    posterior: SamplePosterior, run: Run, accept: float, worries: Sequence[Worry] = ()
+) -> None:
+    """Fill diagnostics and status; whatever is worth a word is in `diagnostics["warnings"]`."""
     members, draws = posterior.samples.shape[:2]
-    rows = run.data.rows[run.run_of[0]][:64]
-    x, _ = run.data.take(rows, torch.tensor(run.run_of[0]))
-    with torch.no_grad():
-        f = posterior._evaluate(posterior.groups(None, 0)[0], x)
-    f = torch.cat(_compared(f, run.likelihood), 1).reshape(members, draws, -1)
+    if run.density is not None:
+        f = posterior.samples
+    else:
+        f = _functions(posterior, run).reshape(members, draws, -1)
     if not torch.isfinite(f).all():
         posterior.record.status = Status("diverged", "some draws give non-finite functions")
         return
-    status: dict[str, Any] = {}
-    if draws >= 4:
-        status["rhat_functions"] = float(split_rhat(f).max())
-    posterior.record.diagnostics |= status
-    rhat = status.get("rhat_functions", float("inf"))
-    if accept < 0.05:
-        reason = f"a chain hardly moves: acceptance {accept:.3f}; run a longer burn-in"
-        posterior.record.status = Status("not-converged", reason)
-    elif rhat > 1.1:
-        reason = (
-            f"R-hat of the functions is {rhat:.2f} (above 1.1): run longer, with more leapfrog "
-            "steps, or raise the noise"
+    found = list(worries)
+    name = "parameters" if run.density is not None else "functions"
+    apart = math.inf
+    if draws >= LEAST_DRAWS:
+        apart = float(rhat(f).max())
+        posterior.record.diagnostics[f"rhat_{name}"] = apart
+    if accept < _STUCK:
+        words = f"a chain hardly moves: acceptance {accept:.3f}; run a longer burn-in"
+        found.insert(0, (True, words))
+    elif not apart <= APART:
+        words = (
+            f"R-hat of the {name} is {apart:.2f} (above {APART}): run longer, with longer "
+            "trajectories, or raise the noise"
         )
+        found.insert(0, (True, words))
+    if found:
+        posterior.record.diagnostics["warnings"] = [words for _, words in found]
+    if any(serious for serious, _ in found):
+        reason = "; ".join(words for _, words in found)
         posterior.record.status = Status("not-converged", reason)
+    else:
+        for _, words in found:
+            log.warning("%s", words)
+
+
+Worry = tuple[bool, str]  # whether the draws cannot be trusted for it, and the words
+
+
+def worries(diagnostics: Mapping[str, Any]) -> list[Worry]:
+    """What a Hamiltonian sampler's own diagnostics give to worry about."""
+    found: list[Worry] = []
+    count, share = diagnostics.get("divergences", 0), diagnostics.get("divergent_share", 0.0)
+    if count:
+        words = (
+            f"{count} transitions diverged ({share:.2%}): the density bends faster than the step "
+            "size follows, and its narrow parts are missing; raise target_accept, or reparametrise"
+        )
+        found.append((share > _DIVERGENT, words))
+    ratios = [r for r in diagnostics.get("ebfmi", []) if math.isfinite(r)]
+    if ratios and min(ratios) < _LOW_EBFMI and diagnostics["transitions"] >= _ENERGIES:
+        words = (
+            f"E-BFMI is {min(ratios):.2f} (below {_LOW_EBFMI}): energies are explored slowly, "
+            "tails are too short; run longer, or reparametrise"
+        )
+        found.append((True, words))
+    saturated = diagnostics.get("saturated_share", 0.0)
+    if saturated > _SATURATED:
+        words = (
+            f"{saturated:.0%} of the trees reached max_depth before turning: correct but slow; "
+            "raise max_depth, or lengthen burn_in"
+        )
+        found.append((False, words))
+    return found
+
+
+def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
+    """Outputs at some training rows and the likelihood's parameters: [S, entries]."""
+    rows = run.data.rows[run.run_of[0]][:_ROWS]
+    x, _ = run.data.take(rows, torch.tensor(run.run_of[0]))
+    draws = posterior.groups(None, 0)[0]
+    with torch.no_grad():
+        f = posterior._evaluate(draws, x)
+    own = [v.reshape(len(v), -1) for v in draws.theta().values()]
+    return torch.cat([*_compared(f, run.likelihood), *own], 1)
 
 
 def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:

@@ -46,6 +46,7 @@ class Record:
     diagnostics: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     validation: float | None = None  # mean log predictive of the held-out rows
+    stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
 
 
 class Posterior(ABC):

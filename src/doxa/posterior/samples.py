@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.errors import MethodError, MissingExtra
+from doxa import chains
+from doxa.errors import MethodError
 from doxa.posterior.base import register_posterior
 from doxa.posterior.weights import Draws, WeightPosterior
 
@@ -54,14 +55,7 @@ class SamplePosterior(WeightPosterior):
         return [Draws(self.layout.unflatten(flat), len(index), buffers=buffers)]
 
     def to_arviz(self) -> Any:
-        try:
-            import arviz_base
-        except ImportError as error:
-            raise MissingExtra(
-                "to_arviz needs the extra 'diagnostics': pip install 'doxa[diagnostics]'"
-            ) from error
-        values = self.layout.unflatten(self.samples.cpu())
-        return arviz_base.from_dict({"posterior": {k: v.numpy() for k, v in values.items()}})
+        return chains.to_arviz(self.layout.unflatten(self.samples), self.record.stats)
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"samples": self.samples}

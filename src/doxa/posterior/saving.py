@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
     tensors = {k: v.detach().cpu().contiguous() for k, v in posterior.tensors().items()}
     scales = {name: _pack(tree, f"scale.{name}", tensors) for name, tree in _trees(posterior)}
     record = posterior.record
+    tensors |= {f"stat.{k}": v.detach().cpu().contiguous() for k, v in record.stats.items()}
+    plain = asdict(replace(record, stats={})) | {"status": str(record.status)}
     meta = {
         "format": FORMAT,
         "kind": posterior.kind,
@@ -31,7 +33,7 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
         "scales": scales,
         "extra": store.encode(posterior.extra(), "extra"),
         "model": _model_meta(posterior.model, tensors),
-        "record": store.encode(asdict(record) | {"status": str(record.status)}, "record"),
+        "record": store.encode(plain, "record"),
         "reason": record.status.reason,
     }
     return tensors, meta
@@ -54,7 +56,9 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
     }
     posterior = cls.restore(common, tensors, store.decode(meta["extra"], "extra"))
     record = store.decode(meta["record"], "record")
-    posterior.record = Record(**record | {"status": Status(record["status"], meta["reason"])})
+    record["status"] = Status(record["status"], meta["reason"])
+    record["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
+    posterior.record = Record(**record)
     return posterior
 
 

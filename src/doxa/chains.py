@@ -1,0 +1,157 @@
+"""Have the chains met, and how many independent draws are they worth?
+
+Rank-normalised split R-hat, and bulk and tail effective sample sizes, after Vehtari, Gelman,
+Simpson, Carpenter & Bürkner (2021). Draws are replaced by normal scores of their ranks,
+
+    z = Φ⁻¹((r − 3/8) / (S + 1/4)),    R̂² = (W (L−1)/L + B/L) / W,    ESS = S / (1 + 2 Σ_t ρ_t)
+
+over 2K half-chains of length L; R-hat is the larger of that of z and of the folded |x − median|,
+which sees chains that differ in scale. The sum of autocorrelations is Geyer's (1992) initial
+monotone sequence. Energies tell whether a Hamiltonian sampler's momenta reach the tails
+(Betancourt, 2016):
+
+    E-BFMI = Σ_t (E_t − E_{t−1})² / Σ_t (E_t − Ē)²
+
+Every function takes draws [K chains, T draws, *entries] and works on all entries at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.errors import MissingExtra, ShapeError
+
+LEAST_DRAWS = 4
+
+
+def rhat(draws: Tensor) -> Tensor:
+    """Rank-normalised split R-hat: [*entries]; infinite where chains stand still apart."""
+    halves = split(draws)
+    folded = (halves - _median(halves)).abs()
+    return torch.maximum(_rhat(_normal_scores(halves)), _rhat(_normal_scores(folded)))
+
+
+def ess_bulk(draws: Tensor) -> Tensor:
+    """Independent draws that the centre of the distribution is worth: [*entries]."""
+    return _ess(_normal_scores(split(draws)))
+
+
+def ess_tail(draws: Tensor, probability: float = 0.05) -> Tensor:
+    """The smaller of the effective sizes of both tails, below the quantiles p and 1 − p."""
+    halves, flat = split(draws), draws.double().flatten(0, 1)
+    levels = torch.tensor([probability, 1 - probability], dtype=flat.dtype, device=flat.device)
+    low, high = torch.quantile(flat, levels, dim=0)
+    tails = [_ess((halves <= bound).to(halves.dtype)) for bound in (low, high)]
+    return torch.minimum(*tails)
+
+
+def ebfmi(energy: Tensor) -> Tensor:
+    """The energy's Bayesian fraction of missing information of each chain, [K, T] to [K]; below
+    0.3 the tails are explored too slowly. NaN where the energy stands still."""
+    if energy.ndim != 2 or energy.shape[1] < LEAST_DRAWS:
+        raise ShapeError(
+            f"energies must be [chains, draws] with {LEAST_DRAWS} draws or more, "
+            f"got {list(energy.shape)}"
+        )
+    energy = energy.double()
+    change = energy.diff(dim=1).square().sum(1)
+    return change / (energy - energy.mean(1, keepdim=True)).square().sum(1)
+
+
+def to_arviz(values: Mapping[str, Tensor], stats: Mapping[str, Tensor]) -> Any:
+    """Draws {name: [K, T, ...]} and what was said of each {name: [K, T]} as an arviz DataTree,
+    under the names that arviz knows."""
+    try:
+        import arviz_base
+    except ImportError as error:
+        raise MissingExtra(
+            "to_arviz needs the extra 'diagnostics': pip install 'doxa[diagnostics]'"
+        ) from error
+    groups = {"posterior": {k: v.detach().cpu().numpy() for k, v in values.items()}}
+    if stats:
+        named = {_ARVIZ.get(k, k): v.detach().cpu().numpy() for k, v in stats.items()}
+        if "diverging" in named:
+            named["diverging"] = named["diverging"].astype(bool)
+        groups["sample_stats"] = named
+    return arviz_base.from_dict(groups)
+
+
+_ARVIZ = {
+    "log_density": "lp", "accept": "acceptance_rate", "divergent": "diverging",
+    "divergence": "diverging", "diverged": "diverging", "depth": "tree_depth",
+    "leapfrogs": "n_steps",
+}  # fmt: skip
+
+
+def split(draws: Tensor) -> Tensor:
+    """Each chain cut into its first and last half, in double precision: [2K, L, *entries]."""
+    if draws.ndim < 2 or draws.shape[1] < LEAST_DRAWS:
+        raise ShapeError(
+            f"chains must be [chains, draws, ...] with {LEAST_DRAWS} draws or more, "
+            f"got {list(draws.shape)}"
+        )
+    half = draws.shape[1] // 2
+    return torch.cat([draws[:, :half], draws[:, draws.shape[1] - half :]]).double()
+
+
+def _median(halves: Tensor) -> Tensor:
+    ordered = halves.flatten(0, 1).sort(0).values
+    count = len(ordered)
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
+
+
+def _normal_scores(halves: Tensor) -> Tensor:
+    """Φ⁻¹ of the ranks over all chains; equal values share their average rank."""
+    flat = halves.flatten(0, 1)  # [S, *entries]
+    table = flat.reshape(len(flat), -1).T.contiguous()  # [E, S]
+    ordered = table.sort(1).values
+    below = torch.searchsorted(ordered, table)
+    upto = torch.searchsorted(ordered, table, right=True)
+    rank = 0.5 * (below + upto + 1).double()  # 1 … S
+    scores = torch.special.ndtri((rank - 0.375) / (table.shape[1] + 0.25))
+    return scores.T.reshape(halves.shape)
+
+
+def _rhat(parts: Tensor) -> Tensor:
+    length = parts.shape[1]
+    within = parts.var(1).mean(0)
+    between = parts.mean(1).var(0) * length
+    ratio = (within * (length - 1) + between) / (length * within)
+    still = torch.where(between > 0, torch.inf, 1.0).to(ratio)
+    return torch.where(within > 0, ratio, still).sqrt()
+
+
+def _ess(parts: Tensor) -> Tensor:
+    """[K, L, *entries] to [*entries]; all draws where they are constant, which no estimate of
+    autocorrelation could tell from independent ones: see `chains that stick`."""
+    count, length = parts.shape[:2]
+    total = count * length
+    covariance = _autocovariance(parts).mean(0)  # [L, *entries], over chains
+    within = covariance[0] * length / (length - 1)
+    spread = covariance[0] + (parts.mean(1).var(0) if count > 1 else 0.0)
+    rho = 1.0 - (within - covariance) / spread  # at lag 0 it is 1 by definition
+    rho[0] = 1.0
+    pairs = max(0, (length - 3) // 2)  # of lags; estimates at the longest rest on nothing
+    even, odd = rho[: 2 * pairs + 1 : 2], rho[1 : 2 * pairs : 2]
+    sums = even[:pairs] + odd
+    positive = (sums > 0).cumprod(0).bool()  # Geyer's initial positive sequence
+    falling = torch.where(positive, sums, torch.inf).cummin(0).values
+    tau = -1.0 + 2.0 * torch.where(positive, falling, 0.0).sum(0)
+    first = positive.sum(0).clamp_max(len(even) - 1)  # the pair that ended it
+    tau = tau + even.gather(0, first.unsqueeze(0)).squeeze(0).clamp_min(0.0)
+    size = total / tau.clamp_min(1.0 / math.log10(total))
+    return torch.where(spread > 0, size, float(total))
+
+
+def _autocovariance(parts: Tensor) -> Tensor:
+    """At every lag, by the fast Fourier transform: [K, L, *entries]."""
+    length = parts.shape[1]
+    centred = parts - parts.mean(1, keepdim=True)
+    padded = 1 << (2 * length - 1).bit_length()
+    power = torch.fft.rfft(centred, n=padded, dim=1).abs().square()
+    return torch.fft.irfft(power, n=padded, dim=1)[:, :length] / length

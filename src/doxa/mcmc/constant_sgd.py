@@ -1,0 +1,167 @@
+"""Constant-rate stochastic gradient descent as a sampler: the mini-batches are the only noise.
+
+    θ ← θ − ε ĝ,   ĝ = ∇Û/n
+
+Mandt, Hoffman & Blei (2017). Near an optimum with Hessian A of the mean loss and gradient noise
+Cov[ĝ] = C, the iterates become stationary with covariance Σ,
+
+    AΣ + ΣA − ε AΣA = ε C     (discrete; the paper's continuous-time limit drops ε AΣA),
+
+while the posterior is N(θ*, (nA/T)⁻¹). With the continuous Σ the divergence from one to the other,
+
+    KL = ½ [ tr(nAΣ)/T − log |nAΣ/T| − D ] = ½ [ ε n tr(C)/2T − D log ε + const ],
+
+because tr(AΣ) = ε tr(C)/2 and log|Σ| grows as D log ε. Its minimum is the paper's optimal rate,
+
+    ε* = 2 T D / (n tr C)  =  2 T (S/n) D / tr(BBᵀ)    for batches of S, C = BBᵀ/S.
+
+`rate=None` measures tr C at the optimum and takes ε*. One rate cannot fit every direction unless
+C ∝ A, which holds for a well-specified model: elsewhere the covariance is wrong in shape. ε* is
+held below 1/λ_max, the largest curvature, where SGD would otherwise explode; the diagnostics say
+when that happened. Batches are drawn independently (with replacement): in shuffled epochs the
+noise cancels over an epoch, and the stationary spread with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.mcmc.stochastic import (
+    StochasticGradient,
+    check_lengths,
+    check_positive,
+    joint,
+    report,
+    setting,
+    thinned,
+    uncertain,
+)  # fmt: skip
+from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
+from doxa.posterior import Posterior
+
+log = logging.getLogger("doxa")
+
+
+@store.register("constant-sgd")
+@dataclass(frozen=True)
+class ConstantSGD(StochasticGradient):
+    """Constant-rate SGD around an optimum that `fit`'s own steps, rate and optimiser find first.
+
+    Parameters
+    ----------
+    draws: kept from each chain, `thin` steps apart, after `burn_in` steps at the constant rate.
+    rate: ε, of the mean loss; None: the optimal rate, estimated at the optimum from `probes`
+        mini-batch gradients.
+    temperature: T; only `rate=None` can aim at it.
+    """
+
+    name: ClassVar[str] = "constant-sgd"
+    default_rate: ClassVar[float] = 1e-2
+    per_run: ClassVar[tuple[str, ...] | None] = ("rate", "temperature")
+
+    draws: int = 100
+    burn_in: int = 500
+    thin: int = 10
+    rate: float | None = None
+    probes: int = 100
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_lengths(self, draws=1, burn_in=0, thin=1, probes=2)
+        check_positive(self, "rate", "temperature")
+
+    def memory(self, theta: Tensor) -> State:
+        one = theta.new_zeros(theta.shape[0], 1)
+        return {"rate": one, "curvature": one.clone(), "limited": one.clone()}
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        free = uncertain(run)
+        yield optimise(log_joint, steps, name="maximum")
+        chosen = self.rate is not None or "rate" in run.hyper
+        if not chosen:
+            probe = Stage("gradient noise", self._probe(free), self.probes, batch="independent")
+            probe.enter = _start_probing
+            yield probe
+        settle = self._given if chosen else self._optimal(free)
+        if self.burn_in:
+            burn = Stage("burn-in", self.step_of(free), self.burn_in, batch="independent")
+            burn.enter, settle = settle, None
+            yield burn
+        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        yield Stage("sample", self.step_of(free), sampled, "independent", keep, enter=settle)
+
+    def total_steps(self, steps: int) -> int:
+        probes = self.probes if self.rate is None else 0
+        return steps + probes + self.burn_in + self.draws * self.thin
+
+    def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
+        return {"theta": torch.addcmul(state["theta"], run.descent(grad), state["rate"], value=-1)}
+
+    def _given(self, run: Run, state: State) -> State:
+        rate = setting(run, self, "rate")
+        return {**state, "rate": torch.zeros_like(state["rate"]) + rate}
+
+    def _probe(self, free: Tensor | None):  # type: ignore[no-untyped-def]
+        """At rest: the spread of ĝ over batches, and the largest curvature by power iteration,
+        v ← Av/‖Av‖ with Av from the difference of two gradients."""
+
+        def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            value, grad, changed = joint(run, state, batch)
+            mean = run.descent(grad)
+            theta, v = state["theta"], state["probe.direction"]
+            v = torch.where(clock.t == 0, clock.noise(theta.shape[1]), v)
+            if free is not None:
+                mean, v = mean * free, v * free
+            v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            width = torch.finfo(theta.dtype).eps ** (1 / 3) * (1 + theta.norm(dim=1, keepdim=True))
+            ahead = joint(run, {**state, "theta": theta + width * v}, batch)[1]
+            bent = (run.descent(ahead) - mean) / width  # Av
+            bent = bent if free is None else bent * free
+            count = clock.t.to(theta.dtype) + 1
+            away = mean - state["probe.mean"]
+            centre = state["probe.mean"] + away / count
+            spread = state["probe.spread"] + (away * (mean - centre)).sum(1, keepdim=True)
+            curvature = torch.maximum(state["curvature"], bent.norm(dim=1, keepdim=True))
+            new = {"probe.direction": bent, "probe.mean": centre, "probe.spread": spread,
+                   "curvature": curvature}  # fmt: skip
+            return {**state, **changed, **new}, report(run, value)
+
+        return step
+
+    def _optimal(self, free: Tensor | None):  # type: ignore[no-untyped-def]
+        def enter(run: Run, state: State) -> State:
+            heat = setting(run, self, "temperature")
+            trace = state["probe.spread"] / (self.probes - 1)  # tr C
+            size = state["theta"].shape[1] if free is None else int(free.sum())
+            best = 2.0 * heat * size / (run.n.unsqueeze(1) * trace.clamp_min(1e-30))
+            most = 1.0 / state["curvature"].clamp_min(1e-30)
+            if bool((best > most).any()):
+                log.warning("constant-sgd: the optimal rate %.3g would explode along the steepest "
+                            "direction; held at %.3g, one over its curvature",
+                            float(best.max()), float(most.min()))  # fmt: skip
+            limited = (best > most).to(best.dtype)
+            return {**state, "rate": torch.minimum(best, most), "limited": limited}
+
+        return enter
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        posterior = super().finish(run, state, kept)
+        posterior.record.diagnostics |= {
+            "rate": state["rate"].flatten().tolist(),
+            "rate_limited": bool(state["limited"].any()),
+        }
+        return posterior
+
+
+def _start_probing(run: Run, state: State) -> State:
+    zero = torch.zeros_like(state["theta"])
+    return {**state, "probe.direction": zero, "probe.mean": zero.clone(),
+            "probe.spread": torch.zeros_like(state["rate"])}  # fmt: skip

@@ -1,0 +1,124 @@
+"""Cyclical stochastic gradient MCMC: hot steps find a mode, small steps with noise sample it.
+
+    η_k = η₀/2 · [ cos(π k/K) + 1 ],   k = 0 … K − 1 within each of the cycles
+
+Zhang, Li, Zhang, Chen & Wilson (2020). The first share of a cycle (`exploration`) descends
+without noise at a large step, the rest samples with noise while the step falls to zero; then the
+step jumps back and the chain leaves for another mode. Inside is SGLD or SGHMC. Use it where the
+posterior has many modes and one chain must visit several. How long it stays in a mode says nothing
+of the mode's mass: every cycle counts the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.errors import MethodError
+from doxa.mcmc.noise_ahead import normals, with_noise
+from doxa.mcmc.stochastic import (
+    StochasticGradient,
+    check_lengths,
+    check_positive,
+    plus,
+    rates,
+    root,
+    setting,
+    thinned,
+    uncertain,
+)  # fmt: skip
+from doxa.method import Clock, Run, Stage, State, log_joint, optimise
+
+
+@store.register("cyclical")
+@dataclass(frozen=True)
+class CyclicalSGMCMC(StochasticGradient):
+    """SGLD or SGHMC under a cyclical step size.
+
+    Parameters
+    ----------
+    inner: "sgld" or "sghmc".
+    cycles: how often the step size starts anew.
+    draws: kept from each chain in each cycle, `thin` steps apart.
+    exploration: the share of a cycle without noise, in [0, 1), before its draws; a cycle has
+        draws · thin / (1 − exploration) steps.
+    step: η₀, at the start of each cycle; None: the rate of `fit` over n.
+    friction: α of SGHMC. temperature: T.
+    """
+
+    name: ClassVar[str] = "cyclical"
+    default_rate: ClassVar[float] = 1e-2
+    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
+
+    inner: str = "sgld"
+    cycles: int = 4
+    draws: int = 25
+    thin: int = 10
+    exploration: float = 0.8
+    step: float | None = None
+    friction: float = 0.1
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_lengths(self, cycles=1, draws=1, thin=1)
+        check_positive(self, "step", "temperature")
+        if self.inner not in ("sgld", "sghmc"):
+            raise MethodError(f"inner must be 'sgld' or 'sghmc', not {self.inner!r}")
+        if not 0 <= self.exploration < 1:
+            raise MethodError(f"exploration must lie in [0, 1), not {self.exploration!r}")
+        if not 0 < self.friction <= 1:
+            raise MethodError(f"friction must lie in (0, 1], not {self.friction!r}")
+
+    @property
+    def explored(self) -> int:
+        """Steps of a cycle before its first noise."""
+        return round(self.draws * self.thin * self.exploration / (1.0 - self.exploration))
+
+    @property
+    def length(self) -> int:
+        """Steps of a cycle."""
+        return self.explored + self.draws * self.thin
+
+    def memory(self, theta: Tensor) -> State:
+        return {"velocity": torch.zeros_like(theta)} if self.inner == "sghmc" else {}
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        free = uncertain(run)
+        if free is not None:  # the rest is a point estimate, found first
+            yield optimise(log_joint, steps, name="maximum")
+        keep, sampled = thinned(run, self.draws * self.cycles, self.thin), self.draws * self.thin
+        at = torch.arange(self.length, dtype=torch.float64) / self.length
+        size = rates(run, self, 0.5 * (1.0 + torch.cos(math.pi * at)))  # η_k
+        explore, sample = self.step_of(free, self._descend), self.step_of(free)
+        first = self.explored
+        for i in range(1, self.cycles + 1):
+            if first:
+                yield Stage(f"explore {i}", explore, first, rates=size[:first])
+            stage = Stage(f"sample {i}", sample, sampled, keep=keep, rates=size[first:])
+            yield with_noise(run, stage)
+
+    def total_steps(self, steps: int) -> int:
+        return self.cycles * self.length
+
+    @property
+    def _damping(self) -> float:
+        return 1.0 if self.inner == "sgld" else self.friction
+
+    def _descend(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
+        return self._pushed(state, clock.rate * grad)
+
+    def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
+        heat = root(clock.rate * (2.0 * self._damping * setting(run, self, "temperature")))
+        return self._pushed(state, plus(clock.rate * grad, heat, normals(state, clock)))
+
+    def _pushed(self, state: State, push: Tensor) -> State:
+        if self.inner == "sgld":
+            return {"theta": state["theta"] + push}
+        velocity = plus(push, 1.0 - self._damping, state["velocity"])
+        return {"theta": state["theta"] + velocity, "velocity": velocity}

@@ -1,0 +1,192 @@
+"""What every sampler with an acceptance test shares: target, stages, and the posterior it gives.
+
+The target is exp(log_joint/T), of a model or of a bare log density. Burn-in is one stage, so that
+it is recorded or compiled once; what happens at the ends of its windows happens between steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.mcmc.convergence import chain_status, worries
+from doxa.mcmc.leapfrog import Density
+from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
+from doxa.posterior import Posterior, SamplePosterior
+
+log = logging.getLogger("doxa")
+
+
+Move = Callable[[State, Batch, Clock], tuple[State, Info]]
+
+
+class Kernel(Method):
+    """Base of Metropolis, HMC and NUTS: frozen dataclasses with these fields and more."""
+
+    draws: int
+    burn_in: int
+    thin: int
+    temperature: float
+    tallied: ClassVar[tuple[str, ...]] = ("accept",)  # of Info: what is summed up while sampling
+
+    @abstractmethod
+    def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        """One transition of every chain. Info is [M] each and holds "accept" at least; "energy"
+        and "divergent" where there are any."""
+
+    def captures(self, run: Run) -> bool:
+        """Whether a transition is executed as one fixed sequence of tensor operations."""
+        return True
+
+    def move(self, run: Run) -> Move:
+        """`transition`, with whatever the transitions of one run share."""
+        return partial(self.transition, run)
+
+    @abstractmethod
+    def own_state(self, run: Run, unfixed: Tensor) -> State:
+        """The kernel's own part of the state; `unfixed` [M, P] is 1 where a parameter moves."""
+
+    @abstractmethod
+    def adapt(self, run: Run, state: State, info: Info) -> State:
+        """What each transition of burn-in changes."""
+
+    @abstractmethod
+    def settle(self, run: Run, state: State) -> State:
+        """What changes when burn-in is over."""
+
+    def begin(self, run: Run, state: State) -> State:
+        """What happens before burn-in."""
+        return state
+
+    def marks(self) -> Marks:
+        """What happens between transitions of burn-in: {before which one: what}."""
+        return {}
+
+    def report(self, state: State) -> dict[str, Any]:
+        """The kernel's own diagnostics."""
+        return {}
+
+    def init(self, run: Run) -> State:
+        if run.model is not None and run.model.batch_norm:
+            log.warning("%s: BatchNorm is frozen at the network's own statistics", self.name)
+        theta = run.start()
+        zero = theta.new_zeros(len(theta))
+        counts = ("transitions", *(f"sum.{name}" for name in self.tallied), *_ENERGY)
+        buffers = run.init_buffers() if run.model is not None else {}
+        return {
+            "theta": theta, "grad": torch.zeros_like(theta), "log_density": zero - torch.inf,
+            **{name: zero.clone() for name in counts},
+            **self.own_state(run, unfixed(run).expand_as(theta)), **buffers,
+        }  # fmt: skip
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        if run.model is not None and run.model.subset != "all":
+            yield optimise(log_joint, steps, name="maximum")  # the rest is a point, found first
+        move = self.move(run)
+        if self.burn_in:
+            burn_in = self._stage("burn-in", self.burn_in, move, adapting=True)
+            burn_in.marks, burn_in.capturable = self.marks(), self.captures(run)
+            burn_in.enter = lambda run, state: self.begin(run, self._arrive(run, state))
+            yield burn_in
+        sample = self._stage("sample", self.draws * self.thin, move, adapting=False)
+        sample.keep, sample.capturable = self.thin, self.captures(run)
+        sample.enter = self._enter_sampling
+        yield sample
+
+    def total_steps(self, steps: int) -> int:
+        return self.burn_in + self.draws * self.thin
+
+    def _stage(self, name: str, steps: int, move: Move, adapting: bool) -> Stage:
+        def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            new, info = move(state, batch, clock)
+            new = self.adapt(run, new, info) if adapting else self._tally(new, info)
+            return new, {**info, "log_density": new["log_density"]}
+
+        return Stage(name, step, steps, batch="all")
+
+    def _enter_sampling(self, run: Run, state: State) -> State:
+        state = self._arrive(run, state)
+        return self.settle(run, state) if self.burn_in else state
+
+    def density(self, run: Run, state: State, batch: Batch) -> Density:
+        """log π(θ) = log_joint/T and its gradient, as a function of θ [M, P]."""
+        if self.temperature == 1.0 and "temperature" not in run.hyper:
+            return lambda theta: run.joint(theta, batch, state)
+        heat = run.field(self, "temperature")
+
+        def tempered(theta: Tensor) -> tuple[Tensor, Tensor]:
+            value, grad = run.joint(theta, batch, state)
+            return value / heat, grad / heat.unsqueeze(1)
+
+        return tempered
+
+    def _arrive(self, run: Run, state: State) -> State:
+        """The state with density and gradient at its position."""
+        value, grad = self.density(run, state, run.rows().batch(0))(state["theta"])
+        return {**state, "log_density": value, "grad": grad}
+
+    def _tally(self, state: State, info: Info) -> State:
+        """Sums over the sampling stage, and what E-BFMI is made of."""
+        count = state["transitions"] + 1
+        sums = {f"sum.{name}": state[f"sum.{name}"] + info[name] for name in self.tallied}
+        new = {**state, **sums, "transitions": count}
+        return {**new, **_energies(state, info["energy"], count)} if "energy" in info else new
+
+    def share(self, state: State, name: str) -> Tensor:
+        """The mean of something tallied, a transition: [M]."""
+        return state[f"sum.{name}"] / state["transitions"].clamp(min=1)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        last = state["theta"].unsqueeze(1)  # [K, 1, P]: all there is of a run stopped too early
+        samples = last if kept is None else kept.transpose(0, 1).contiguous()
+        posterior = SamplePosterior(samples=samples, **run.common(self), **run.shared(state))
+        accept = self.share(state, "accept")
+        posterior.record.diagnostics |= {"accept": accept.tolist(), **self.report(state)}
+        chain_status(posterior, run, float(accept.min()), worries(posterior.diagnostics))
+        return posterior
+
+
+def acceptance(change: Tensor) -> Tensor:
+    """min(1, exp(change)) of a change in log density or in −H; 0 where it is not a number."""
+    return torch.nan_to_num(change.clamp(max=0.0).exp(), nan=0.0)
+
+
+_ENERGY = ("energy.last", "energy.mean", "energy.square", "energy.jumps")
+
+
+def _energies(state: State, energy: Tensor, count: Tensor) -> State:
+    """Running mean, sum of squares, and sum of squared jumps from one transition to the next."""
+    away = energy - state["energy.mean"]
+    mean = state["energy.mean"] + away / count
+    jump = torch.where(count > 1, energy - state["energy.last"], torch.zeros_like(energy))
+    return {
+        "energy.last": energy, "energy.mean": mean,
+        "energy.square": state["energy.square"] + away * (energy - mean),
+        "energy.jumps": state["energy.jumps"] + jump.square(),
+    }  # fmt: skip
+
+
+def unfixed(run: Run) -> Tensor:
+    """1 for every parameter that is sampled, 0 for those outside a model's subset: [P]."""
+    size = run.start().shape[1]
+    free = torch.ones(size, device=run.device, dtype=run.dtype)
+    if run.model is not None and run.model.subset != "all":
+        fixed = set(run.layout.names) - set(run.model.subset_names)
+        fixed = {name for name in fixed if not name.startswith("likelihood.")}
+        free[run.layout.index(fixed).to(run.device)] = 0.0
+    return free
+
+
+def check_lengths(method: Kernel) -> None:
+    if min(method.draws, method.thin) < 1 or method.burn_in < 0:
+        raise MethodError("draws and thin must be at least 1, burn_in at least 0")
+    if not method.temperature > 0:
+        raise MethodError("temperature must be positive")

@@ -1,0 +1,67 @@
+"""The mass matrix, estimated from a window of draws.
+
+    M⁻¹ = n/(n+5) · Σ̂ + 10⁻³ · 5/(n+5) · I        (as Stan regularises)
+
+with Σ̂ the variances, or the whole covariance, of the window's n draws of each chain, by Welford's
+update. Every chain has its own: members never interact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from doxa.mcmc.leapfrog import free
+from doxa.run import State
+
+KINDS = ("diagonal", "dense")
+
+
+def start_mass(unfixed: Tensor, kind: str) -> State:
+    """Unit mass for the parameters that move (`unfixed`, 1 or 0, [M, P]), and no draw seen."""
+    metric = unfixed if kind == "diagonal" else torch.diag_embed(unfixed)
+    return {"metric": metric.clone(), **_fresh(unfixed, metric)}
+
+
+def _fresh(theta: Tensor, metric: Tensor) -> State:
+    zero = torch.zeros_like(theta)
+    return {
+        "welford.count": zero[:, 0].clone(), "welford.mean": zero,
+        "welford.square": torch.zeros_like(metric),
+    }  # fmt: skip
+
+
+def observe(state: State) -> State:
+    """Add the current draw to the running mean and sum of squares (or of outer products)."""
+    count = state["welford.count"] + 1
+    away = state["theta"] - state["welford.mean"]
+    mean = state["welford.mean"] + away / count.unsqueeze(1)
+    rest = state["theta"] - mean
+    square = state["welford.square"]
+    square = square + away * rest if square.ndim == 2 else torch.baddbmm(
+        square, away.unsqueeze(2), rest.unsqueeze(1)
+    )  # fmt: skip
+    return {"welford.count": count, "welford.mean": mean, "welford.square": square}
+
+
+def forget(state: State) -> State:
+    """Begin a window: what was seen before is dropped."""
+    return {**state, **_fresh(state["theta"], state["metric"])}
+
+
+def learn_mass(state: State) -> State:
+    """End a window: the metric from its draws, and a new window begins."""
+    moving, square = free(state["metric"]), state["welford.square"]
+    n = state["welford.count"].reshape(-1, *(1,) * (square.ndim - 1))
+    shrunk = square / (n - 1).clamp(min=1) * (n / (n + 5))
+    ridge = 1e-3 * 5 / (n + 5)
+    if square.ndim == 2:
+        metric = (shrunk + ridge).sqrt() * moving
+    else:
+        eye = torch.eye(square.shape[1], device=square.device, dtype=square.dtype)
+        factor, failed = torch.linalg.cholesky_ex(shrunk + ridge * eye)
+        scales = torch.diag_embed((shrunk.diagonal(dim1=1, dim2=2) + ridge[..., 0]).sqrt())
+        broken = (failed > 0) | ~torch.isfinite(factor).all(2).all(1)
+        metric = torch.where(broken[:, None, None], scales, factor) * moving.unsqueeze(2)
+    fine = torch.isfinite(metric).flatten(1).all(1).reshape(-1, *(1,) * (metric.ndim - 1))
+    return forget({**state, "metric": torch.where(fine, metric, state["metric"])})

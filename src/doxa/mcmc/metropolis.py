@@ -1,0 +1,150 @@
+"""Random-walk Metropolis with a proposal that learns its shape and its scale in burn-in.
+
+    θ' = θ + s · F ε,  ε ~ N(0, I);   accept with probability min(1, p(θ', D)^{1/T} / p(θ, D)^{1/T})
+
+Metropolis et al. (1953). F Fᵀ is the covariance of the draws in the windows of burn-in (Haario,
+Saksman & Tamminen, 2001; windows as in `doxa.mcmc.adaptation`). The scale follows a Robbins–Monro
+recursion, log s ← log s + γ_t (α − α*), towards the acceptance that is best for random walks, 0.234
+(0.44 in one dimension; Roberts, Gelman & Gilks, 1997). Neither changes while draws are kept.
+Needs no gradient: for checks, and for targets of a few dimensions. Its cost grows with the number
+of parameters P, HMC's with P^{1/4}: for networks use `HMC` or `NUTS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.mcmc.adaptation import windows
+from doxa.mcmc.kernel import Kernel, acceptance, check_lengths
+from doxa.mcmc.leapfrog import free, push
+from doxa.mcmc.mass import KINDS, forget, learn_mass, observe, start_mass
+from doxa.method import Clock, Info, Mark, Marks, Run, State
+
+
+@store.register("metropolis")
+@dataclass(frozen=True)
+class Metropolis(Kernel):
+    """Adaptive random-walk Metropolis.
+
+    Parameters
+    ----------
+    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
+    scale: of the first proposals, in units of 2.38/√P; burn-in adapts it.
+    covariance: what is learned of the proposal's shape, "dense" or "diagonal".
+    thin: keep every `thin`-th draw. temperature: T.
+    """
+
+    name: ClassVar[str] = "metropolis"
+    default_members: ClassVar[int] = 4
+    per_run: ClassVar[tuple[str, ...] | None] = ("scale", "temperature")
+
+    draws: int = 2000
+    burn_in: int = 2000
+    scale: float = 1.0
+    thin: int = 1
+    temperature: float = 1.0
+    covariance: str = "dense"
+
+    def __post_init__(self) -> None:
+        check_lengths(self)
+        if not 0 < self.scale < float("inf"):
+            raise MethodError("scale must be positive")
+        if self.covariance not in KINDS:
+            raise MethodError(f"covariance must be one of {KINDS}, not {self.covariance!r}")
+
+    def own_state(self, run: Run, unfixed: Tensor) -> State:
+        moving = unfixed.sum(1).clamp(min=1)
+        step = 2.38 * moving.rsqrt() * run.field(self, "scale")
+        return {**_untuned(step), **start_mass(unfixed, self.covariance)}
+
+    def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        theta, density = state["theta"], state["log_density"]
+        noise = clock.noise(theta.shape[1])
+        proposal = theta + state["step"].unsqueeze(1) * push(state["metric"], noise)
+        value = self._value(run, state, proposal, batch)
+        rate = acceptance(value - density)
+        accept = clock.uniform(1).squeeze(1) < rate
+        new = {
+            **state,
+            "theta": torch.where(accept.unsqueeze(1), proposal, theta),
+            "log_density": torch.where(accept, value, density),
+        }
+        return new, {"accept": rate, "step_size": state["step"]}
+
+    def adapt(self, run: Run, state: State, info: Info) -> State:
+        several = free(state["metric"]).sum(1) > 1
+        target = torch.where(several, 0.234, 0.44)
+        count = state["tuned"] + 1
+        gain = 2 * (count + 4) ** -0.6
+        log_step = state["step"].log() + gain * (info["accept"] - target)
+        mean = state["tuned.mean"] + (log_step - state["tuned.mean"]) / count
+        new = {"step": log_step.exp(), "tuned": count, "tuned.mean": mean}
+        return {**state, **new, **observe(state)}
+
+    def begin(self, run: Run, state: State) -> State:
+        return self._seek(run, state, state["step"], 0)
+
+    def _seek(self, run: Run, state: State, step: Tensor, t: int) -> State:
+        """Halve the scale until a proposal is not hopeless."""
+        batch, noise = run.rows().batch(0), run.noise(f"scale/{t}")
+        seeking = torch.isfinite(state["log_density"])
+        for trial in range(60):
+            away = push(state["metric"], noise.normal((state["theta"].shape[1],), trial))
+            there = self._value(run, state, state["theta"] + step.unsqueeze(1) * away, batch)
+            seeking = seeking & ~(there - state["log_density"] > -3.0)
+            if not bool(seeking.any()):
+                break
+            step = torch.where(seeking, 0.5 * step, step)
+        return {**state, **_untuned(step)}
+
+    def marks(self) -> Marks:
+        bounds = windows(self.burn_in)
+        if not bounds:
+            return {}
+        start, *ends = bounds
+        return {start: lambda run, state: forget(state), **{t: self._window_end(t) for t in ends}}
+
+    def _window_end(self, t: int) -> Mark:
+        """A new shape, and from it the scale that suits a Gaussian, or less."""
+
+        def mark(run: Run, state: State) -> State:
+            moving = free(state["metric"]).sum(1).clamp(min=1)
+            return self._seek(run, learn_mass(state), 2.38 * moving.rsqrt(), t)
+
+        return mark
+
+    def settle(self, run: Run, state: State) -> State:
+        tuned = torch.where(state["tuned"] > 0, state["tuned.mean"].exp(), state["step"])
+        return {**state, "step": tuned}
+
+    def report(self, state: State) -> dict[str, Any]:
+        return {"step_size": state["step"].tolist()}
+
+    def _value(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
+        """log_joint/T alone, [M]: no gradient is needed."""
+        values = []
+        with torch.no_grad():
+            for part in run.engine.chunks(len(theta)):
+                if run.density is not None:
+                    values.append(run.density(theta[part]))
+                    continue
+                buffers = {k: v[part] for k, v in run.buffers(state).items()} or None
+                rows = batch.members(part)
+                values.append(run.log_likelihood(theta[part], rows, part, buffers=buffers))
+            value = torch.cat(values)
+            if run.density is None:
+                value = value + run.prior.log_prob(theta)
+        return value / run.field(self, "temperature")
+
+
+def _untuned(step: Tensor) -> State:
+    """The scale, and its running mean in logarithms since the window began."""
+    zero = torch.zeros_like(step)
+    return {"step": step, "tuned": zero, "tuned.mean": zero.clone()}

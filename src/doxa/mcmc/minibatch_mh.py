@@ -1,0 +1,170 @@
+"""Metropolis–Hastings whose acceptance looks at a mini-batch only, and is biased for it.
+
+    log a = [Û(θ) − Û(θ')]/T + log q(θ | θ') − log q(θ' | θ),   accept with probability min(1, a)
+
+with Û on one batch, the same for both. The batch's *mean*, times n, estimates the data set's sum:
+a plain sum over the batch would target a posterior of B rows. It is the lecture's step between
+exact Metropolis and SGLD; Korattikara, Chen & Welling (2014) and Bardenet, Doucet & Holmes (2017)
+study what it costs. Proposals are
+
+    "langevin"   θ' = θ − η∇Û(θ) + √(2ηT) ε        (a gradient at θ and one at θ')
+    "walk"       θ' = θ + √(2ηT) ε                 (no gradient)
+
+The estimate of log a has noise. Unlike the noise of a gradient it does not average out: a lucky
+batch lets a bad proposal through, and what the chain is stationary at is wider than the posterior,
+the more so the larger the moves and the smaller the batch; it vanishes as B → n and as η → 0. Use
+it to see why SGLD drops the acceptance step; for exact draws take `Metropolis`, `HMC` or `NUTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.mcmc.stochastic import (
+    Step,
+    StochasticGradient,
+    check_lengths,
+    check_positive,
+    report,
+    setting,
+    step_size,
+    thinned,
+    uncertain,
+)  # fmt: skip
+from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
+from doxa.posterior import Posterior
+
+_TARGET = {"langevin": 0.574, "walk": 0.234}  # optimal in high dimension (Roberts & Rosenthal 2001)
+
+
+@store.register("minibatch-mh")
+@dataclass(frozen=True)
+class MinibatchMH(StochasticGradient):
+    """Approximate Metropolis–Hastings on mini-batches.
+
+    Parameters
+    ----------
+    draws: kept from each chain, `thin` transitions apart, after `burn_in` transitions.
+    proposal: "langevin" or "walk".
+    step: η; None: starts at the rate of `fit` over n and is adapted in burn-in towards
+        `target_accept` (None: 0.574 for "langevin", 0.234 for "walk").
+    temperature: T.
+    """
+
+    name: ClassVar[str] = "minibatch-mh"
+    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
+    batch_norm: ClassVar[str] = "BatchNorm is frozen at the statistics that the network came with"
+
+    draws: int = 500
+    burn_in: int = 1000
+    thin: int = 10
+    proposal: str = "langevin"
+    step: float | None = None
+    target_accept: float | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_lengths(self, draws=1, burn_in=0, thin=1)
+        check_positive(self, "step", "temperature")
+        if self.proposal not in _TARGET:
+            raise MethodError(f"proposal must be one of {sorted(_TARGET)}, not {self.proposal!r}")
+        if self.target_accept is not None and not 0 < self.target_accept < 1:
+            raise MethodError(f"target_accept must lie in (0, 1), not {self.target_accept!r}")
+
+    def init(self, run: Run) -> State:
+        state = super().init(run)
+        zero = state["theta"].new_zeros(run.size, 1)
+        return {**state, "step": zero + step_size(run, self), "accepted": zero}
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        free = uncertain(run)
+        if free is not None:  # the rest is a point estimate, found first
+            yield optimise(log_joint, steps, name="maximum")
+        adapting = self.step is None and "step" not in run.hyper
+        if self.burn_in:
+            burn = self._transition(free, adapting)
+            yield Stage("burn-in", burn, self.burn_in, batch="independent")
+        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        sample = self._transition(free, adapting=False)
+        yield Stage("sample", sample, sampled, "independent", keep, enter=_count_anew)
+
+    def total_steps(self, steps: int) -> int:
+        return self.burn_in + self.draws * self.thin
+
+    def _transition(self, free: Tensor | None, adapting: bool) -> Step:
+        target = self.target_accept or _TARGET[self.proposal]
+
+        def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            theta, size = state["theta"], state["step"]  # [M, P], [M, 1]
+            heat = setting(run, self, "temperature")
+            noise = clock.noise(theta.shape[1])
+            noise = noise if free is None else noise * free
+            moved = (2.0 * size * heat).sqrt() * noise
+            if self.proposal == "walk":
+                there = theta + moved
+                value, new = _value(run, state, theta, batch), _value(run, state, there, batch)
+                ways = torch.zeros_like(value)
+            else:
+                value, pull = _pull(run, state, theta, batch, free)
+                there = theta + size * pull + moved
+                new, back = _pull(run, state, there, batch, free)
+                away = theta - there - size * back
+                there_and_back = 0.5 * noise.square() - away.square() / (4.0 * size * heat)
+                ways = there_and_back.sum(1)  # log q(θ | θ') − log q(θ' | θ)
+            change = (new - value).unsqueeze(1) / heat + ways.unsqueeze(1)
+            change = torch.nan_to_num(change, nan=-torch.inf, posinf=-torch.inf)
+            rate = change.exp().clamp(max=1.0)  # [M, 1]
+            accept = clock.uniform(1) < rate
+            theta = torch.where(accept, there, theta)
+            if adapting:  # log η climbs where too much is accepted (Robbins & Monro)
+                size = size * ((rate - target) * (clock.t.to(size.dtype) + 1.0) ** -0.6).exp()
+            now = torch.where(accept.squeeze(1), new, value)
+            info = report(run, now) | {"accept": rate.squeeze(1), "step_size": size.squeeze(1)}
+            accepted = state["accepted"] + rate
+            return {**state, "theta": theta, "step": size, "accepted": accepted}, info
+
+        return step
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        accept = (state["accepted"] / (self.draws * self.thin)).flatten()
+        posterior = super().finish(run, state, kept)
+        posterior.record.diagnostics |= {
+            "accept": accept.tolist(), "step_size": state["step"].flatten().tolist(),
+        }  # fmt: skip
+        return posterior
+
+    def acceptance(self, state: State) -> float:
+        return float((state["accepted"] / (self.draws * self.thin)).min())
+
+
+def _value(run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
+    """−Û, [M], without its gradient."""
+    if run.density is not None:
+        return run.density(theta)
+    parts = []
+    for part in run.engine.chunks(run.size):
+        whole = part.stop - part.start == run.size
+        rows, members = (batch, slice(None)) if whole else (batch.members(part), part)
+        buffers = {k: v[part] for k, v in run.buffers(state).items()} or None
+        parts.append(run.log_likelihood(theta[part], rows, members, buffers=buffers))
+    return torch.cat(parts) + run.prior.log_prob(theta)
+
+
+def _pull(
+    run: Run, state: State, theta: Tensor, batch: Batch, free: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """−Û and −∇Û where weights are sampled."""
+    value, grad = run.joint(theta, batch, state)
+    return value, grad if free is None else grad * free
+
+
+def _count_anew(run: Run, state: State) -> State:
+    return {**state, "accepted": torch.zeros_like(state["accepted"])}

@@ -1,0 +1,94 @@
+"""The no-U-turn sampler: Hamiltonian Monte Carlo that finds its own trajectory length.
+
+    grow the trajectory by doubling, forwards or backwards at random, until it turns back;
+    take one of its points z with probability proportional to exp(−H(z))
+
+Hoffman & Gelman (2014), with multinomial draws and the generalised U-turn of Betancourt (2017), as
+in Stan; `doxa.mcmc.tree` has the trajectory. All chains advance together, and each transition lasts
+as long as its longest tree: no trajectory length to choose, at the price of waiting. Burn-in finds
+step size and mass as `doxa.mcmc.adaptation` says. Full-data gradients; dropout is off and BatchNorm
+frozen. A transition is no fixed sequence of operations, so that only its leaves are recorded or
+compiled, never the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.mcmc.hamiltonian import Hamiltonian, check
+from doxa.mcmc.kernel import Move
+from doxa.mcmc.recorded import Recorded
+from doxa.mcmc.tree import Leaf, grow, sprout
+from doxa.method import Clock, Info, Run, State
+
+
+@store.register("nuts")
+@dataclass(frozen=True)
+class NUTS(Hamiltonian):
+    """Multinomial no-U-turn sampler.
+
+    Parameters
+    ----------
+    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
+    target_accept: what the step size is adapted towards; nearer to 1 where transitions diverge.
+    max_depth: at most 2^max_depth − 1 leapfrog steps a transition.
+    mass: "diagonal" (a scale a parameter) or "dense" (a covariance; up to some hundreds of them).
+    thin: keep every `thin`-th draw. temperature: T.
+    """
+
+    name: ClassVar[str] = "nuts"
+    default_members: ClassVar[int] = 4
+    per_run: ClassVar[tuple[str, ...] | None] = ("target_accept", "temperature")
+    tallied: ClassVar[tuple[str, ...]] = (*Hamiltonian.tallied, "depth", "saturated")
+
+    draws: int = 500
+    burn_in: int = 500
+    target_accept: float = 0.8
+    max_depth: int = 10
+    mass: str = "diagonal"
+    thin: int = 1
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not 1 <= self.max_depth <= 20:
+            raise MethodError("max_depth must lie between 1 and 20")
+
+    def captures(self, run: Run) -> bool:
+        return False
+
+    def move(self, run: Run) -> Move:
+        def inner(state: State, batch: Batch, branch: State) -> State:
+            return sprout(self.density(run, state, batch), branch)
+
+        recorded = Recorded(run, inner, self.total_steps(0) * 2 ** min(self.max_depth, 4))
+
+        def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            leaf = lambda branch: recorded(state, batch, clock, branch)  # noqa: E731
+            new, info = self._transition(state, clock, leaf)
+            return {**new, "inner.mode": torch.full_like(info["accept"], recorded.mode)}, info
+
+        return move
+
+    def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        density = self.density(run, state, batch)
+        return self._transition(state, clock, lambda branch: sprout(density, branch))
+
+    def _transition(self, state: State, clock: Clock, leaf: Leaf) -> tuple[State, Info]:
+        start, step = self.depart(state, clock), state["step"].unsqueeze(1)
+        found = grow(leaf, start, state["metric"], step, clock, self.max_depth)
+        new = {**state, **{name: found.pop(name) for name in ("theta", "grad", "log_density")}}
+        return new, {**found, "step_size": state["step"]}
+
+    def report(self, state: State) -> dict[str, Any]:
+        return {
+            **super().report(state),
+            "tree_depth": self.share(state, "depth").tolist(),
+            "saturated_share": float(self.share(state, "saturated").mean()),
+        }

@@ -1,0 +1,133 @@
+"""Stochastic gradient Hamiltonian Monte Carlo: momentum SGD with the right amount of noise.
+
+    v ← (1 − α) v − η ∇Û(θ) + √(2 (α − β̂) η T) ε,    θ ← θ + v
+
+Chen, Fox & Guestrin (2014), eq. 15. It is the Euler discretisation of a damped mass in the
+potential U: with time step dt, mass m and damping β,
+
+    p ← (1 − dt β/m) p − dt ∇Û + noise,   W ← W + (dt/m) p      gives   η = dt²/m,  α = dt β/m,
+
+and without the noise it is momentum SGD (`momentum_sgd`). On a quadratic potential of curvature λ
+with gradient noise of variance C, and β̂ = 0, the variance of θ is
+
+    (1 + ηC / 2αT) / (1 − ηλ / (4 − 2α))   times   T/λ:
+
+friction costs no bias of its own, small friction lets mini-batch noise heat the chain. Use it
+instead of `SGLD` where curvatures differ: momentum crosses flat directions √(1/ηλ) times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.errors import MethodError
+from doxa.mcmc.noise_ahead import normals, with_noise
+from doxa.mcmc.stochastic import (
+    StochasticGradient,
+    check_lengths,
+    check_positive,
+    plus,
+    root,
+    setting,
+    step_size,
+    thinned,
+    uncertain,
+)  # fmt: skip
+from doxa.method import Clock, Run, Stage, State, log_joint, optimise
+
+
+@store.register("sghmc")
+@dataclass(frozen=True)
+class SGHMC(StochasticGradient):
+    """Langevin dynamics with momentum, on mini-batches.
+
+    Parameters
+    ----------
+    draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
+    step: η, which multiplies the gradient of the full-data potential; None: the rate of `fit`
+        over n.
+    friction: α in (0, 1], one minus the momentum of SGD.
+    gradient_noise: β̂ in [0, α), the share of friction whose noise the mini-batches already bring:
+        β̂ = ηC/2T for gradient noise of variance C. 0 adds all the noise.
+    temperature: T.
+    """
+
+    name: ClassVar[str] = "sghmc"
+    per_run: ClassVar[tuple[str, ...] | None] = ("step", "friction", "temperature")
+
+    draws: int = 100
+    burn_in: int = 1000
+    thin: int = 10
+    step: float | None = None
+    friction: float = 0.1
+    gradient_noise: float = 0.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_lengths(self, draws=1, burn_in=0, thin=1)
+        check_positive(self, "step", "temperature")
+        if not 0 < self.friction <= 1:
+            raise MethodError(f"friction must lie in (0, 1], not {self.friction!r}")
+        if not 0 <= self.gradient_noise < self.friction:
+            raise MethodError(
+                f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): what is left "
+                "of the friction has its noise added"
+            )
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        free = uncertain(run)
+        if free is not None:  # the rest is a point estimate, found first
+            yield optimise(log_joint, steps, name="maximum")
+        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        if self.burn_in:
+            yield with_noise(run, Stage("burn-in", self.step_of(free), self.burn_in))
+        yield with_noise(run, Stage("sample", self.step_of(free), sampled, keep=keep))
+
+    def total_steps(self, steps: int) -> int:
+        return self.burn_in + self.draws * self.thin
+
+    def memory(self, theta: Tensor) -> State:
+        return {"velocity": torch.zeros_like(theta)}
+
+    def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
+        theta, velocity = state["theta"], state["velocity"]  # [M, P]
+        step, friction = step_size(run, self), setting(run, self, "friction")
+        added = (friction - self.gradient_noise) * step * setting(run, self, "temperature")
+        push = plus(normals(state, clock) * root(2.0 * added), step, grad)
+        velocity = plus(push, 1.0 - friction, velocity)
+        return {"theta": theta + velocity, "velocity": velocity}
+
+
+def momentum_sgd(
+    rate: float, momentum: float, n: float = 1.0, averaged: bool = False
+) -> tuple[float, float]:
+    """(step, friction) of the SGHMC whose noiseless path is that of momentum SGD.
+
+    Heavy-ball SGD on the mean loss L = U/n is u ← μu + ∇L, θ ← θ − rate · u. With v = −rate · u
+    this is v ← μv − (rate/n) ∇U, θ ← θ + v: friction = 1 − μ and step = rate/n.
+
+    Parameters
+    ----------
+    n: the data set's size where the rate is that of the mean loss; 1 where it is that of U.
+    averaged: the gradient enters as u ← μu + (1 − μ) ∇L, a running average; the step is then
+        rate (1 − μ)/n.
+
+    >>> step, friction = momentum_sgd(rate=0.1, momentum=0.75, n=100)
+    >>> step, friction
+    (0.001, 0.25)
+    """
+    friction = 1.0 - momentum
+    return rate * (friction if averaged else 1.0) / n, friction
+
+
+def as_momentum_sgd(
+    step: float, friction: float, n: float = 1.0, averaged: bool = False
+) -> tuple[float, float]:
+    """(rate, momentum) of the SGD that SGHMC is without its noise: `momentum_sgd` backwards."""
+    return step * n / (friction if averaged else 1.0), 1.0 - friction

@@ -1,0 +1,98 @@
+"""Stochastic gradient Langevin dynamics.
+
+    θ ← θ − η_t ∇Û(θ) + √(2 η_t T) ε,   ε ~ N(0, I)
+    η_t = a (b + t)^−γ,   ½ < γ ≤ 1,   so that Σ η_t = ∞ and Σ η_t² < ∞
+
+Welling & Teh (2011). The rate must fall slowly enough to reach everywhere (Σ η = ∞) and fast
+enough that the missing Metropolis step, and the noise of the mini-batches, no longer matter
+(Σ η² < ∞). With η constant (`decay=0`) a bias stays: on a quadratic potential of curvature λ with
+gradient noise of variance C the variance is
+
+    (1 + ηC / 2T) / (1 − ηλ/2)   times   T/λ.
+
+Use it as the plainest sampler for large data. It mixes slowly where curvatures differ widely:
+`PSGLD` and `SGHMC` are better there. Draws are averaged equally, also under a falling rate, where
+the paper weights them by η_t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.errors import MethodError
+from doxa.mcmc.noise_ahead import normals, with_noise
+from doxa.mcmc.stochastic import (
+    StochasticGradient,
+    check_lengths,
+    check_positive,
+    plus,
+    rates,
+    root,
+    setting,
+    thinned,
+    uncertain,
+)  # fmt: skip
+from doxa.method import Clock, Run, Stage, State, log_joint, optimise
+
+
+@store.register("sgld")
+@dataclass(frozen=True)
+class SGLD(StochasticGradient):
+    """Langevin dynamics on mini-batches.
+
+    Parameters
+    ----------
+    draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
+    step: η₀ = a b^−γ, which multiplies the gradient of the full-data potential; None: the rate of
+        `fit` over n.
+    decay: γ in (½, 1], or 0 for a constant step. delay: b, the steps after which it has fallen
+        to 2^−γ of η₀.
+    temperature: T.
+    """
+
+    name: ClassVar[str] = "sgld"
+    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
+
+    draws: int = 100
+    burn_in: int = 1000
+    thin: int = 10
+    step: float | None = None
+    decay: float = 0.55
+    delay: float = 1000.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_lengths(self, draws=1, burn_in=0, thin=1)
+        check_positive(self, "step", "delay", "temperature")
+        if self.decay != 0 and not 0.5 < self.decay <= 1:
+            raise MethodError(
+                f"decay={self.decay!r} breaks Σ η_t = ∞ or Σ η_t² < ∞ of η_t = a (b + t)^−decay: "
+                "it lies in (0.5, 1], or is 0 for a constant step"
+            )
+
+    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+        free = uncertain(run)
+        if free is not None:  # the rest is a point estimate, found first
+            yield optimise(log_joint, steps, name="maximum")
+        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        at = torch.arange(self.burn_in + sampled, dtype=torch.float64)
+        size = rates(run, self, (1.0 + at / self.delay) ** -self.decay)  # η_t
+        step, before = self.step_of(free), self.burn_in
+        if before:
+            yield with_noise(run, Stage("burn-in", step, before, rates=size[:before]))
+        yield with_noise(run, Stage("sample", step, sampled, keep=keep, rates=size[before:]))
+
+    def total_steps(self, steps: int) -> int:
+        return self.burn_in + self.draws * self.thin
+
+    def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
+        step = clock.rate  # η_t
+        heat = root(step * (2.0 * setting(run, self, "temperature")))
+        drifted = plus(state["theta"], step, grad)  # [M, P]
+        return {"theta": plus(drifted, heat, normals(state, clock))}

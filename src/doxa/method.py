@@ -61,6 +61,7 @@ class Method:
     default_steps: ClassVar[int] = 2000
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 128
+    default_validation: ClassVar[float] = 0.0  # of a table's rows, held out to stop in time
     needs_network: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
     regression_only: ClassVar[bool] = False

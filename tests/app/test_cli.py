@@ -285,3 +285,42 @@ def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) 
     assert "another fit" in doxa(*words, "--seed", 7, "--resume", code=2)
     doxa(*words, "--seed", 7)  # without --resume it starts over
     assert (tmp_path / "run").is_dir()
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """Ten inputs, of which one matters a little: a network can learn the rest by heart."""
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({f"x{k}": rng.normal(size=200) for k in range(10)})
+    frame["y"] = 0.5 * frame["x0"] + rng.normal(size=200)
+    frame.to_csv(tmp_path / "noise.csv", index=False)
+    return tmp_path / "noise.csv"
+
+
+def test_training_stops_in_time_unless_told_how_long(noise, tmp_path) -> None:
+    rng = np.random.default_rng(3)
+    fresh = pd.DataFrame({f"x{k}": rng.normal(size=500) for k in range(10)})
+    fresh.to_csv(tmp_path / "fresh.csv", index=False)
+    truth = 0.5 * fresh["x0"]
+
+    def error(*options: object) -> tuple[str, float]:
+        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        said = doxa("fit", noise, "-t", "y", "-m", "map", "-o", out, *options)
+        doxa("predict", out, tmp_path / "fresh.csv", "-o", tmp_path / "p.csv")
+        return said, float(np.sqrt(((pd.read_csv(tmp_path / "p.csv")["mean"] - truth) ** 2).mean()))
+
+    said, stopped = error()
+    assert "10% of the rows are held out to stop training in time" in said
+    said, whole = error("--validation", 0)
+    assert "held out" not in said
+    assert stopped < 0.6 * whole  # what was learned by heart is of no use on new rows
+    assert "held out" not in error("--steps", 50)[0]
+    assert "20% of the rows" in error("--steps", 50, "--validation", 0.2)[0]
+
+
+def test_few_rows_are_all_trained_on(noise, tmp_path) -> None:
+    pd.read_csv(noise).head(40).to_csv(tmp_path / "few.csv", index=False)
+    said = doxa("fit", tmp_path / "few.csv", "-t", "y", "-m", "map", "-o", tmp_path / "run")
+    assert "held out" not in said
+    said = doxa("fit", noise, "-t", "y", "-m", "linear", "-o", tmp_path / "linear")
+    assert "held out" not in said

@@ -11,7 +11,6 @@ from scipy import stats
 
 from doxa.app.predictions import columns, predict_table
 from doxa.app.schema import Column, Schema
-from doxa.app.scores import scores
 
 pd = pytest.importorskip("pandas")
 
@@ -71,20 +70,3 @@ def test_the_index_is_carried_over_chunks(monkeypatch) -> None:
     assert list(table.index) == list(frame.index)
     assert table["mean"].tolist() == (2 * np.arange(10.0)).tolist()
     assert notes == []
-
-
-def test_regression_scores() -> None:
-    y = np.array([1.0, 2.0, 13.0])
-    result = scores(normal([1.0, 2.5, 3.0], 2.0), y, REGRESSION)
-    expected = stats.norm([1.0, 2.5, 3.0], 2.0).logpdf(y).mean()
-    assert result["log likelihood"] == pytest.approx(expected)
-    assert result["RMSE"] == pytest.approx(np.sqrt((0 + 0.25 + 100) / 3))
-    assert result["95 % coverage"] == pytest.approx(2 / 3)
-
-
-def test_classification_scores() -> None:
-    result = scores(classes([[0.2, 0.5, 0.3], [0.7, 0.2, 0.1]]), np.array([1, 2]), TERNARY)
-    assert result["accuracy"] == 0.5
-    assert result["log likelihood"] == pytest.approx((np.log(0.5) + np.log(0.1)) / 2)
-    brier = ((0.04 + 0.25 + 0.09) + (0.49 + 0.04 + 0.81)) / 2
-    assert result["Brier"] == pytest.approx(brier)

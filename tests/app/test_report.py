@@ -92,6 +92,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     frame["y"] = frame["a"] + 3 * frame["b"] + 5 * (frame["colour"] == "red") + rng.normal(0, 1, n)
     frame.to_csv(folder / "data.csv", index=False)
     asked = "--target y --method deep-ensemble --members 4 --steps 150 --hidden 16,8 --lr 0.02"
+    asked += " --validation 0.2"
     doxa("fit", folder / "data.csv", *asked.split(), "--seed", 7, "--out", folder / "run")
     return folder / "data.csv", folder / "run"
 

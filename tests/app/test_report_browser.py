@@ -13,6 +13,8 @@ from hostile_names import HOSTILE
 
 import doxa
 from doxa.app import report
+from doxa.app.comparison import Reference, compare_arrays
+from doxa.app.comparison import page as comparison
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,10 +94,21 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": report.write(classes, folder / "b.html", (x, label), (x, label),
                                 classes=HOSTILE[1:5], **hostile),
         "images": report.write(images, folder / "c.html", (picture, bright)),
+        "comparison": _comparison(x, y, folder / "d.html"),
     }  # fmt: skip
 
 
-KINDS = ("numbers", "hostile", "images")
+def _comparison(x: torch.Tensor, y: torch.Tensor, path: Path) -> Path:
+    found = compare_arrays(
+        x, y, {HOSTILE[0]: "linear", HOSTILE[1]: "map", HOSTILE[2]: "laplace"}, splits=2, steps=50,
+        net=doxa.nets.mlp(x.shape[1], 1, (4,)), likelihood="gaussian",
+        reference=Reference(draws=20, burn_in=20, leapfrog=5, chains=2),
+    )  # fmt: skip
+    comparison.write(found, path, f"{HOSTILE[0]} of {HOSTILE[3]}", list(HOSTILE))
+    return path
+
+
+KINDS = ("numbers", "hostile", "images", "comparison")
 
 
 def trouble(browser: Browser) -> list[object]:

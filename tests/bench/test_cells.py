@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +101,38 @@ def test_what_is_known_is_left_and_nothing_finished_is_lost(tmp_path: Path, jobs
     assert store.get(KEY | {"method": "b"}) is None
     assert store.get(KEY | {"method": "c"}) == {"value": 2.0}
     assert store.get(KEY | {"method": "d"}) == {"refused": "not for this data"}
+
+
+def linger(file: str) -> dict[str, Any]:
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(60)
+    return {}
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked up in /proc")
+def test_no_process_outlives_the_command(tmp_path: Path) -> None:
+    """Killed, the command cannot tell its workers: they notice."""
+    mark = tmp_path / "worker"
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_cells import KEY, linger\n"
+        "from doxa.bench import Store, Task, compute\n"
+        "if __name__ == '__main__':\n"
+        f"    task = Task(KEY, linger, {{'file': {str(mark)!r}}})\n"
+        f"    compute([task], Store({str(tmp_path)!r}), jobs=2)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = subprocess.Popen([sys.executable, str(script)])
+    until(lambda: mark.exists() and mark.read_text() != "")
+    worker = int(mark.read_text())
+    command.kill()
+    command.wait()
+    until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -22,8 +22,11 @@ from doxa.app.schema import Schema
 from doxa.app.settings import make_method
 from doxa.app.tables import Array
 from doxa.errors import MethodError, ModelError, StoreError
+from doxa.method import Method
 from doxa.store import decode, read_artefact
 from doxa.suggest import did_you_mean
+
+LEAST_HELD_OUT = 10  # rows; fewer say nothing about when to stop
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Plan:
     steps: int | None = None
     lr: float | None = None
     batch_size: int | None = None
+    validation: float | None = None
     device: str | None = None
     seed: int = 0
 
@@ -50,6 +54,15 @@ class Plan:
             "device": self.device,
         }
         return {name: value for name, value in asked.items() if value is not None}
+
+    def held_out(self, method: Method, rows: int) -> float | None:
+        """The share of the rows that a fit of this method does not train on, to stop in time."""
+        share = self.validation
+        if share is None:  # unless the user said how long to train, or too few rows would judge
+            said = self.steps is not None or self.epochs is not None
+            share = 0.0 if said else method.default_validation
+            share = 0.0 if round(share * rows) < LEAST_HELD_OUT else share
+        return share or None
 
 
 def fit_arrays(
@@ -76,6 +89,7 @@ def fit_arrays(
         likelihood=schema.likelihood,
         standardize=True,
         seed=plan.seed,
+        validation=plan.held_out(chosen, len(x)),
         checkpoint=None if checkpoint is None else str(checkpoint),
         **plan.options(),
     )

@@ -32,6 +32,16 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data.")
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows a step.")]
+Validation = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=0.9,
+        help="Share of the rows held out to stop training in time; 0 for none. Default: 0.1 for "
+        "methods that overfit without (map, deep-ensemble, mc-dropout), unless --steps or "
+        "--epochs say how long to train.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]

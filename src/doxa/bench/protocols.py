@@ -182,7 +182,7 @@ def _hmc(problem: Problem, _name: str) -> Answer:
 def _gp(problem: Problem, _name: str) -> Answer:
     if not problem.small:
         raise MethodError(f"an exact GP costs N³: it is run on sets below {SMALL} training rows")
-    return Answer(list(problem.fit(doxa.GP(ard=True), 0, steps=200)))
+    return Answer(list(problem.fit(doxa.GP(ard=True), 0, steps=100)))
 
 
 _HEADS = (

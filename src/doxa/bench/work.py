@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -48,13 +50,26 @@ def compute(tasks: Sequence[Task], store: Store, jobs: int = 1, tell: Tell = log
             _collect(lambda task=task: _run(task, store.folder), task, failures, tell)  # type: ignore[misc]
     else:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
+        with ProcessPoolExecutor(jobs, context, _begin) as pool:
             waiting = {pool.submit(_run, task, store.folder): task for task in missing}
             for done in as_completed(waiting):
                 _collect(done.result, waiting[done], failures, tell)
     if failures:
         name, error = failures[0]
         raise DataError(f"{len(failures)} cells failed, the first {name}: {error}") from error
+
+
+def _begin() -> None:
+    """In each process: one thread, and an end when nobody waits for the result any more."""
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _run(task: Task, folder: Path) -> float:

@@ -26,6 +26,7 @@ class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
     name: ClassVar[str] = "map"
+    default_validation: ClassVar[float] = 0.1
 
     def init(self, run: Run) -> State:
         return {"theta": run.start(), **run.init_buffers()}

@@ -45,6 +45,7 @@ class MCDropout(Method):
     """
 
     name: ClassVar[str] = "mc-dropout"
+    default_validation: ClassVar[float] = 0.1
     per_run: ClassVar[tuple[str, ...] | None] = ("p",)
 
     p: float | None = None

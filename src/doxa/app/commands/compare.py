@@ -25,6 +25,7 @@ from doxa.app.options import (
     Seed,
     Steps,
     Target,
+    Validation,
     Verbose,
 )  # fmt: skip
 from doxa.errors import MethodError
@@ -68,6 +69,7 @@ def compare(
     steps: Steps = None,
     lr: Rate = None,
     batch_size: BatchSize = None,
+    validation: Validation = None,
     device: Device = None,
     seed: Seed = 0,
     verbose: Verbose = False,
@@ -91,7 +93,7 @@ def compare(
         tables.check_writable(out_file)
     if report is not None:
         page.check_place(report)
-    plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, device, seed)
+    plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
     frame = tables.read_table(data, index)
     columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
     held_out = None if test is None else tables.read_table(test, index)

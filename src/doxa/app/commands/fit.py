@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from doxa.app.options import (
     Settings,
     Steps,
     Target,
+    Validation,
     Verbose,
 )  # fmt: skip
 
@@ -50,6 +52,7 @@ def fit(
     steps: Steps = None,
     lr: Rate = None,
     batch_size: BatchSize = None,
+    validation: Validation = None,
     device: Device = None,
     seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
@@ -60,11 +63,15 @@ def fit(
     from doxa.app import settings as method_settings
 
     log_to_terminal(verbose)
-    method_settings.make_method(method, settings or ())  # a mistyped name fails before any reading
-    plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, device, seed)
+    chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
+    plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
     frame = tables.read_table(data, index)
     columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
     say_schema(columns, len(frame))
+    plan = replace(plan, validation=plan.held_out(chosen, len(frame)) or 0.0)
+    if plan.validation:
+        share = f"{plan.validation:.0%} of the rows are held out to stop training in time"
+        out.print(f"{share}; --validation 0 trains on all", highlight=False)
     checkpoint = fitting.prepare_out(out_folder, resume)
     if resume and not checkpoint.exists():
         out.print("no checkpoint to go on from: starting from the beginning")

@@ -27,6 +27,7 @@ def plan_of(
     steps: int | None,
     lr: float | None,
     batch_size: int | None,
+    validation: float | None,
     device: str | None,
     seed: int,
 ) -> Any:
@@ -38,7 +39,7 @@ def plan_of(
         raise MethodError(f"--hidden takes widths separated by commas, not {hidden!r}") from error
     if epochs is not None and steps is not None:
         raise MethodError("give --epochs or --steps, not both")
-    return Plan(net, widths, members, epochs, steps, lr, batch_size, device, seed)
+    return Plan(net, widths, members, epochs, steps, lr, batch_size, validation, device, seed)
 
 
 def say_schema(columns: Schema, rows: int) -> None:

@@ -40,6 +40,9 @@ class Task:
     def fit(self, method: Any, rows: Sequence[Array], **options: Any) -> list[Any]:
         """A posterior for each set of training rows, in one stacked run."""
         brings_functions = not method.needs_network
+        asked = {"seed": self.seed, **self.options, **options}
+        if not method.default_validation:  # rows held out for nothing would only be missed
+            asked.pop("validation", None)
         sweep = doxa.fit(
             None if brings_functions else self.net,
             (self.x, self.y),
@@ -48,7 +51,7 @@ class Task:
             prior=None if brings_functions else self.prior,
             standardize=self.standardize,
             runs=doxa.Runs(rows=rows),
-            **{"seed": self.seed, **self.options, **options},
+            **asked,
         )
         return list(sweep)
 

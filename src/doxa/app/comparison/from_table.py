@@ -13,6 +13,7 @@ from doxa.app.comparison.result import Comparison
 from doxa.app.comparison.splits import Split
 from doxa.app.fitting import Plan, make_net
 from doxa.app.schema import Schema
+from doxa.point.map import MAP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,5 +51,6 @@ def compare_tables(
         reference=reference,
         seed=plan.seed,
         say=say,
+        validation=plan.held_out(MAP(), len(x)),
         **plan.options(),
     )

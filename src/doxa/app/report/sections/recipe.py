@@ -10,7 +10,7 @@ from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.page import Section
 from doxa.app.report.subject import Subject
 
-PLAN = ("net", "members", "epochs", "steps", "lr", "batch_size", "device")
+PLAN = ("net", "members", "epochs", "steps", "lr", "batch_size", "validation", "device")
 
 
 def recipe(subject: Subject) -> Section:
@@ -87,9 +87,10 @@ def snippet(subject: Subject) -> str:
     extra = [f"seed={posterior.record.seed}"]
     if posterior.scales.x_loc is not None or posterior.scales.y_loc is not None:
         extra.append("standardize=True")
-    extra += [
-        f"{name}={asked[name]!r}" for name in PLAN if name != "net" and asked.get(name) is not None
-    ]
+    given = {name: asked[name] for name in PLAN if asked.get(name) is not None}
+    if not given.get("validation"):  # 0 is the command's word for none
+        given.pop("validation", None)
+    extra += [f"{name}={value!r}" for name, value in given.items() if name != "net"]
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
         extra.append(f"members={posterior.members}")
     beliefs = [f"likelihood={_class(posterior.base_likelihood)}"]

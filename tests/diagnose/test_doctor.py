@@ -22,8 +22,8 @@ SETTINGS = {"hmc": {"draws": 20, "burn_in": 20, "leapfrog": 4}}
 CASES = [(row.name, task) for row in doxa.methods() for task in row.tasks]
 CHECKS = {
     "status", "training", "chains", "weights", "energy", "scaling", "duplicates", "sample size",
-    "skill", "overfitting", "calibration", "coverage", "targets", "noise level", "noise tails", "noise by input", "members",
-    "width", "far inputs",
+    "skill", "overfitting", "calibration", "coverage", "targets", "noise level", "noise tails",
+    "noise by input", "members", "width", "far inputs",
 }  # fmt: skip
 # Why a check may rightly be left out; anything else would be a fault that the doctor swallowed.
 REASONS = (

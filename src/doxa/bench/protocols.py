@@ -179,6 +179,25 @@ def _hmc(problem: Problem, _name: str) -> Answer:
     return Answer(list(sweep))
 
 
+def _nuts(problem: Problem, _name: str) -> Answer:
+    if not problem.small:
+        raise MethodError(f"NUTS on all rows is run on sets below {SMALL} training rows")
+    method = doxa.NUTS(draws=200, burn_in=300, max_depth=7)
+    return Answer(list(problem.fit(method, likelihood="gaussian", members=2)))
+
+
+def _stochastic(name: str) -> Callable[[Problem, str], Answer]:
+    def fit(problem: Problem, _name: str) -> Answer:
+        sweep = problem.fit(name, likelihood="gaussian", members=2, batch_size=32)
+        return Answer(list(sweep))
+
+    return fit
+
+
+def _not_for_networks(problem: Problem, _name: str) -> Answer:
+    raise MethodError("a random walk does not mix in the hundreds of dimensions of a network")
+
+
 def _gp(problem: Problem, _name: str) -> Answer:
     if not problem.small:
         raise MethodError(f"an exact GP costs N³: it is run on sets below {SMALL} training rows")
@@ -225,4 +244,18 @@ PROTOCOLS: dict[str, Protocol] = {
         "rows preferred); 10,000 masks",
         _mc_dropout,
     ),
+    "nuts": Protocol(
+        "N(0, 1) prior; two chains, 300 + 200 transitions, trees of at most 2^7; small sets only",
+        _nuts,
+    ),
+    **{
+        name: Protocol("two chains, N(0, 1) prior, B = 32, all else default", _stochastic(name))
+        for name in ("sgld", "psgld", "sghmc", "constant-sgd", "cyclical")
+    },
+    **{
+        name: Protocol(
+            "not run: a random walk does not mix in a network's weights", _not_for_networks
+        )
+        for name in ("metropolis", "minibatch-mh")
+    },
 }

@@ -218,3 +218,21 @@ def test_what_cannot_stand_together_is_refused() -> None:
 def _line() -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.linspace(-1, 1, 30).unsqueeze(1)
     return x, (2.0 * x + 0.1 * torch.sin(20 * x)).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (doxa.Categorical(class_weight=[1.0, 1.0]), doxa.Categorical(class_weight=[1.0, 20.0])),
+        (doxa.Categorical(), doxa.Categorical(ignore_index=5)),
+        (doxa.StudentT(df=4.0, scale=1.0), doxa.StudentT(df=9.0, scale=1.0)),
+    ],
+)
+def test_what_all_members_share_in_a_step_cannot_differ(first: Any, second: Any) -> None:
+    """A step reads it from one likelihood: a grid would train every run with the first."""
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long() if first.classifies else x[:, 0]
+    net = doxa.nets.mlp(2, 2 if first.classifies else 1)
+    runs = Runs(grid={"likelihood": [first, second]})
+    with pytest.raises(MethodError, match="fit once for each"):
+        doxa.fit(net, (x, y), "map", likelihood=first, runs=runs, steps=1)

@@ -35,8 +35,8 @@ class Runs:
     Parameters
     ----------
     rows: a list of row numbers or masks (training rows of each split), which may differ in length.
-    grid: {field: values}; a field of the method, "lr", "prior" or "likelihood" (of one family:
-        the noise levels of a `Gaussian`, say).
+    grid: {field: values}; a field of the method, "lr", "prior" (of one family) or "likelihood"
+        (the given noise levels of a `Gaussian`).
     seeds: the seeds to repeat with; default: the seed given to `fit`.
     per_split: {field: one value for each row set}: what was chosen for each split before.
     """

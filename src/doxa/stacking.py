@@ -15,7 +15,7 @@ from doxa.data import Data
 from doxa.engine import Engine
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.layout import Layout, Params
-from doxa.likelihoods import Likelihood
+from doxa.likelihoods import Gaussian, Likelihood
 from doxa.method import Method
 from doxa.model import Model
 from doxa.priors import BoundPrior, bind, stack_bound
@@ -131,7 +131,8 @@ def _bound_prior(
 
 
 def _likelihoods(common: Likelihood, specs: Sequence[RunSpec], output: Any) -> list[Likelihood]:
-    """Each run's own, of one family with the model's and with the same things left to learn."""
+    """Each run's own. They may differ in the given noise of a Gaussian, which every member has as
+    a number of its own; a step reads everything else from the model's likelihood."""
     each = [spec.hyper.get("likelihood", common) for spec in specs]
     learned = common.parameters(output).keys()
     for own in each:
@@ -139,6 +140,11 @@ def _likelihoods(common: Likelihood, specs: Sequence[RunSpec], output: Any) -> l
             raise MethodError(
                 f"a grid of likelihoods keeps to the model's family and to what it learns: "
                 f"{own!r} cannot stand beside {common!r}"
+            )
+        if own != common and not isinstance(common, Gaussian):
+            raise MethodError(
+                f"a grid of likelihoods may vary the given noise of a Gaussian only: fit once for "
+                f"each of {own!r} and {common!r}"
             )
     return each
 

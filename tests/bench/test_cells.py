@@ -105,7 +105,7 @@ def test_what_is_known_is_left_and_nothing_finished_is_lost(tmp_path: Path, jobs
 
 def linger(file: str) -> dict[str, Any]:
     Path(file).write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
     return {}
 
 
@@ -131,7 +131,7 @@ def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     until(lambda: not Path(f"/proc/{worker}").exists())
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

@@ -15,6 +15,7 @@ from torch import Tensor
 from doxa.errors import DataError, Unavailable
 from doxa.evaluate.recalibrate import recalibrate
 from doxa.likelihoods import Gaussian
+from doxa.noise import generator
 
 NARROW = GivenPosterior(Gaussian(noise=0.5))  # of noise that has standard deviation 1
 
@@ -217,3 +218,15 @@ def test_quantiles_need_more_than_moments() -> None:
         p.quantile(0.5)
     with pytest.raises(Unavailable, match=r"posterior\.base"):
         recalibrate(NARROW, (x, y), "quantile").predict(x).samples  # noqa: B018
+
+
+def test_draws_of_a_recalibrated_predictive_are_its_quantiles() -> None:
+    """The draw of a standard normal t is the quantile at Φ(t), up to the table's steps."""
+    x, y = rows(400)
+    p = recalibrate(NARROW, (x, y), "quantile", knots=3).predict(x[:1].double())
+    t = torch.randn((200, 1, 1), generator=generator(5, "predictive", "sample"), dtype=torch.double)
+    drawn = p.sample(200, seed=5).flatten()
+    exact = torch.stack([p.quantile(level) for level in stats.norm.cdf(t.flatten()).tolist()])
+    away = (drawn - exact.flatten()).abs() / p.std.flatten()
+    assert float(away.median()) < 1e-3  # a step of the table is 0.08
+    assert float(away.max()) < 0.05  # beside a knot

@@ -259,6 +259,20 @@ class Run:
         fit, grad = self.grad(flat, batch, buffers=self.buffers(state) or None)
         return fit + self.prior.log_prob(flat), grad + self.prior.score(flat)
 
+    def value(self, flat: Tensor, batch: Batch, state: State) -> Tensor:
+        """log p(θ, D) of each member alone, [M]: for proposals that ask for no gradient."""
+        parts = []
+        with torch.no_grad():
+            for part in self.engine.chunks(flat.shape[0]):
+                if self.density is not None:
+                    parts.append(self.density(flat[part]))
+                    continue
+                buffers = {k: v[part] for k, v in self.buffers(state).items()} or None
+                rows = batch.members(part)
+                parts.append(self.log_likelihood(flat[part], rows, part, buffers=buffers))
+            value = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return value if self.density is not None else value + self.prior.log_prob(flat)
+
     def differentiate(
         self, fn: Callable[[Tensor, slice], Tensor], flat: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -42,8 +42,8 @@ from doxa.mcmc.stochastic import (
     report,
     setting,
     thinned,
-    uncertain,
 )  # fmt: skip
+from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior
 

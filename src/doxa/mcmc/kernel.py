@@ -19,6 +19,7 @@ from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status, worries
 from doxa.mcmc.leapfrog import Density
+from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
 
@@ -79,12 +80,14 @@ class Kernel(Method):
             log.warning("%s: BatchNorm is frozen at the network's own statistics", self.name)
         theta = run.start()
         zero = theta.new_zeros(len(theta))
+        free = uncertain(run)
+        moving = torch.ones_like(theta) if free is None else free
         counts = ("transitions", *(f"sum.{name}" for name in self.tallied), *_ENERGY)
         buffers = run.init_buffers() if run.model is not None else {}
         return {
             "theta": theta, "grad": torch.zeros_like(theta), "log_density": zero - torch.inf,
             **{name: zero.clone() for name in counts},
-            **self.own_state(run, unfixed(run).expand_as(theta)), **buffers,
+            **self.own_state(run, moving.expand_as(theta)), **buffers,
         }  # fmt: skip
 
     def stages(self, run: Run, steps: int) -> Iterable[Stage]:
@@ -172,17 +175,6 @@ def _energies(state: State, energy: Tensor, count: Tensor) -> State:
         "energy.square": state["energy.square"] + away * (energy - mean),
         "energy.jumps": state["energy.jumps"] + jump.square(),
     }  # fmt: skip
-
-
-def unfixed(run: Run) -> Tensor:
-    """1 for every parameter that is sampled, 0 for those outside a model's subset: [P]."""
-    size = run.start().shape[1]
-    free = torch.ones(size, device=run.device, dtype=run.dtype)
-    if run.model is not None and run.model.subset != "all":
-        fixed = set(run.layout.names) - set(run.model.subset_names)
-        fixed = {name for name in fixed if not name.startswith("likelihood.")}
-        free[run.layout.index(fixed).to(run.device)] = 0.0
-    return free
 
 
 def check_lengths(method: Kernel) -> None:

@@ -128,20 +128,8 @@ class Metropolis(Kernel):
         return {"step_size": state["step"].tolist()}
 
     def _value(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
-        """log_joint/T alone, [M]: no gradient is needed."""
-        values = []
-        with torch.no_grad():
-            for part in run.engine.chunks(len(theta)):
-                if run.density is not None:
-                    values.append(run.density(theta[part]))
-                    continue
-                buffers = {k: v[part] for k, v in run.buffers(state).items()} or None
-                rows = batch.members(part)
-                values.append(run.log_likelihood(theta[part], rows, part, buffers=buffers))
-            value = torch.cat(values)
-            if run.density is None:
-                value = value + run.prior.log_prob(theta)
-        return value / run.field(self, "temperature")
+        """log_joint/T, [M]: no gradient is needed."""
+        return run.value(theta, batch, state) / run.field(self, "temperature")
 
 
 def _untuned(step: Tensor) -> State:

@@ -37,8 +37,8 @@ from doxa.mcmc.stochastic import (
     setting,
     step_size,
     thinned,
-    uncertain,
 )  # fmt: skip
+from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior
 
@@ -110,7 +110,7 @@ class MinibatchMH(StochasticGradient):
             moved = (2.0 * size * heat).sqrt() * noise
             if self.proposal == "walk":
                 there = theta + moved
-                value, new = _value(run, state, theta, batch), _value(run, state, there, batch)
+                value, new = run.value(theta, batch, state), run.value(there, batch, state)
                 ways = torch.zeros_like(value)
             else:
                 value, pull = _pull(run, state, theta, batch, free)
@@ -143,19 +143,6 @@ class MinibatchMH(StochasticGradient):
 
     def acceptance(self, state: State) -> float:
         return float((state["accepted"] / (self.draws * self.thin)).min())
-
-
-def _value(run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
-    """−Û, [M], without its gradient."""
-    if run.density is not None:
-        return run.density(theta)
-    parts = []
-    for part in run.engine.chunks(run.size):
-        whole = part.stop - part.start == run.size
-        rows, members = (batch, slice(None)) if whole else (batch.members(part), part)
-        buffers = {k: v[part] for k, v in run.buffers(state).items()} or None
-        parts.append(run.log_likelihood(theta[part], rows, members, buffers=buffers))
-    return torch.cat(parts) + run.prior.log_prob(theta)
 
 
 def _pull(

@@ -43,8 +43,8 @@ from doxa.mcmc.stochastic import (
     setting,
     step_size,
     thinned,
-    uncertain,
 )  # fmt: skip
+from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
 
 

@@ -37,8 +37,8 @@ from doxa.mcmc.stochastic import (
     setting,
     step_size,
     thinned,
-    uncertain,
 )  # fmt: skip
+from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Run, Stage, State, log_joint, optimise
 
 

@@ -36,8 +36,8 @@ from doxa.mcmc.stochastic import (
     root,
     setting,
     thinned,
-    uncertain,
 )  # fmt: skip
+from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Run, Stage, State, log_joint, optimise
 
 

@@ -107,17 +107,6 @@ def report(run: Run, value: Tensor) -> Info:
     return {"log_density": value} if run.density is not None else {"loss": value * run.per_example}
 
 
-def uncertain(run: Run) -> Tensor | None:
-    """1 for every weight that is sampled, 0 for the others, [P]; None where all are."""
-    if run.model is None or run.net.subset == "all":
-        return None
-    fixed = set(run.layout.names) - set(run.net.subset_names)
-    fixed = {name for name in fixed if not name.startswith("likelihood.")}
-    free = torch.ones(run.layout.size, device=run.device, dtype=run.dtype)
-    free[run.layout.index(fixed).to(run.device)] = 0.0
-    return free
-
-
 def setting(run: Run, method: Method, name: str) -> Number:
     """A hyper-parameter: a number, or [M, 1] where a grid varies it."""
     if name in run.hyper:

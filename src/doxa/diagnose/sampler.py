@@ -14,13 +14,10 @@ import torch
 from doxa.chains import LEAST_DRAWS, ess_bulk, rhat
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Patient
+from doxa.mcmc.convergence import APART, LEAST_EBFMI, LEAST_TRANSITIONS, MOST_DIVERGENT
 from doxa.posterior import SamplePosterior
 
-_APART = 1.1
 _MOST_WEIGHTS = 1000
-_LEAST_EBFMI = 0.3  # Betancourt (2016)
-_LEAST_TRANSITIONS = 100
-_MOST_DIVERGENT = 0.002
 
 
 def weights(patient: Patient) -> Finding:
@@ -36,7 +33,7 @@ def weights(patient: Patient) -> Finding:
     if not bool(torch.isfinite(values).all()):
         return bad("some draws hold weights that are not finite", "standardize=True, a lower lr")
     each = rhat(values)
-    worst, apart = float(each.max()), float((each > _APART).double().mean())
+    worst, apart = float(each.max()), float((each > APART).double().mean())
     told = (
         f"R-hat of {len(some)} weights is {worst:.3g} at most, the least effective size "
         f"{float(ess_bulk(values).min()):.0f}"
@@ -44,7 +41,7 @@ def weights(patient: Patient) -> Finding:
     if apart == 0:
         return good(f"{told}: the chains agree weight by weight", worst)
     return good(
-        f"{told}; {apart:.0%} of them are above {_APART}: chains may sit in modes that are mirror "
+        f"{told}; {apart:.0%} of them are above {APART}: chains may sit in modes that are mirror "
         "images of each other; what predictions rest on is the check of the functions",
         worst,
     )
@@ -61,17 +58,17 @@ def energy(patient: Patient) -> Finding:
     told = f"{count} transitions diverged"
     if ratios:
         told = f"{told}; E-BFMI is {lowest:.2f} at least"
-    if share > _MOST_DIVERGENT:
+    if share > MOST_DIVERGENT:
         return bad(
             f"{told}: {share:.1%} of trajectories met places that the step size cannot follow, "
             "which the draws then miss",
             "a higher target_accept, or other parameters (scaled, non-centred)",
             share,
         )
-    judged = ratios and found.get("transitions", 0) >= _LEAST_TRANSITIONS
-    if judged and lowest < _LEAST_EBFMI:
+    judged = ratios and found.get("transitions", 0) >= LEAST_TRANSITIONS
+    if judged and lowest < LEAST_EBFMI:
         return warning(
-            f"{told} (below {_LEAST_EBFMI}): energies are explored slowly, tails too little",
+            f"{told} (below {LEAST_EBFMI}): energies are explored slowly, tails too little",
             "more draws and burn_in, or other parameters",
             lowest,
         )

@@ -28,9 +28,9 @@ log = logging.getLogger("doxa")
 APART = 1.1  # R-hat
 _ROWS = 64
 _STUCK = 0.05  # acceptance
-_DIVERGENT = 0.002  # share of transitions; fewer are named, and no more
-_LOW_EBFMI = 0.3
-_ENERGIES = 100  # transitions, below which E-BFMI says nothing
+MOST_DIVERGENT = 0.002  # share of transitions; fewer are named, and no more
+LEAST_EBFMI = 0.3
+LEAST_TRANSITIONS = 100  # transitions, below which E-BFMI says nothing
 _SATURATED = 0.1  # share of transitions
 
 
@@ -83,11 +83,11 @@ def worries(diagnostics: Mapping[str, Any]) -> list[Worry]:
             f"{count} transitions diverged ({share:.2%}): the density bends faster than the step "
             "size follows, and its narrow parts are missing; raise target_accept, or reparametrise"
         )
-        found.append((share > _DIVERGENT, words))
+        found.append((share > MOST_DIVERGENT, words))
     ratios = [r for r in diagnostics.get("ebfmi", []) if math.isfinite(r)]
-    if ratios and min(ratios) < _LOW_EBFMI and diagnostics["transitions"] >= _ENERGIES:
+    if ratios and min(ratios) < LEAST_EBFMI and diagnostics["transitions"] >= LEAST_TRANSITIONS:
         words = (
-            f"E-BFMI is {min(ratios):.2f} (below {_LOW_EBFMI}): energies are explored slowly, "
+            f"E-BFMI is {min(ratios):.2f} (below {LEAST_EBFMI}): energies are explored slowly, "
             "tails are too short; run longer, or reparametrise"
         )
         found.append((True, words))

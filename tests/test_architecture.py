@@ -29,7 +29,7 @@ LAYERS = [
     ["method", "progressed"],
     ["point", "exact", "vi", "mcmc"],
     ["ensemble", "laplace", "function"],
-    ["assemble", "stacking", "driver", "outcome"],
+    ["assemble", "stacking", "driver", "outcome", "reach"],
     ["fit", "evaluate", "sampling"],
     ["diagnose"],
     ["doxa"],

@@ -18,7 +18,7 @@ Every function takes draws [K chains, T draws, *entries] and works on all entrie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from doxa.errors import MissingExtra, ShapeError
 
 LEAST_DRAWS = 4
+_BLOCK = 1 << 20  # numbers at a time, where draws may be on disk
 
 
 def rhat(draws: Tensor) -> Tensor:
@@ -48,6 +49,32 @@ def ess_tail(draws: Tensor, probability: float = 0.05) -> Tensor:
     low, high = torch.quantile(flat, levels, dim=0)
     tails = [_ess((halves <= bound).to(halves.dtype)) for bound in (low, high)]
     return torch.minimum(*tails)
+
+
+def moved(draws: Tensor) -> Tensor:
+    """The share of each chain's draws that are not where the one before was: [K]."""
+    count, length = draws.shape[:2]
+    still = torch.zeros(count, dtype=torch.float64, device=draws.device)
+    for start, stop in _blocks(draws[:, 1:]):
+        same = draws[:, 1 + start : 1 + stop] == draws[:, start:stop]
+        still += same.reshape(*same.shape[:2], -1).all(2).sum(1)
+    return 1.0 - still / (length - 1)
+
+
+def finite(draws: Tensor) -> Tensor:
+    """Which draws are finite: [K, T]."""
+    parts = []
+    for start, stop in _blocks(draws):
+        part = torch.isfinite(draws[:, start:stop])
+        parts.append(part.reshape(*part.shape[:2], -1).all(2))
+    return torch.cat(parts, 1)
+
+
+def _blocks(draws: Tensor) -> Iterator[tuple[int, int]]:
+    """Spans of draws [K, T, *entries], so many at a time that those on disk need little memory."""
+    length = draws.shape[1]
+    step = max(1, _BLOCK * length // max(1, draws.numel()))
+    return ((start, min(start + step, length)) for start in range(0, length, step))
 
 
 def ebfmi(energy: Tensor) -> Tensor:

@@ -22,6 +22,11 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def budget(name: str, value: Any) -> int | None:
+    """Bytes, or None for what is decided elsewhere."""
+    return None if value is None else whole(name, value, least=0)
+
+
 def positive(name: str, value: Any) -> float:
     """A finite number above zero."""
     try:

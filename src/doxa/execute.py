@@ -8,6 +8,7 @@ one list of operations without autograd's bookkeeping), compiled, or captured.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ class Executor:
     ) -> tuple[State, dict[str, Tensor]]:
         if self.mode == "eager":
             return self.step(state, batch, t, rate)
-        shapes = [leaf.shape for leaf in _leaves(batch)[0]]
+        shapes = [leaf.shape for leaf in _tensors(batch)]
         if self._ready is None:
             try:
                 self._ready = self._prepare(state, batch, t, rate)
@@ -76,6 +77,16 @@ def _leaves(batch: Batch) -> tuple[list[Tensor], Any]:
     return tree_flatten((batch.x, batch.y, *weight))
 
 
+def _tensors(batch: Batch) -> list[Tensor]:
+    """The leaves alone: asked for at every step."""
+    x, y, weight = batch.x, batch.y, batch.weight
+    if weight is None and isinstance(x, Tensor) and isinstance(y, Tensor):
+        return [x, y]
+    if isinstance(x, tuple) and not x and weight is None:
+        return []
+    return _leaves(batch)[0]
+
+
 def _traced(
     step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, compiled: bool
 ) -> Step:
@@ -84,34 +95,60 @@ def _traced(
     names = list(state)
     leaves, spec = _leaves(batch)
     scale, shared = batch.scale, batch.shared
+    changed: list[str] = []
     keys: list[str] = []
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         values, rest = tensors[: len(names)], tensors[len(names) :]
         x, y, *weight = tree_unflatten(list(rest[:-2]), spec)
         rows = Batch(x, y, scale, weight[0] if weight else None, shared)
-        new, info = step(dict(zip(names, values, strict=True)), rows, rest[-2], rest[-1])
+        given = dict(zip(names, values, strict=True))
+        new, info = step(dict(given), rows, rest[-2], rest[-1])
+        changed[:] = [name for name in names if new[name] is not given[name]]
         keys[:] = list(info)
-        return [new[name] for name in names] + list(info.values())
+        out = [new[name] for name in changed]
+        return [v.contiguous() for v in out] + list(info.values()) if compiled else [
+            *out, *info.values()
+        ]  # fmt: skip
 
-    example = [*(state[name].clone() for name in names), *leaves, t, rate]
+    example = [*(_fresh(state[name]) for name in names), *map(_solid, leaves), t, rate]
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplified(module, example)
-    call: Callable[..., Any] = module.forward
-    if compiled:
-        call = torch.compile(module, dynamic=False)
+    call: Callable[..., Any] = _compiled(module, example) if compiled else module.forward
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
+        given = [*(state[name] for name in names), *_tensors(batch), t, rate]
         with torch.no_grad():
-            out = call(*(state[name] for name in names), *_leaves(batch)[0], t, rate)
-        new = dict(zip(names, out, strict=False))
-        return new, dict(zip(keys, out[len(names) :], strict=True))
+            out = call(*map(_solid, given) if compiled else given)
+        new = state | dict(zip(changed, out, strict=False))
+        return new, dict(zip(keys, out[len(changed) :], strict=True))
 
     run(
         {k: v.clone() for k, v in state.items()}, batch, t, rate
     )  # compile now, on a copy, so that a failure falls back before anything has changed
     return run
+
+
+def _solid(value: Tensor) -> Tensor:
+    return value if value.is_contiguous() else value.contiguous()
+
+
+def _fresh(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def _compiled(module: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
+    """On the CPU without dynamo, whose guards cost as much as a small step itself: shapes and
+    types never change here, and `_solid` sees to the strides. tanh becomes 2σ(2x) − 1, three times
+    as fast and as exact as single precision is near ±1."""
+    if example[0].device.type != "cpu":
+        return torch.compile(module, dynamic=False)
+    wishes = {"size_asserts": False, "alignment_asserts": False, "cpp.use_decompose_tanh": True}
+    known = set(torch._inductor.list_options())  # of this version
+    options = {name: wish for name, wish in wishes.items() if name in known}
+    with torch.no_grad():
+        return torch._inductor.compile(module, list(example), options=options)
 
 
 class _Captured:
@@ -164,18 +201,25 @@ _LOOP_MEMBERS = 16  # beyond this a captured loop over members is never the fast
 Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
 
 
-def choose_executor(step: Step, trial: Trial, run: Any, steps: int) -> Executor:
+def choose_executor(
+    step: Step, trial: Trial, run: Any, steps: int, other_engines: bool = True
+) -> Executor:
     """How to execute a stage of so many steps.
 
     On the CPU: eagerly; recorded, if a measurement says that it is faster; compiled, if that saves
     more than three times what compiling costs. On a GPU every candidate is measured, and the
     run's engine set to the fastest: one member after the other can win where each fills the chip.
+    Without `other_engines` the engine stays as it is, and so does every bit of the result.
     """
     eager = Executor(step)
     if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in _leaves(trial()[1])[0]):
         return eager
     if run.device.type == "cuda":
-        return _fastest_engine(step, trial, run) if steps >= _GRAPH_STEPS else eager
+        if steps < _GRAPH_STEPS:
+            return eager
+        if other_engines:
+            return _fastest_engine(step, trial, run)
+        return _fastest([eager, Executor(step, "graph")], trial)[0]
     bare = run.model is None
     if steps < _TRACE_STEPS or (not bare and run.model.plan is None):
         return eager
@@ -183,6 +227,16 @@ def choose_executor(step: Step, trial: Trial, run: Any, steps: int) -> Executor:
     if small and 0.6 * _time(step, trial(), 3) * steps > 3 * _COMPILE_SECONDS:
         return Executor(step, "compiled")
     return _fastest([eager, Executor(step, "traced")], trial)[0]
+
+
+def compile_after(step: Step, trial: Trial, run: Any) -> float:
+    """After how many calls a step whose number is not known beforehand is compiled: when it has
+    taken twice as long as compiling does. Infinite where it cannot be, or not with gain."""
+    plain = run.model is None or run.model.plan is not None
+    small = run.size * trial()[0]["theta"].shape[1] < 1e6
+    if run.device.type != "cpu" or not (plain and small and _repeats(run)):
+        return math.inf
+    return math.ceil(2 * _COMPILE_SECONDS / _time(step, trial(), 3))
 
 
 def _repeats(run: Any) -> bool:

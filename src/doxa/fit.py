@@ -33,6 +33,7 @@ from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.optim import schedule as schedule_shape
 from doxa.outcome import posteriors_of
+from doxa.reach import check_reach
 from doxa.registry import get_method
 from doxa.run import Run
 from doxa.runs import Runs, RunSpec, Sweep
@@ -67,6 +68,7 @@ def fit(
     optimizer: str | Optimizer = "adam",
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 30.0,
+    draws_budget: int | None = None,
     progress: bool | None = None,
     engine: str | Engine = "auto",
     callbacks: Sequence[Callback] = (),
@@ -90,6 +92,8 @@ def fit(
     lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
     checkpoint: a folder; a fit that finds its own checkpoint there goes on from it.
     checkpoint_every: seconds between checkpoints.
+    draws_budget: bytes of memory for the draws that samplers keep, else a quarter of what is free;
+        past it they are kept and read on disk, and nothing else changes.
     progress: show a bar; default: when standard error is a terminal.
     engine: "auto", or "stack" / "loop", with ":eager", ":traced", ":compiled", ":graph".
     callbacks: f(step, info), called now and then; one that returns True stops the run.
@@ -139,12 +143,15 @@ def fit(
         steps=0, batch_size=_batch_size(batch_size, method, held, believed), seed=seed,
         schedule=schedule, patience=checks.whole("patience", patience),
         checkpoint_seconds=checkpoint_every, callbacks=callbacks,
+        draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     run.batch_size = options.batch_size
     run.epoch_steps = max(1, max(len(r) for r in held.rows) // options.batch_size)
     options.steps = _steps(steps, epochs, method, run.epoch_steps)
     _choose_engine(run, engine, options)
+    if run.model is not None:
+        check_reach(run.model, run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0])
     if checkpoint is not None:
         options.checkpoint = store.Checkpoints(checkpoint)
         options.fingerprint = _fingerprint(run, method, options, specs)

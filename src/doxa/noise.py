@@ -78,24 +78,26 @@ class Noise:
         return self._counters[size]
 
     def uniform(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
-        """[M, *shape] in (0, 1]."""
+        """[M, *shape] in (0, 1]; of several steps [T] at once, [T, M, *shape]."""
         size = math.prod(shape)
         if isinstance(step, int):
             step = torch.tensor(step, dtype=torch.int32, device=self.device)
         base, key, last = self._keys.unbind(1)
-        a = _mix(_mix(base + step.to(torch.int32)) ^ (key + _signed(call * _GOLDEN)))  # [M]
+        now = step.to(torch.int32).unsqueeze(-1) if step.ndim else step.to(torch.int32)
+        a = _mix(_mix(base + now) ^ (key + _signed(call * _GOLDEN)))  # [M]
         b = _mix(a ^ last)
-        bits = _mix(_mix(self._counter(size) + a[:, None]) ^ b[:, None])  # [M, size]
+        bits = _mix(_mix(self._counter(size) + a.unsqueeze(-1)) ^ b.unsqueeze(-1))  # [M, size]
         u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
         u = u.clamp_min(2.0**-33)  # in single precision the lowest 65 words round to 0: log u
-        return u.reshape(len(self._keys), *shape)
+        return u.reshape(*a.shape, *shape)
 
     def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
-        """[M, *shape] standard normals, by Box and Muller in pairs."""
+        """[M, *shape] standard normals, by Box and Muller in pairs; of several steps [T] at once,
+        [T, M, *shape]."""
         size = math.prod(shape)
         half = (size + 1) // 2
         u = self.uniform((2 * half,), step, call)
-        radius = (-2.0 * u[:, :half].log()).sqrt()
-        angle = u[:, half:] * (2.0 * math.pi)
-        z = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)
-        return z[:, :size].reshape(len(self._keys), *shape)
+        radius = (-2.0 * u[..., :half].log()).sqrt()
+        angle = u[..., half:] * (2.0 * math.pi)
+        z = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+        return z[..., :size].reshape(*u.shape[:-1], *shape)

@@ -27,8 +27,7 @@ def posteriors_of(
     for r, spec in enumerate(specs):
         rows = slice(r * count, (r + 1) * count)
         part = run.part(rows)
-        kept = torch.stack([k[rows] for k in result.kept]) if result.kept else None
-        posterior = method.finish(part, slice_state(result.state, rows), kept)
+        posterior = method.finish(part, slice_state(result.state, rows), result.draws(rows))
         record = posterior.record
         record.seed = spec.seed
         record.history = _history(result.history, rows)
@@ -38,7 +37,7 @@ def posteriors_of(
         }  # fmt: skip
         record.stats = {
             name: torch.stack(values, 1)[rows] for name, values in result.told.items()
-            if len(values) == len(result.kept)
+            if len(values) == len(result.kept or ())
         }  # fmt: skip
         if spec.hyper:
             record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
@@ -71,9 +70,12 @@ def _judge(posterior: Posterior, result: Progressed, rows: slice) -> None:
     gone = {m - rows.start: t for m, t in result.diverged.items() if rows.start <= m < rows.stop}
     if gone:
         first = min(gone.values())
+        advice = "try a smaller learning rate"
+        if first == 1:  # nothing can be said of a rate yet
+            advice = "are the outputs finite where the fit starts? If so, a smaller learning rate"
         reason = (
             f"{len(gone)} of {rows.stop - rows.start} members became non-finite, the first by step "
-            f"{first}; their last finite state is used; try a smaller learning rate"
+            f"{first}; their last finite state is used; {advice}"
         )
         posterior.record.status = Status("diverged", reason)
         return

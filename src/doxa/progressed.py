@@ -9,6 +9,28 @@ import torch
 from torch import Tensor
 
 from doxa.run import Info, State
+from doxa.store import DrawsFile
+
+
+class Held:
+    """Draws in memory, as posteriors keep them: [members, capacity, size], filled as they come."""
+
+    def __init__(self, capacity: int, theta: Tensor) -> None:
+        self.values = theta.new_empty(theta.shape[0], capacity, theta.shape[1])
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def append(self, theta: Tensor) -> None:
+        self.values[:, self.count] = theta
+        self.count += 1
+
+    def tensor(self, rows: slice = slice(None)) -> Tensor:
+        """Some members' draws so far, [K, count, size]; of a part a copy, which does not hold the
+        others'."""
+        part = self.values[rows, : self.count]
+        return part if len(part) == len(self.values) else part.clone()
 
 
 @dataclass
@@ -16,7 +38,7 @@ class Progressed:
     """What a fit has come to: all of it is checkpointed."""
 
     state: State
-    kept: list[Tensor] = field(default_factory=list)
+    kept: Held | DrawsFile | None = None  # draws, [M, P] each; None where no stage keeps any
     told: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
     stage: int = 0
     t: int = 0
@@ -30,20 +52,27 @@ class Progressed:
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stopped: str = ""
+    saved: list[int] | None = None  # of a checkpoint: where its file of draws stood
 
     def keep(self, theta: Tensor, info: Info) -> None:
         """Store a draw and what the step that made it said of it."""
-        self.kept.append(theta.clone())
+        assert self.kept is not None
+        self.kept.append(theta)
         for name, value in info.items():
             if value.shape == theta.shape[:1]:
                 self.told.setdefault(name, []).append(value.detach().clone())
+
+    def draws(self, rows: slice) -> Tensor | None:
+        """What some members kept, [T, K, P], a view of [K, T, P] as posteriors keep it; on disk
+        where it exceeds the budget of memory."""
+        if not self.kept:
+            return None
+        return self.kept.tensor(rows).transpose(0, 1)
 
     def to_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
         for name in ("state", "good", "best"):
             tensors |= {f"{name}.{k}": v for k, v in getattr(self, name).items()}
-        if self.kept:
-            tensors["kept"] = torch.stack(self.kept)
         tensors |= {f"told.{k}": torch.stack(v) for k, v in self.told.items()}
         plain = (
             "stage",
@@ -56,7 +85,8 @@ class Progressed:
             "waited",
             "diverged",
         )
-        return tensors, {name: getattr(self, name) for name in plain}
+        saved = self.kept.at if isinstance(self.kept, DrawsFile) else None
+        return tensors, {name: getattr(self, name) for name in plain} | {"saved": saved}
 
     @classmethod
     def from_checkpoint(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Progressed:
@@ -64,9 +94,8 @@ class Progressed:
             prefix = f"{name}."
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
-        kept = list(tensors["kept"].unbind()) if "kept" in tensors else []
         told = {k: list(v.unbind()) for k, v in under("told").items()}
-        return cls(under("state"), kept, told, good=under("good"), best=under("best"), **meta)
+        return cls(under("state"), told=told, good=under("good"), best=under("best"), **meta)
 
 
 def copied(state: State) -> State:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from doxa.chains import finite, moved
 from doxa.diagnose import ess_bulk, ess_tail, rhat
 from doxa.errors import ShapeError
 
@@ -85,3 +86,18 @@ def test_too_few_draws_are_refused() -> None:
         rhat(torch.zeros(2, 3))
     with pytest.raises(ShapeError):
         ess_bulk(torch.as_tensor(np.zeros(10)))
+
+
+@pytest.mark.parametrize("block", [1, 5, 13, 1 << 20])
+def test_what_moved_and_what_is_finite_do_not_depend_on_the_block(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("doxa.chains._BLOCK", block)
+    chosen = torch.rand(3, 9, 2, generator=torch.Generator().manual_seed(0))
+    draws = (chosen < 0.2).double()
+    expected = (draws[:, 1:] != draws[:, :-1]).any(2).double().mean(1)
+    assert 0 < float(expected.min()) < 1
+    torch.testing.assert_close(moved(draws), expected, rtol=0, atol=1e-15)
+    draws[1, 3, 1], draws[2, 8, 0] = torch.nan, torch.inf
+    assert torch.equal(finite(draws), torch.isfinite(draws).all(2))
+    assert torch.equal(finite(draws[..., 0]), torch.isfinite(draws[..., 0]))  # scalars

@@ -66,13 +66,13 @@ def walk(kind: str, count: int = 60) -> tuple[dict[str, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
-def test_mass_is_the_windows_covariance_shrunk_as_stan_shrinks_it(kind: str) -> None:
+def test_mass_is_the_windows_covariance_shrunk_towards_its_diagonal(kind: str) -> None:
     state, draws = walk(kind)
     metric = learn_mass(state)["metric"]
     n, moving = len(draws), [0, 2, 3]
     for c in range(2):
         covariance = torch.cov(draws[:, c].T)
-        want = n / (n + 5) * covariance + 1e-3 * 5 / (n + 5) * torch.eye(4)
+        want = n / (n + 5) * covariance + 1e-3 * 5 / (n + 5) * covariance.diagonal().diag()
         if kind == "diagonal":
             assert torch.allclose(metric[c, moving].square(), want.diagonal()[moving], rtol=1e-12)
             assert metric[c, 1] == 0
@@ -82,6 +82,33 @@ def test_mass_is_the_windows_covariance_shrunk_as_stan_shrinks_it(kind: str) -> 
             assert torch.allclose(got[block, moving], want[block, moving], rtol=1e-10)
             assert (got[1] == 0).all()
             assert want[0, 3].abs() > 0.3  # there is a correlation to be kept
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+def test_mass_follows_the_units_of_each_parameter(kind: str) -> None:
+    """Parameters in units of 10⁻⁶ and 10⁶: the metric in those units, to rounding."""
+    units = torch.tensor([1e-6, 1.0, 1e6, 1.0], dtype=torch.float64)
+    state, draws = walk(kind)
+    scaled = start_mass(torch.tensor([1.0, 0.0, 1.0, 1.0]).double().expand(2, 4), kind)
+    for draw in draws:
+        scaled |= observe({**scaled, "theta": draw * units})
+    got = learn_mass({**scaled, "theta": state["theta"]})["metric"]
+    want = learn_mass(state)["metric"] * (units if kind == "diagonal" else units[:, None])
+    assert torch.allclose(got, want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+def test_a_chain_that_stood_still_keeps_its_metric(kind: str) -> None:
+    """Else its parameters would count as fixed from then on."""
+    state, draws = walk(kind)
+    before = state["metric"].clone()
+    stuck = forget(state)
+    for draw in draws:
+        stuck["theta"] = torch.stack([draws[0, 0], draw[1]])
+        stuck |= observe(stuck)
+    after = learn_mass(stuck)["metric"]
+    assert torch.equal(after[0], before[0])
+    assert not torch.equal(after[1], before[1])
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])

@@ -15,7 +15,7 @@ from doxa.chains import ebfmi
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import worries
 from doxa.mcmc.leapfrog import Point
-from doxa.mcmc.tree import _branch, sprout
+from doxa.mcmc.tree import Parts, _branch, close, join, sprout
 
 
 def errors(draws: Tensor, want: Tensor) -> Tensor:
@@ -149,6 +149,10 @@ def recursive(momenta: list[Tensor]) -> bool:
     return recursive(left) or recursive(right) or turns(left, right)
 
 
+def parts(leaf: Any) -> Parts:
+    return Parts(lambda values: values, leaf, close, join)
+
+
 @pytest.mark.parametrize("level", [0, 1, 2, 3, 4, 5])
 def test_the_iterative_tree_is_the_recursive_one(level: int) -> None:
     """300 random sequences of momenta, not of any dynamics: which of them turn back, by leaves
@@ -165,12 +169,11 @@ def test_the_iterative_tree_is_the_recursive_one(level: int) -> None:
         seen.append(1)
         return {**branch, "momentum": momentum, "sum": branch["sum"] + momentum}
 
-    run = bare_run(gaussian(torch.eye(2).double()), torch.zeros(chains, 2).double())
     zero = torch.zeros(chains, 2).double()
-    near = Point(zero, momenta[:, 0], zero[:, 0], zero)
     active = torch.ones(chains, dtype=torch.bool)
-    branch = _branch(leaf, near, zero, zero[:, :1], zero[:, 0], active, {}, next(clocks(run, 1)),
-                     level)  # fmt: skip
+    near = {"momentum": zero, "sum": zero, "active": active}
+    branch, first = _branch(parts(leaf), near, (zero[:, 0],) * count)
+    assert torch.equal(first, momenta[:, 0])
     want = torch.tensor([not recursive(list(own)) for own in momenta])
     assert torch.equal(branch["active"], want)
     if level > 1:
@@ -182,21 +185,27 @@ def test_leaves_are_drawn_by_their_weight() -> None:
     within 4 standard errors."""
     chains = 20_000
     density = lambda theta: (-theta[:, 0].pow(4), -4 * theta.pow(3))  # noqa: E731
-    run = bare_run(lambda theta: -theta[:, 0].pow(4), torch.ones(chains, 1).double())
     theta = torch.full((chains, 1), 0.5, dtype=torch.float64)
     near = Point(theta, torch.ones_like(theta), *density(theta))
     visited: list[Tensor] = []
 
     def leaf(branch: dict[str, Tensor]) -> dict[str, Tensor]:
         branch = sprout(density, branch)
-        point = Point(*(branch[name] for name in Point._fields))
+        value, grad = density(branch["theta"])
+        point = Point(branch["theta"], branch["momentum"], value, grad)
         visited.append(torch.stack([point.theta[0, 0], point.energy[0]]))
         return branch
 
-    tally = {name: torch.zeros(chains).double() for name in ("accept", "leapfrogs", "divergent")}
-    active, step = torch.ones(chains, dtype=torch.bool), torch.full_like(theta, 0.3)
-    branch = _branch(leaf, near, torch.ones_like(theta), step, near.energy, active, tally,
-                     next(clocks(run, 1)), 2)  # fmt: skip
+    zero = torch.zeros(chains).double()
+    start = {
+        **near._asdict(), **dict.fromkeys(("accept", "leapfrogs", "divergent"), zero),
+        **{f"taken.{name}": getattr(near, name) for name in (*Point._fields, "energy")},
+        "metric": torch.ones_like(theta), "step": torch.full_like(theta, 0.3),
+        "start": near.energy, "active": torch.ones(chains, dtype=torch.bool),
+        "weight": zero - torch.inf, "sum": torch.zeros_like(theta),
+    }  # fmt: skip
+    luck = torch.rand(4, chains, generator=torch.Generator().manual_seed(1)).double().log()
+    branch, _ = _branch(parts(leaf), start, luck.unbind(0))
     places, energies = torch.stack(visited).unbind(1)
     want = (-energies).softmax(0)
     assert want.max() - want.min() > 0.02

@@ -138,19 +138,6 @@ def test_only_the_subset_is_sampled() -> None:
     assert draws["likelihood.log_noise"].std(1).min() > 0
 
 
-def test_draws_beyond_the_memory_budget_are_thinned_and_said(
-    monkeypatch: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """20 draws of 2 chains × 3 weights × 8 bytes are 960; a quarter of 2,000 holds 10."""
-    goal = target(n=16)
-    method = chains(draws=20, burn_in=5, thin=3, step=1e-3)
-    full = goal.fit(method, members=2)
-    monkeypatch.setattr("doxa.mcmc.stochastic.free_memory", lambda device: 2000)
-    some = goal.fit(method, members=2)
-    assert "every 2-th is kept" in caplog.text
-    assert torch.equal(some.samples, full.samples[:, 1::2])
-
-
 def test_batch_norm_is_said(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))

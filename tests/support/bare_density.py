@@ -38,7 +38,9 @@ def sample(
     run = bare_run(density, start, seed)
     done = Driver(run, method, Options(steps=1, batch_size=1, seed=seed, mode="eager")).drive()
     told = {name: torch.stack(values, 1) for name, values in done.told.items()}
-    return Chains(torch.stack(done.kept, 1), done.state, run, told)
+    draws = done.draws(slice(None))
+    assert draws is not None
+    return Chains(draws.transpose(0, 1), done.state, run, told)
 
 
 def clocks(run: Run, steps: int) -> Iterator[Clock]:

@@ -51,7 +51,14 @@ CASES = (
     Case("mean-field", "T = 0.03", {"temperature": 0.03}, {"steps": 6000}),
     Case("laplace", "full, linearised", {"structure": "full"}, {"steps": 3000}),
     Case("hmc", "4 chains", {"leapfrog": 30}, {"members": 4}),
+    Case("nuts", "4 chains, trees of 2^6", {"draws": 200, "burn_in": 300, "max_depth": 6}),
+    Case("sghmc", "4 chains", {"burn_in": 6000, "thin": 40}),
+    Case("sgld", "4 chains", {"burn_in": 6000, "thin": 40}),
+    Case("psgld", "4 chains", {"burn_in": 6000, "thin": 40}),
+    Case("cyclical", "4 chains, 4 cycles", {"thin": 20}),
+    Case("constant-sgd", "4 chains", {"thin": 20}, {"steps": 3000}),
 )
+LEFT_OUT = ("metropolis", "minibatch-mh")  # random walks do not get around in 2,700 dimensions
 MOONS = (
     Case("map", "point estimate", {}, {"steps": 2000}),
     Case("hmc", "posterior", {}, {"members": 4}),

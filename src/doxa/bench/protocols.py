@@ -32,6 +32,12 @@ DROPOUT = (0.005, 0.01, 0.05, 0.1)
 # Tried for MAP and ensembles: the rate and its schedule, and the prior's width.
 RATES = ((0.005, "constant"), (0.01, "cosine"), (0.02, "cosine"))
 WIDTHS = (0.3, 1.0)
+# Tried for samplers on mini-batches; with friction .1, momentum goes ten times as far.
+STEPS = {
+    "sgld": (0.003, 0.01, 0.03),
+    "psgld": (0.0003, 0.001, 0.003),
+    "sghmc": (0.0003, 0.001, 0.003),
+}
 
 
 @dataclass(frozen=True)
@@ -186,12 +192,39 @@ def _nuts(problem: Problem, _name: str) -> Answer:
     return Answer(list(problem.fit(method, likelihood="gaussian", members=2)))
 
 
-def _stochastic(name: str) -> Callable[[Problem, str], Answer]:
+def _stochastic(name: str, *rates: float) -> Callable[[Problem, str], Answer]:
+    """A sampler on mini-batches; the rate is one choice for the set, by validation rows."""
+
     def fit(problem: Problem, _name: str) -> Answer:
-        sweep = problem.fit(name, likelihood="gaussian", members=2, batch_size=32)
-        return Answer(list(sweep))
+        epoch = max(len(rows) for rows in problem.train) // 32
+        method = _sampler(name, epoch * (400 if problem.small else 40))
+
+        def train(rows: Sequence[Tensor], *tried: float) -> Any:
+            runs = doxa.Runs(rows=rows, grid={"lr": list(tried)})
+            return problem.fit(
+                method, likelihood="gaussian", members=2, batch_size=32, runs=runs,
+                epochs=400 if problem.small else 40,
+            )  # fmt: skip
+
+        kept, held = problem.validation()
+        validated = dict.fromkeys(rates, 0.0)
+        if len(rates) > 1:
+            tried = train(kept, *rates)
+            for posterior, spec in zip(tried, tried.specs, strict=True):
+                validated[spec.hyper["lr"]] += problem.score(posterior, held[spec.split])
+        rate = max(validated, key=lambda choice: validated[choice])
+        return Answer(list(train(problem.train, rate)), facts={"chosen": {"rate": rate}})
 
     return fit
+
+
+def _sampler(name: str, steps: int) -> Any:
+    """100 draws of each chain from the last quarter of so many steps, or from four cycles."""
+    if name == "cyclical":
+        return doxa.CyclicalSGMCMC(thin=max(1, steps // 500))
+    thin = max(1, steps // 400)
+    burn_in = 500 if name == "constant-sgd" else steps - 100 * thin  # it has an optimum to start at
+    return doxa.get_method(name)(draws=100, thin=thin, burn_in=burn_in)
 
 
 def _not_for_networks(problem: Problem, _name: str) -> Answer:
@@ -249,9 +282,25 @@ PROTOCOLS: dict[str, Protocol] = {
         _nuts,
     ),
     **{
-        name: Protocol("two chains, N(0, 1) prior, B = 32, all else default", _stochastic(name))
-        for name in ("sgld", "psgld", "sghmc", "constant-sgd", "cyclical")
+        name: Protocol(
+            "two chains, N(0, 1) prior, 400 epochs (40 on large sets), B = 32, 100 draws from the "
+            f"last quarter; the rate of {{{', '.join(f'{rate:g}' for rate in rates)}}} by the last "
+            "fifth of the training splits, refitted on all",
+            _stochastic(name, *rates),
+        )
+        for name, rates in STEPS.items()
     },
+    "cyclical": Protocol(
+        "two chains of SGLD, N(0, 1) prior, four cycles, 400 epochs in all (40 on large sets), "
+        "B = 32; the rate of {0.003, 0.01, 0.03} by the last fifth of the training splits, "
+        "refitted on all",
+        _stochastic("cyclical", 0.003, 0.01, 0.03),
+    ),
+    "constant-sgd": Protocol(
+        "two chains, N(0, 1) prior, 400 epochs (40 on large sets) to the optimum, B = 32; then 100 "
+        "draws over a quarter as many steps at the optimal rate, or at one over the curvature",
+        _stochastic("constant-sgd", 0.01),
+    ),
     **{
         name: Protocol(
             "not run: a random walk does not mix in a network's weights", _not_for_networks

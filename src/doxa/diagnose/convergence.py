@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from doxa.chains import moved as share_moved
 from doxa.diagnose.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Patient
@@ -103,7 +104,7 @@ def chains(patient: Patient) -> Finding:
     if not isinstance(base, SamplePosterior) or base.samples.shape[1] == 1:
         return skipped("the method runs no chains")
     count, draws = base.samples.shape[:2]
-    moved = (base.samples[:, 1:] != base.samples[:, :-1]).any(2).double().mean(1)  # [K]
+    moved = share_moved(base.samples)  # [K]
     accept = patient.posterior.diagnostics.get("accept", [])
     lowest = min([float(moved.min()), *accept])
     if draws > 1 and lowest < 0.05:
@@ -144,7 +145,8 @@ def _functions(patient: Patient, count: int, draws: int) -> Tensor:
         if isinstance(head.likelihood, Categorical):
             f = torch.log_softmax(f, 2)
         parts.append(f.reshape(count, draws, -1))
-    for name, value in patient.base.draw().items():
-        if name.startswith("likelihood."):
+    assert isinstance(patient.base, SamplePosterior)
+    for group in patient.base.groups(None, 0):  # one: nothing is thinned
+        for value in group.theta().values():
             parts.append(value.detach().cpu().reshape(count, draws, -1))
     return torch.cat([part.double() for part in parts], 2)

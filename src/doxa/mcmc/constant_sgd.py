@@ -41,7 +41,6 @@ from doxa.mcmc.stochastic import (
     joint,
     report,
     setting,
-    thinned,
 )  # fmt: skip
 from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
@@ -95,8 +94,8 @@ class ConstantSGD(StochasticGradient):
             burn = Stage("burn-in", self.step_of(free), self.burn_in, batch="independent")
             burn.enter, settle = settle, None
             yield burn
-        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
-        yield Stage("sample", self.step_of(free), sampled, "independent", keep, enter=settle)
+        sampled = self.draws * self.thin
+        yield Stage("sample", self.step_of(free), sampled, "independent", self.thin, enter=settle)
 
     def total_steps(self, steps: int) -> int:
         probes = self.probes if self.rate is None else 0
@@ -121,7 +120,7 @@ class ConstantSGD(StochasticGradient):
             if free is not None:
                 mean, v = mean * free, v * free
             v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            width = torch.finfo(theta.dtype).eps ** (1 / 3) * (1 + theta.norm(dim=1, keepdim=True))
+            width = torch.finfo(theta.dtype).eps ** 0.28 * (1 + theta.norm(dim=1, keepdim=True))
             ahead = joint(run, {**state, "theta": theta + width * v}, batch)[1]
             bent = (run.descent(ahead) - mean) / width  # Av
             bent = bent if free is None else bent * free

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from doxa.chains import LEAST_DRAWS, rhat
+from doxa.chains import LEAST_DRAWS, finite, moved, rhat
 from doxa.likelihoods import Categorical, Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 
@@ -27,7 +27,8 @@ log = logging.getLogger("doxa")
 
 APART = 1.1  # R-hat
 _ROWS = 64
-_STUCK = 0.05  # acceptance
+_BLOCK = 1 << 22  # numbers
+_STUCK = 0.05  # acceptance, and share of draws at a new place
 MOST_DIVERGENT = 0.002  # share of transitions; fewer are named, and no more
 LEAST_EBFMI = 0.3
 LEAST_TRANSITIONS = 100  # transitions, below which E-BFMI says nothing
@@ -43,16 +44,24 @@ def chain_status(
         f = posterior.samples
     else:
         f = _functions(posterior, run).reshape(members, draws, -1)
-    if not torch.isfinite(f).all():
+    if not finite(f).all():
         posterior.record.status = Status("diverged", "some draws give non-finite functions")
         return
     found = list(worries)
     name = "parameters" if run.density is not None else "functions"
     apart = math.inf
     if draws >= LEAST_DRAWS:
-        apart = float(rhat(f).max())
+        apart = max(float(rhat(part).max()) for part in f.split(_columns(f), 2))
         posterior.record.diagnostics[f"rhat_{name}"] = apart
-    if accept < _STUCK:
+    shares = moved(posterior.samples).tolist() if draws > 1 else []
+    still = [k for k, share in enumerate(shares) if share < _STUCK]
+    if still:
+        words = (
+            f"{len(still)} of {members} chains hardly move (chain {still[0]}: a new place in "
+            f"{shares[still[0]]:.1%} of its draws): run a longer burn-in, or take another step size"
+        )
+        found.insert(0, (True, words))
+    elif accept < _STUCK:
         words = f"a chain hardly moves: acceptance {accept:.3f}; run a longer burn-in"
         found.insert(0, (True, words))
     elif not apart <= APART:
@@ -75,13 +84,20 @@ Worry = tuple[bool, str]  # whether the draws cannot be trusted for it, and the 
 
 
 def worries(diagnostics: Mapping[str, Any]) -> list[Worry]:
-    """What a Hamiltonian sampler's own diagnostics give to worry about."""
+    """What a sampler's own diagnostics give to worry about."""
     found: list[Worry] = []
     count, share = diagnostics.get("divergences", 0), diagnostics.get("divergent_share", 0.0)
     if count:
         words = (
             f"{count} transitions diverged ({share:.2%}): the density bends faster than the step "
             "size follows, and its narrow parts are missing; raise target_accept, or reparametrise"
+        )
+        found.append((share > MOST_DIVERGENT, words))
+    count, share = diagnostics.get("undefined", 0), diagnostics.get("undefined_share", 0.0)
+    if count:
+        words = (
+            f"the log density was NaN at {count} proposals ({share:.2%}), which were not accepted: "
+            "outside its support it must be −inf, and inside a number"
         )
         found.append((share > MOST_DIVERGENT, words))
     ratios = [r for r in diagnostics.get("ebfmi", []) if math.isfinite(r)]
@@ -105,11 +121,16 @@ def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
     """Outputs at some training rows and the likelihood's parameters: [S, entries]."""
     rows = run.data.rows[run.run_of[0]][:_ROWS]
     x, _ = run.data.take(rows, torch.tensor(run.run_of[0]))
-    draws = posterior.groups(None, 0)[0]
+    (draws,) = posterior.groups(None, 0)
     with torch.no_grad():
         f = posterior._evaluate(draws, x)
     own = [v.reshape(len(v), -1) for v in draws.theta().values()]
     return torch.cat([*_compared(f, run.likelihood), *own], 1)
+
+
+def _columns(f: Tensor) -> int:
+    """Entries of [K, T, entries] that are compared at a time."""
+    return max(1, _BLOCK // (f.shape[0] * f.shape[1]))
 
 
 def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:

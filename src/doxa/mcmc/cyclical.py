@@ -30,7 +30,6 @@ from doxa.mcmc.stochastic import (
     rates,
     root,
     setting,
-    thinned,
 )  # fmt: skip
 from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Run, Stage, State, log_joint, optimise
@@ -92,7 +91,7 @@ class CyclicalSGMCMC(StochasticGradient):
         free = uncertain(run)
         if free is not None:  # the rest is a point estimate, found first
             yield optimise(log_joint, steps, name="maximum")
-        keep, sampled = thinned(run, self.draws * self.cycles, self.thin), self.draws * self.thin
+        sampled = self.draws * self.thin
         at = torch.arange(self.length, dtype=torch.float64) / self.length
         size = rates(run, self, 0.5 * (1.0 + torch.cos(math.pi * at)))  # η_k
         explore, sample = self.step_of(free, self._descend), self.step_of(free)
@@ -100,7 +99,7 @@ class CyclicalSGMCMC(StochasticGradient):
         for i in range(1, self.cycles + 1):
             if first:
                 yield Stage(f"explore {i}", explore, first, rates=size[:first])
-            stage = Stage(f"sample {i}", sample, sampled, keep=keep, rates=size[first:])
+            stage = Stage(f"sample {i}", sample, sampled, keep=self.thin, rates=size[first:])
             yield with_noise(run, stage)
 
     def total_steps(self, steps: int) -> int:

@@ -30,7 +30,9 @@ class Hamiltonian(Kernel):
     def own_state(self, run: Run, unfixed: Tensor) -> State:
         moving = unfixed.sum(1).clamp(min=1)
         step = 0.1 * moving**-0.25
-        return {**start_mass(unfixed, self.mass), **start_dual(step), **start_recorded(step)}
+        early = torch.full_like(step, float(bool(windows(self.burn_in))))
+        own = {**start_mass(unfixed, self.mass), **start_dual(step), **start_recorded(step)}
+        return {**own, "early": early}  # 1 until burn-in has learned a first mass
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
         new = average(state, info["accept"], run.field(self, "target_accept"))
@@ -44,7 +46,11 @@ class Hamiltonian(Kernel):
         return {start: lambda run, state: forget(state), **{t: self._window_end(t) for t in ends}}
 
     def _window_end(self, t: int) -> Mark:
-        return lambda run, state: self._seek(run, learn_mass(state), t)
+        def mark(run: Run, state: State) -> State:
+            learned = {**learn_mass(state), "early": torch.zeros_like(state["early"])}
+            return self._seek(run, learned, t)
+
+        return mark
 
     def begin(self, run: Run, state: State) -> State:
         return self._seek(run, state, 0)

@@ -24,6 +24,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
+from doxa.mcmc.ahead import Forethought
 from doxa.mcmc.hamiltonian import Hamiltonian, check
 from doxa.mcmc.kernel import Move, acceptance
 from doxa.mcmc.leapfrog import DIVERGENT, Point, leapfrog
@@ -84,6 +85,7 @@ class HMC(Hamiltonian):
             return {**values, **there._asdict()}
 
         recorded = Recorded(run, inner, self.total_steps(0) * self.leapfrog)
+        ahead = Forethought()
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
             def trajectory(point: Point, step: Tensor) -> Point:
@@ -92,8 +94,8 @@ class HMC(Hamiltonian):
                     values = recorded(state, batch, clock, values)
                 return Point(*(values[name] for name in Point._fields))
 
-            new, info = self._transition(state, clock, trajectory)
-            return {**new, "inner.mode": torch.full_like(info["accept"], recorded.mode)}, info
+            new, info = self._transition(state, ahead(clock), trajectory)
+            return recorded.after(new), info
 
         return move
 

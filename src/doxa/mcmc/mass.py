@@ -1,9 +1,10 @@
 """The mass matrix, estimated from a window of draws.
 
-    M⁻¹ = n/(n+5) · Σ̂ + 10⁻³ · 5/(n+5) · I        (as Stan regularises)
+    M⁻¹ = n/(n+5) · Σ̂ + 10⁻³ · 5/(n+5) · diag Σ̂
 
 with Σ̂ the variances, or the whole covariance, of the window's n draws of each chain, by Welford's
-update. Every chain has its own: members never interact.
+update. Stan adds the identity instead of diag Σ̂: that drowns parameters that are small in their
+units, and the narrow directions of correlated ones. Every chain has its own.
 """
 
 from __future__ import annotations
@@ -50,18 +51,23 @@ def forget(state: State) -> State:
 
 
 def learn_mass(state: State) -> State:
-    """End a window: the metric from its draws, and a new window begins."""
+    """End a window: the metric from its draws, and a new window begins. A chain of which some
+    parameter stood still all along keeps its metric."""
     moving, square = free(state["metric"]), state["welford.square"]
     n = state["welford.count"].reshape(-1, *(1,) * (square.ndim - 1))
-    shrunk = square / (n - 1).clamp(min=1) * (n / (n + 5))
-    ridge = 1e-3 * 5 / (n + 5)
+    spread = square / (n - 1).clamp(min=1)
+    each = spread if square.ndim == 2 else spread.diagonal(dim1=1, dim2=2)  # variances, [M, P]
+    shrunk, ridge = spread * (n / (n + 5)), 1e-3 * 5 / (n + 5)
     if square.ndim == 2:
-        metric = (shrunk + ridge).sqrt() * moving
+        metric = (shrunk + ridge * each).sqrt() * moving
     else:
-        eye = torch.eye(square.shape[1], device=square.device, dtype=square.dtype)
-        factor, failed = torch.linalg.cholesky_ex(shrunk + ridge * eye)
-        scales = torch.diag_embed((shrunk.diagonal(dim1=1, dim2=2) + ridge[..., 0]).sqrt())
+        fixed = (1 - moving).diag_embed()  # zeros on the diagonal would have no factor
+        whole = shrunk + ridge * each.diag_embed() + fixed
+        factor, failed = torch.linalg.cholesky_ex(whole)
+        scales = whole.diagonal(dim1=1, dim2=2).sqrt().diag_embed()
         broken = (failed > 0) | ~torch.isfinite(factor).all(2).all(1)
         metric = torch.where(broken[:, None, None], scales, factor) * moving.unsqueeze(2)
-    fine = torch.isfinite(metric).flatten(1).all(1).reshape(-1, *(1,) * (metric.ndim - 1))
+    moved = ((each > 0) | (moving == 0)).all(1)
+    fine = torch.isfinite(metric).flatten(1).all(1) & moved
+    fine = fine.reshape(-1, *(1,) * (metric.ndim - 1))
     return forget({**state, "metric": torch.where(fine, metric, state["metric"])})

@@ -43,6 +43,7 @@ class Metropolis(Kernel):
 
     name: ClassVar[str] = "metropolis"
     default_members: ClassVar[int] = 4
+    tallied: ClassVar[tuple[str, ...]] = ("accept", "undefined")
     per_run: ClassVar[tuple[str, ...] | None] = ("scale", "temperature")
 
     draws: int = 2000
@@ -76,7 +77,8 @@ class Metropolis(Kernel):
             "theta": torch.where(accept.unsqueeze(1), proposal, theta),
             "log_density": torch.where(accept, value, density),
         }
-        return new, {"accept": rate, "step_size": state["step"]}
+        undefined = torch.isnan(value).to(rate.dtype)
+        return new, {"accept": rate, "undefined": undefined, "step_size": state["step"]}
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
         several = free(state["metric"]).sum(1) > 1
@@ -125,7 +127,11 @@ class Metropolis(Kernel):
         return {**state, "step": tuned}
 
     def report(self, state: State) -> dict[str, Any]:
-        return {"step_size": state["step"].tolist()}
+        return {
+            "step_size": state["step"].tolist(),
+            "undefined": int(state["sum.undefined"].sum()),
+            "undefined_share": float(self.share(state, "undefined").mean()),
+        }
 
     def _value(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
         """log_joint/T, [M]: no gradient is needed."""

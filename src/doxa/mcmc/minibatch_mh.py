@@ -36,7 +36,6 @@ from doxa.mcmc.stochastic import (
     report,
     setting,
     step_size,
-    thinned,
 )  # fmt: skip
 from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
@@ -92,9 +91,9 @@ class MinibatchMH(StochasticGradient):
         if self.burn_in:
             burn = self._transition(free, adapting)
             yield Stage("burn-in", burn, self.burn_in, batch="independent")
-        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        sampled = self.draws * self.thin
         sample = self._transition(free, adapting=False)
-        yield Stage("sample", sample, sampled, "independent", keep, enter=_count_anew)
+        yield Stage("sample", sample, sampled, "independent", self.thin, enter=_count_anew)
 
     def total_steps(self, steps: int) -> int:
         return self.burn_in + self.draws * self.thin

@@ -7,7 +7,7 @@ Hoffman & Gelman (2014), with multinomial draws and the generalised U-turn of Be
 in Stan; `doxa.mcmc.tree` has the trajectory. All chains advance together, and each transition lasts
 as long as its longest tree: no trajectory length to choose, at the price of waiting. Burn-in finds
 step size and mass as `doxa.mcmc.adaptation` says. Full-data gradients; dropout is off and BatchNorm
-frozen. A transition is no fixed sequence of operations, so that only its leaves are recorded or
+frozen. A transition is no fixed sequence of operations, so that only its parts are recorded or
 compiled, never the whole.
 """
 
@@ -16,16 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
+from doxa.mcmc.ahead import Forethought
 from doxa.mcmc.hamiltonian import Hamiltonian, check
 from doxa.mcmc.kernel import Move
 from doxa.mcmc.recorded import Recorded
-from doxa.mcmc.tree import Leaf, grow, sprout
+from doxa.mcmc.tree import Parts, close, grow, join, plant, sprout
 from doxa.method import Clock, Info, Run, State
+
+_EARLY = 7  # depth before a first mass is known, when long trees cost much and lead nowhere
 
 
 @store.register("nuts")
@@ -37,7 +38,8 @@ class NUTS(Hamiltonian):
     ----------
     draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
     target_accept: what the step size is adapted towards; nearer to 1 where transitions diverge.
-    max_depth: at most 2^max_depth − 1 leapfrog steps a transition.
+    max_depth: at most 2^max_depth − 1 leapfrog steps a transition; 2^7 − 1 until burn-in has
+        learned a first mass.
     mass: "diagonal" (a scale a parameter) or "dense" (a covariance; up to some hundreds of them).
     thin: keep every `thin`-th draw. temperature: T.
     """
@@ -64,25 +66,33 @@ class NUTS(Hamiltonian):
         return False
 
     def move(self, run: Run) -> Move:
-        def inner(state: State, batch: Batch, branch: State) -> State:
+        def leaf(state: State, batch: Batch, branch: State) -> State:
             return sprout(self.density(run, state, batch), branch)
 
-        recorded = Recorded(run, inner, self.total_steps(0) * 2 ** min(self.max_depth, 4))
+        recorded = Recorded(run, leaf, self.total_steps(0) * 2 ** min(self.max_depth, 4))
+        plants, closes, joins = (recorded.part(each) for each in (self._plant, close, join))
+        ahead = Forethought()
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            leaf = lambda branch: recorded(state, batch, clock, branch)  # noqa: E731
-            new, info = self._transition(state, clock, leaf)
-            return {**new, "inner.mode": torch.full_like(info["accept"], recorded.mode)}, info
+            leaves = lambda branch: recorded(state, batch, clock, branch)  # noqa: E731
+            parts = Parts(plants, leaves, closes, joins)
+            new, info = self._transition(state, ahead(clock), parts)
+            return recorded.after(new), info
 
         return move
 
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         density = self.density(run, state, batch)
-        return self._transition(state, clock, lambda branch: sprout(density, branch))
+        leaf = lambda branch: sprout(density, branch)  # noqa: E731
+        return self._transition(state, clock, Parts(self._plant, leaf, close, join))
 
-    def _transition(self, state: State, clock: Clock, leaf: Leaf) -> tuple[State, Info]:
-        start, step = self.depart(state, clock), state["step"].unsqueeze(1)
-        found = grow(leaf, start, state["metric"], step, clock, self.max_depth)
+    def _plant(self, values: State) -> State:
+        return plant(values, self.max_depth)
+
+    def _transition(self, state: State, clock: Clock, parts: Parts) -> tuple[State, Info]:
+        start = self.depart(state, clock)
+        early = _EARLY if bool(state["early"].any()) else None
+        found = grow(parts, start, state["metric"], state["step"], clock, self.max_depth, early)
         new = {**state, **{name: found.pop(name) for name in ("theta", "grad", "log_density")}}
         return new, {**found, "step_size": state["step"]}
 

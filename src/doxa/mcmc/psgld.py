@@ -42,7 +42,6 @@ from doxa.mcmc.stochastic import (
     report,
     setting,
     step_size,
-    thinned,
 )  # fmt: skip
 from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
@@ -97,9 +96,9 @@ class PSGLD(StochasticGradient):
         if self.burn_in:
             burn = self._stage(free, adapting=True)
             yield with_noise(run, Stage("burn-in", burn, self.burn_in))
-        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        sampled = self.draws * self.thin
         sample = self._stage(free, adapting=self.correction != "freeze")
-        yield with_noise(run, Stage("sample", sample, sampled, keep=keep))
+        yield with_noise(run, Stage("sample", sample, sampled, keep=self.thin))
 
     def total_steps(self, steps: int) -> int:
         return self.burn_in + self.draws * self.thin

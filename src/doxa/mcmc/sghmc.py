@@ -36,7 +36,6 @@ from doxa.mcmc.stochastic import (
     root,
     setting,
     step_size,
-    thinned,
 )  # fmt: skip
 from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Run, Stage, State, log_joint, optimise
@@ -84,10 +83,10 @@ class SGHMC(StochasticGradient):
         free = uncertain(run)
         if free is not None:  # the rest is a point estimate, found first
             yield optimise(log_joint, steps, name="maximum")
-        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        sampled = self.draws * self.thin
         if self.burn_in:
             yield with_noise(run, Stage("burn-in", self.step_of(free), self.burn_in))
-        yield with_noise(run, Stage("sample", self.step_of(free), sampled, keep=keep))
+        yield with_noise(run, Stage("sample", self.step_of(free), sampled, keep=self.thin))
 
     def total_steps(self, steps: int) -> int:
         return self.burn_in + self.draws * self.thin

@@ -35,7 +35,6 @@ from doxa.mcmc.stochastic import (
     rates,
     root,
     setting,
-    thinned,
 )  # fmt: skip
 from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Run, Stage, State, log_joint, optimise
@@ -57,6 +56,7 @@ class SGLD(StochasticGradient):
     """
 
     name: ClassVar[str] = "sgld"
+    default_rate: ClassVar[float] = 1e-2
     per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
 
     draws: int = 100
@@ -80,13 +80,13 @@ class SGLD(StochasticGradient):
         free = uncertain(run)
         if free is not None:  # the rest is a point estimate, found first
             yield optimise(log_joint, steps, name="maximum")
-        keep, sampled = thinned(run, self.draws, self.thin), self.draws * self.thin
+        sampled = self.draws * self.thin
         at = torch.arange(self.burn_in + sampled, dtype=torch.float64)
         size = rates(run, self, (1.0 + at / self.delay) ** -self.decay)  # η_t
         step, before = self.step_of(free), self.burn_in
         if before:
             yield with_noise(run, Stage("burn-in", step, before, rates=size[:before]))
-        yield with_noise(run, Stage("sample", step, sampled, keep=keep, rates=size[before:]))
+        yield with_noise(run, Stage("sample", step, sampled, keep=self.thin, rates=size[before:]))
 
     def total_steps(self, steps: int) -> int:
         return self.burn_in + self.draws * self.thin

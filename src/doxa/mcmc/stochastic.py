@@ -1,4 +1,4 @@
-"""What samplers on mini-batches share: the noisy gradient, the step size, which draws are kept.
+"""What samplers on mini-batches share: the noisy gradient, the step size, the posterior.
 
     Û(θ) = −(n/B) Σ_batch log p(y_i | θ) − log p(θ)
 
@@ -21,8 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from doxa.data import Batch, free_memory
-from doxa.errors import MemoryBudgetError, MethodError
+from doxa.chains import finite
+from doxa.data import Batch
+from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status
 from doxa.method import Clock, Info, Method, Run, State
 from doxa.posterior import Posterior, SamplePosterior, Status
@@ -77,8 +78,8 @@ class StochasticGradient(Method):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         last = state["theta"].unsqueeze(1)  # [K, 1, P]
         samples = last if kept is None else kept.transpose(0, 1).contiguous()
-        fine = torch.isfinite(samples).all(2, keepdim=True)
-        samples = torch.where(fine, samples, last)  # the driver says which members broke down
+        for k, t in (~finite(samples)).nonzero().tolist():  # the driver says who broke down
+            samples[k, t] = last[k, 0]
         posterior = SamplePosterior(samples=samples, **run.common(self), **run.shared(state))
         if kept is None:
             reason = "the run stopped before any draw was kept: this is the chain's last state"
@@ -143,27 +144,6 @@ def plus(base: Tensor, factor: Number, value: Tensor) -> Tensor:
     if isinstance(factor, Tensor):
         return torch.addcmul(base, value, factor)
     return torch.add(base, value, alpha=factor)
-
-
-def thinned(run: Run, draws: int, thin: int) -> int:
-    """Every how many steps a draw is kept: `thin`, or a multiple of it where so many draws would
-    take more than a quarter of the free memory."""
-    assert run.initial is not None
-    size = draws * run.initial.numel() * run.initial.element_size()
-    budget = free_memory(run.device) // 4
-    factor = math.ceil(size / max(1, budget))
-    if factor <= 1:
-        return thin
-    if factor > draws:
-        raise MemoryBudgetError(
-            f"not even one draw of {run.size} chains fits the memory budget of "
-            f"{budget / 2**30:.3g} GiB: fit fewer members"
-        )
-    log.warning(
-        "%d draws of %d chains take %.3g GiB, over the budget of %.3g: every %d-th is kept",
-        draws, run.size, size / 2**30, budget / 2**30, factor,
-    )  # fmt: skip
-    return thin * factor
 
 
 def check_lengths(method: Method, **least: int) -> None:

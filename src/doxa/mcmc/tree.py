@@ -10,126 +10,144 @@ and Stan's extra checks, which see what the ends alone would miss.
 Subtrees are not built recursively. Leaf i closes as many of them as i has trailing ones in binary;
 where each began was noted when it did, in as many places as a branch has levels (Phan, Pradhan &
 Jankowiak, 2019). All chains are at the same leaf of the same doubling: those that are done wait.
+
+`plant`, `sprout`, `close` and `join` are fixed sequences of tensor operations, from named values to
+named values, which can be recorded or compiled; `grow` is the loop that calls them. In names,
+"end" is a branch's outermost point, "taken" and "drawn" are the points drawn of tree and branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from doxa.mcmc.kernel import acceptance
 from doxa.mcmc.leapfrog import DIVERGENT, Density, Point, leapfrog
+from doxa.mcmc.recorded import Part
 from doxa.run import Clock, State
 
-Leaf = Callable[[State], State]
+_AHEAD = 5  # doublings whose leaves' random numbers are drawn when the tree is planted
 
-_POINT = ("theta", "momentum", "log_density", "grad")
+_PLACE = ("theta", "momentum", "grad")  # of an end, from which the trajectory goes on
+_TAKEN = ("theta", "grad", "log_density", "energy")  # of the point drawn
+_TALLY = ("accept", "leapfrogs", "divergent")
+
+
+class Parts(NamedTuple):
+    """The fixed sequences of operations, as they are executed."""
+
+    plant: Part
+    leaf: Part
+    close: Part
+    join: Part
 
 
 def grow(
-    leaf: Leaf, start: Point, metric: Tensor, step: Tensor, clock: Clock, max_depth: int
+    parts: Parts,
+    start: Point,
+    metric: Tensor,
+    step: Tensor,
+    clock: Clock,
+    max_depth: int,
+    limit: int | None = None,
 ) -> State:
-    """A whole transition from `start`: the point taken, and what people want to know of it."""
-    zero = torch.zeros_like(start.log_density)
-    energy = start.energy
-    left = right = start
-    taken = {"theta": start.theta, "grad": start.grad, "log_density": start.log_density,
-             "energy": energy}  # fmt: skip
-    tree: State = {"weight": zero, "sum": start.momentum}
-    active = torch.isfinite(energy)
-    tally = {name: zero.clone() for name in ("accept", "leapfrogs", "divergent")}
-    depth = zero
-    for level in range(max_depth):
-        forward = clock.uniform(1) < 0.5  # [M, 1]
-        near, far = _where(forward, right, left), _where(forward, left, right)
-        reach = torch.where(forward, step, -step)
-        branch = _branch(leaf, near, metric, reach, energy, active, tally, clock, level)
-        active = branch["active"]
-        tally = {name: branch[name] for name in tally}
-        depth = depth + active.to(depth.dtype)
-        luck = clock.uniform(1).squeeze(1).log()
-        take = active & (luck < branch["weight"] - tree["weight"])
-        taken = {name: _pick(take, branch[f"taken.{name}"], taken[name]) for name in taken}
-        end = Point(*(branch[name] for name in _POINT))
-        turned = _turns(far.momentum, end.momentum, tree["sum"] + branch["sum"])
-        turned |= _turns(far.momentum, branch["first"], tree["sum"] + branch["first"])
-        turned |= _turns(near.momentum, end.momentum, branch["sum"] + near.momentum)
-        grown = active.unsqueeze(1)
-        right, left = _where(grown & forward, end, right), _where(grown & ~forward, end, left)
-        tree = {
-            "weight": _pick(active, torch.logaddexp(tree["weight"], branch["weight"]),
-                            tree["weight"]),
-            "sum": _pick(active, tree["sum"] + branch["sum"], tree["sum"]),
-        }  # fmt: skip
-        active = active & ~turned
-        if not bool(active.any()):
+    """A whole transition from `start`, with steps of size `step` [M]: the point taken, and what
+    people want to know of it. `limit`
+    ends it before `max_depth`, for which its parts were made."""
+    uniform = clock.uniform(2 * max_depth + 2**_AHEAD - 1)
+    seed = parts.plant({
+        "momentum": start.momentum, "log_density": start.log_density, "step": step,
+        "uniform": uniform,
+    })  # fmt: skip
+    forward, luck = seed["forward"].unbind(0), seed["luck"].unbind(0)
+    zero = seed["zero"]
+    fixed = {"metric": metric, "start": seed["start"]}
+    branch = {name: seed[f"branch.{name}"] for name in ("weight", "sum")}
+    here = {name: getattr(start, name) for name in _PLACE}
+    tree = {f"{side}.{name}": here[name] for side in ("left", "right") for name in _PLACE}
+    tree |= {"weight": zero, "sum": start.momentum, "depth": zero}
+    tree |= {f"taken.{name}": getattr(start, name) for name in _TAKEN[:3]}
+    tree["taken.energy"] = seed["start"]
+    now = {"active": seed["active"], "step": seed["step"], **here, **dict.fromkeys(_TALLY, zero)}
+    for level in range(min(max_depth, limit or max_depth)):
+        count = 2**level
+        if level < _AHEAD:
+            lucks = seed["lucks"][count - 1 : 2 * count - 1]  # [count, M]
+        else:
+            lucks = clock.uniform(count).log().T.contiguous()
+        held = {f"taken.{name}": tree[f"taken.{name}"] for name in _TAKEN}
+        end, first = _branch(parts, {**now, **branch, **fixed, **held}, lucks.unbind(0))
+        after = min(level + 1, max_depth - 1)
+        tree = parts.join({
+            **tree, **{f"end.{name}": end[name] for name in (*_PLACE, "weight", "sum")},
+            **{f"drawn.{name}": end[f"taken.{name}"] for name in _TAKEN},
+            "first": first, "active": end["active"], "luck": luck[level], "size": seed["size"],
+            "forward": forward[level], "next": forward[after],
+        })  # fmt: skip
+        now = {name: tree.pop(name) for name in ("active", "step", *_PLACE)}
+        now |= {name: end[name] for name in _TALLY}
+        if not bool(now["active"].any()):
             break
+    tally = {name: now[name] for name in _TALLY}
     return {
-        **taken, **tally, "depth": depth, "saturated": active.to(zero.dtype),
+        **{name: tree[f"taken.{name}"] for name in _TAKEN}, **tally, "depth": tree["depth"],
+        "saturated": now["active"].to(zero.dtype),
         "accept": tally["accept"] / tally["leapfrogs"].clamp(min=1),
     }  # fmt: skip
 
 
-def _branch(
-    leaf: Leaf, near: Point, metric: Tensor, step: Tensor, energy: Tensor, active: Tensor,
-    tally: State, clock: Clock, level: int,
-) -> State:  # fmt: skip
-    """2^level leaves beyond `near`; chains that turn or diverge on the way leave `active`."""
-    count = 2**level
-    luck = clock.uniform(count).log().T.contiguous()  # [count, M]
-    branch: State = {
-        **dict(zip(_POINT, near, strict=True)), "metric": metric, "step": step, "start": energy,
-        "active": active, "weight": torch.full_like(energy, -torch.inf),
-        "sum": torch.zeros_like(near.momentum), "taken.theta": near.theta.clone(),
-        "taken.grad": near.grad.clone(), "taken.log_density": near.log_density.clone(),
-        "taken.energy": energy.clone(), **tally,
-    }  # fmt: skip  # copies, so that a compiled leaf never sees one tensor under two names
+def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[State, Tensor]:
+    """A leaf for each luck [M], and the first one's momentum; chains that turn or diverge on the
+    way leave `active`."""
     noted: list[tuple[Tensor, Tensor, Tensor]] = []  # of where subtrees began, outermost first
-    first = near.momentum
-    for i in range(count):
+    first = branch["momentum"]
+    for i, luck in enumerate(lucks):
         before, behind = branch["momentum"], branch["sum"]
-        branch = leaf({**branch, "luck": luck[i]})
+        branch = parts.leaf({**branch, "luck": luck})
+        note = branch["momentum"], behind, before
         if i == 0:
-            first = branch["momentum"]
+            first = note[0]
         if i % 2 == 0:
-            place = (i >> 1).bit_count()
-            noted[place:] = [(branch["momentum"], behind, before)]
-            if count > 1:
-                continue
-        else:
-            turned = _closed(branch, noted, i)
-            branch["active"] = branch["active"] & ~turned
-        if i + 1 < count and not bool(branch["active"].any()):
+            noted[(i >> 1).bit_count() :] = [note]
+            continue
+        for level in range(1, (~i & (i + 1)).bit_length()):  # as many as i has trailing ones
+            outer = noted[((i + 1 - 2**level) >> 1).bit_count()]
+            branch |= parts.close({
+                "active": branch["active"], "last": branch["momentum"], "total": branch["sum"],
+                "begin": outer[0], "behind": outer[1],
+                "middle": note[0], "half": note[1], "before": note[2],
+            })  # fmt: skip
+            note = outer
+        if i + 1 < len(lucks) and not bool(branch["active"].any()):
             break
-    return {**branch, "first": first}
+    return branch, first
 
 
-def _closed(branch: State, noted: list[tuple[Tensor, Tensor, Tensor]], i: int) -> Tensor:
-    """Whether one of the subtrees that end with leaf i turns back: [M]."""
-    last, total = branch["momentum"], branch["sum"]
-    turned = torch.zeros_like(branch["active"])
-    inner: tuple[Tensor, Tensor, Tensor] | None = None
-    levels = (~i & (i + 1)).bit_length() - 1  # trailing ones
-    for level in range(1, levels + 1):
-        place = ((i + 1 - 2**level) >> 1).bit_count()
-        start, behind, _ = noted[place]
-        turned = turned | _turns(start, last, total - behind)
-        if inner is not None:  # of the right half: its first momentum, the sum and the one before
-            middle, half, before = inner
-            turned = turned | _turns(start, middle, half - behind + middle)
-            turned = turned | _turns(before, last, total - half + before)
-        inner = noted[place]
-    return turned
+def plant(at: State, max_depth: int) -> State:
+    """A tree of one point, and where its first branch goes; the numbers `uniform` decide the
+    directions, and what is taken."""
+    momentum = at["momentum"]
+    energy = Point(momentum, momentum, at["log_density"], momentum).energy
+    zero = torch.zeros_like(energy)
+    size = at["step"].unsqueeze(1)
+    forward = (at["uniform"][:, :max_depth] < 0.5).T.unsqueeze(2).contiguous()  # [depth, M, 1]
+    lucks = at["uniform"][:, max_depth:].log().T.contiguous()
+    return {
+        "start": energy, "active": torch.isfinite(energy), "zero": zero,
+        "size": size, "step": torch.where(forward[0], size, -size), "forward": forward,
+        "luck": lucks[:max_depth], "lucks": lucks[max_depth:],
+        "branch.weight": zero - torch.inf, "branch.sum": torch.zeros_like(momentum),
+    }  # fmt: skip
 
 
 def sprout(density: Density, branch: State) -> State:
-    """One leaf: a leapfrog step, its weight, and whether it is the one taken. A fixed sequence of
-    tensor operations."""
-    active, step = branch["active"], branch["step"]
-    here = Point(*(branch[name] for name in _POINT))
-    there = leapfrog(density, here, branch["metric"], step)
+    """One leaf: a leapfrog step, its weight, and whether it is the one taken."""
+    active = branch["active"]
+    theta, momentum, grad = (branch[name] for name in _PLACE)
+    here = Point(theta, momentum, branch["start"], grad)  # its density is not asked for again
+    there = leapfrog(density, here, branch["metric"], branch["step"])
     energy = there.energy
     error = energy - branch["start"]
     fine = active & (error < DIVERGENT)
@@ -137,18 +155,52 @@ def sprout(density: Density, branch: State) -> State:
     weight = torch.where(fine, -error, -torch.inf)
     total = torch.logaddexp(branch["weight"], weight)
     take = fine & (branch["luck"] < weight - total)
-    wide = take.unsqueeze(1)
-    moved = _where(fine.unsqueeze(1), there, here)
+    moved = {name: _pick(fine, getattr(there, name), branch[name]) for name in _PLACE}
+    new = {"theta": there.theta, "grad": there.grad, "log_density": there.log_density,
+           "energy": energy}  # fmt: skip
     return {
-        **branch, **dict(zip(_POINT, moved, strict=True)), "active": fine, "weight": total,
-        "sum": branch["sum"] + moved.momentum,
-        "taken.theta": torch.where(wide, there.theta, branch["taken.theta"]),
-        "taken.grad": torch.where(wide, there.grad, branch["taken.grad"]),
-        "taken.log_density": torch.where(take, there.log_density, branch["taken.log_density"]),
-        "taken.energy": torch.where(take, energy, branch["taken.energy"]),
+        **branch, **moved, "active": fine, "weight": total,
+        "sum": branch["sum"] + moved["momentum"],
+        **{f"taken.{k}": _pick(take, v, branch[f"taken.{k}"]) for k, v in new.items()},
         "accept": branch["accept"] + count * acceptance(-error),
         "leapfrogs": branch["leapfrogs"] + count,
         "divergent": branch["divergent"] + (active & ~fine).to(error.dtype),
+    }  # fmt: skip
+
+
+def close(at: State) -> State:
+    """Who is still active when a subtree ends: it began with the momentum `begin`, when the sum was
+    `behind`; its right half with `middle`, when it was `half`, after the momentum `before`. Of two
+    leaves the halves are single points, and the three questions are one."""
+    total, behind, half = at["total"], at["behind"], at["half"]
+    turned = _turns(at["begin"], at["last"], total - behind)
+    turned = turned | _turns(at["begin"], at["middle"], half - behind + at["middle"])
+    turned = turned | _turns(at["before"], at["last"], total - half + at["before"])
+    return {"active": at["active"] & ~turned}
+
+
+def join(at: State) -> State:
+    """The tree with a branch added, and where the next one begins."""
+    forward, active = at["forward"], at["active"]  # [M, 1], [M]
+    left, right = at["left.momentum"], at["right.momentum"]
+    far, near = torch.where(forward, left, right), torch.where(forward, right, left)
+    end, first, total = at["end.momentum"], at["first"], at["sum"] + at["end.sum"]
+    turned = _turns(far, end, total)
+    turned = turned | _turns(far, first, at["sum"] + first)
+    turned = turned | _turns(near, end, at["end.sum"] + near)
+    take = active & (at["luck"] < at["end.weight"] - at["weight"])
+    grown = active.unsqueeze(1)
+    ends = {}
+    for name in _PLACE:
+        for side, moves in (("right", grown & forward), ("left", grown & ~forward)):
+            ends[f"{side}.{name}"] = torch.where(moves, at[f"end.{name}"], at[f"{side}.{name}"])
+    ahead = {n: torch.where(at["next"], ends[f"right.{n}"], ends[f"left.{n}"]) for n in _PLACE}
+    weight = torch.logaddexp(at["weight"], at["end.weight"])
+    return {
+        **ends, **ahead, "step": torch.where(at["next"], at["size"], -at["size"]),
+        **{f"taken.{n}": _pick(take, at[f"drawn.{n}"], at[f"taken.{n}"]) for n in _TAKEN},
+        "weight": _pick(active, weight, at["weight"]), "sum": _pick(active, total, at["sum"]),
+        "depth": at["depth"] + active.to(weight.dtype), "active": active & ~turned,
     }  # fmt: skip
 
 
@@ -158,10 +210,3 @@ def _turns(p: Tensor, q: Tensor, total: Tensor) -> Tensor:
 
 def _pick(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(mask if yes.ndim == 1 else mask.unsqueeze(1), yes, no)
-
-
-def _where(mask: Tensor, yes: Point, no: Point) -> Point:
-    """Points of `yes` where the mask [M, 1] holds."""
-    flat = mask.squeeze(1)
-    return Point(*(torch.where(mask if a.ndim == 2 else flat, a, b)
-                   for a, b in zip(yes, no, strict=True)))  # fmt: skip

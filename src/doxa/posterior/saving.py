@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from doxa import nets, store
-from doxa.data import Standardisation
+from doxa import checks, nets, store
+from doxa.data import Standardisation, free_memory
 from doxa.errors import ModelError, StoreError
 from doxa.model import Model
 from doxa.posterior.base import Posterior, Record, Status, posterior_class
@@ -62,7 +62,12 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
     return posterior
 
 
-def load(path: str | Path, net: nn.Module | None = None, device: torch.device | str = "cpu") -> Any:
+def load(
+    path: str | Path,
+    net: nn.Module | None = None,
+    device: torch.device | str = "cpu",
+    draws_budget: int | None = None,
+) -> Any:
     """A saved posterior.
 
     Parameters
@@ -70,9 +75,22 @@ def load(path: str | Path, net: nn.Module | None = None, device: torch.device | 
     path: the directory that `posterior.save` wrote.
     net: the network, when it was not made by a registered builder; its structure is checked.
     device: where it is to predict.
+    draws_budget: bytes of memory for what was saved, else a quarter of what is free; where it is
+        larger, draws stay in its files and are read as they are used.
     """
-    tensors, meta = store.read_artefact(path)
-    return from_artefact({k: v.to(device) for k, v in tensors.items()}, meta, net)
+    budget = checks.budget("draws_budget", draws_budget)
+    budget = free_memory(device) // 4 if budget is None else budget
+    tensors, meta = store.read_artefact(path, budget)
+    stay = _on_disk(tensors, budget)
+    placed = {k: v if k in stay else v.to(device) for k, v in tensors.items()}
+    return from_artefact(placed, meta, net)
+
+
+def _on_disk(tensors: dict[str, Tensor], budget: int) -> set[str]:
+    """Names of what is too large to be moved: draws."""
+    if sum(v.nbytes for v in tensors.values()) <= budget:
+        return set()
+    return {name for name in tensors if name.rpartition(".")[2] == "samples"}
 
 
 def _trees(posterior: Posterior) -> list[tuple[str, Any]]:
@@ -161,5 +179,5 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     if missing:
         raise ModelError(f"the network lacks the saved buffers {sorted(missing)[:5]}")
     model.net.load_state_dict(state | fixed)
-    place = next(iter(tensors.values())).device if tensors else torch.device("cpu")
-    return model.to(place, dtype)
+    places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
+    return model.to(places.pop() if places else "cpu", dtype)

@@ -32,29 +32,38 @@ _HEAVY = 4e6  # rows × weights
 
 @dataclass
 class Draws:
-    """Parameters of `count` functions; those named in `constant` are common to all of them."""
+    """Parameters of `count` functions; those named in `constant` are common to all of them.
+
+    Parameters that are elsewhere, such as on disk, come to the `device` with their part."""
 
     params: Params
     count: int
     constant: frozenset[str] = frozenset()
     masks: Params = field(default_factory=dict)  # {layer: [count, 1, ...]}
     buffers: Params = field(default_factory=dict)  # {name: [count, ...]}
+    device: torch.device | None = None  # None: where the parameters are
 
     def part(self, s: slice) -> Draws:
         """Some of the draws; a single one comes without its axis, so that layers run as in the
         plain network."""
         if s.stop - s.start == 1:
-            params = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
+            one = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
+            params = self._here(one)
             masks, buffers = ({k: v[s] for k, v in t.items()} for t in (self.masks, self.buffers))
             return Draws(params, 1, frozenset(params), masks, buffers)
         pick = lambda tree: {k: v[s] for k, v in tree.items()}  # noqa: E731
-        params = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
+        some = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
+        params = self._here(some)
         count = len(range(*s.indices(self.count)))
         return Draws(params, count, self.constant, pick(self.masks), pick(self.buffers))
 
+    def _here(self, params: Params) -> Params:
+        return params if self.device is None else {k: v.to(self.device) for k, v in params.items()}
+
     def theta(self) -> Params:
-        """Likelihood parameters of each draw."""
-        own = likelihood_parameters(self.params)
+        """Likelihood parameters of each draw; copies, so that who has them does not hold all the
+        other parameters."""
+        own = {k: v.clone() for k, v in self._here(likelihood_parameters(self.params)).items()}
         return {
             k: v.expand(self.count, *v.shape) if f"likelihood.{k}" in self.constant else v
             for k, v in own.items()
@@ -222,7 +231,7 @@ class WeightPosterior(Posterior):
             {k: v.expand(g.count, *v.shape) if k in g.constant else v for k, v in g.params.items()}
             for g in groups
         ]
-        return {k: torch.cat([p[k] for p in full]) for k in full[0]}
+        return {k: torch.cat([p[k] for p in full]).to(self.device) for k in full[0]}
 
     def features(self, x: Any) -> Tensor:
         x = self.check_inputs(x)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa import chains, store
+from doxa import chains, checks, store
+from doxa.data import free_memory
 from doxa.errors import StoreError
 from doxa.layout import Params
 from doxa.posterior import Status
@@ -114,12 +115,21 @@ class Draws(Mapping[str, Tensor]):
         store.write_artefact(path, {"theta": self.theta, **stats}, meta)
 
     @classmethod
-    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Draws:
-        """What `save` wrote."""
-        tensors, meta = store.read_artefact(path)
+    def load(
+        cls,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        draws_budget: int | None = None,
+    ) -> Draws:
+        """What `save` wrote; on disk where it takes more than `draws_budget` bytes, else a quarter
+        of the free memory."""
+        budget = checks.budget("draws_budget", draws_budget)
+        budget = free_memory(device) // 4 if budget is None else budget
+        tensors, meta = store.read_artefact(path, budget)
         if meta.get("kind") != _KIND:
             raise StoreError(f"{path} holds no draws of a log density; doxa.load reads posteriors")
-        tensors = {k: v.to(device) for k, v in tensors.items()}
+        fits = sum(v.nbytes for v in tensors.values()) <= budget
+        tensors = {k: v.to(device) if fits or k != "theta" else v for k, v in tensors.items()}
         plain = meta["record"] | {"status": Status(meta["record"]["status"], meta["reason"])}
         plain["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
         shapes, transforms = meta["shapes"], meta["transforms"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from doxa import checks, store
 from doxa.driver import Callback, Driver, Options
 from doxa.engine import Engine, works
-from doxa.errors import MethodError
+from doxa.errors import MethodError, NumericalError
 from doxa.layout import Layout
 from doxa.method import Method
 from doxa.outcome import posteriors_of
@@ -54,6 +54,7 @@ def sample(
     progress: bool | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 30.0,
+    draws_budget: int | None = None,
     callbacks: Sequence[Callback] = (),
     engine: str | Engine = "auto",
 ) -> Draws:
@@ -75,7 +76,7 @@ def sample(
         `doxa.transforms.Interval(0, 10)`}; the rest is free. The Jacobian is taken care of.
     dtype: what is computed in; double precision unless told otherwise.
     device: default: that of the tensors in init.
-    seed, progress, checkpoint, checkpoint_every, callbacks, engine: as in `fit`.
+    seed, progress, checkpoint, checkpoint_every, draws_budget, callbacks, engine: as in `fit`.
 
     Returns
     -------
@@ -97,6 +98,7 @@ def sample(
     options = Options(
         steps=0, batch_size=1, seed=seed, schedule="constant", callbacks=callbacks,
         checkpoint_seconds=checkpoint_every,
+        draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     values = _choose_engine(run, density, engine, options)
@@ -107,8 +109,11 @@ def sample(
     specs = [RunSpec(seed=seed)]
     seconds = time.monotonic() - began
     (posterior,) = posteriors_of(run, method, result, specs, len(ids), seconds)
-    if not isinstance(posterior, SamplePosterior) or not result.kept:
+    if not isinstance(posterior, SamplePosterior) or result.kept is None:
         raise MethodError(f"{method.name} keeps no draws; sample with nuts, hmc or metropolis")
+    if not result.kept:
+        why = posterior.status.reason if posterior.status == "diverged" else result.stopped
+        raise NumericalError(f"{method.name} ended before its first draw: {why}")
     draws = Draws(posterior.samples, shapes, density.transforms, method, posterior.record)
     if density.refused:
         draws.diagnostics["raised"] = density.refused

@@ -7,9 +7,7 @@ the status already.
 
 from __future__ import annotations
 
-import torch
-
-from doxa.chains import LEAST_DRAWS, ebfmi
+from doxa.chains import LEAST_DRAWS, ebfmi, finite, moved
 from doxa.posterior import Status
 from doxa.sampling.draws import Draws
 
@@ -21,8 +19,7 @@ def judge(draws: Draws) -> None:
     """Fill in diagnostics and status; a status the sampler set is left as it is."""
     table = draws.summary()
     found = draws.diagnostics
-    moved = (draws.theta[:, 1:] != draws.theta[:, :-1]).any(2).double().mean(1)  # [K]
-    found["moved"] = moved.tolist()
+    found["moved"] = moved(draws.theta).tolist()
     if draws.count >= LEAST_DRAWS:
         for name in ("rhat", "ess_bulk", "ess_tail"):
             found[name] = dict(zip(table.names, table[name].tolist(), strict=True))
@@ -34,8 +31,7 @@ def judge(draws: Draws) -> None:
 
 def _status(draws: Draws) -> Status:
     table, found = draws.summary(), draws.diagnostics
-    values = [draws[name] for name in draws]
-    if not all(bool(torch.isfinite(v).all()) for v in values):
+    if not all(bool(finite(value).all()) for value in draws.values()):
         return Status("diverged", "some draws are not finite: is the density proper?")
     still = [k for k, share in enumerate(found["moved"]) if share < LEAST_MOVED]
     if still and draws.count > 1:

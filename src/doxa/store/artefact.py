@@ -21,15 +21,14 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from doxa.errors import CorruptedArtefact, StoreError
+from doxa.store import tensors as tensor_files
 from doxa.store.codec import decode, encode
 
 try:
@@ -59,12 +58,12 @@ def write_artefact(
     StoreError : a value that cannot be stored, a full disk, no permission, a file at `path`.
     """
     target = Path(os.path.realpath(path))
-    files = pack(tensors, meta)
+    contents = pack(tensors, meta)
     with readable_errors("written", target):
         make_directory(target.parent)
         _check_replaceable(target)
         remove_abandoned(target.parent, prefix=f".{target.name}.tmp-")
-        with written_aside(target.parent, files, prefix=f".{target.name}.tmp-") as fresh:
+        with written_aside(target.parent, contents, prefix=f".{target.name}.tmp-") as fresh:
             previous = _previous(target)
             if target.exists():
                 if previous.exists():  # left by a writer killed after its second rename
@@ -80,8 +79,13 @@ def write_artefact(
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_artefact(
+    path: str | os.PathLike[str], budget: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU) and meta at `path`, after checking both against their checksums.
+
+    Where the tensors take more than `budget` bytes, the large ones stay on disk and are mapped:
+    changes to them are not written back, and replacing the artefact does not change them.
 
     Raises
     ------
@@ -96,24 +100,60 @@ def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict
                 source = target
             identity = os.stat(source).st_ino
             try:
-                return unpack(_read_files(source), source)
+                return _read(source, budget)
             except OSError:  # StoreError included
                 if source.exists() and os.stat(source).st_ino == identity:
                     raise  # otherwise it was replaced while it was read: read the new one
 
 
-def _read_files(source: Path) -> dict[str, bytes]:
+def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     present = set(os.listdir(source))
     if not present & FILES:
         raise StoreError(f"{source} is not a doxa artefact: it has no {CHECKSUMS}")
     missing = sorted(FILES - present)
     if missing:
         raise CorruptedArtefact(f"{source} is damaged: {missing[0]} is missing")
-    return {name: (source / name).read_bytes() for name in sorted(FILES)}
+    lines = (source / CHECKSUMS).read_bytes().decode("ascii", errors="replace").splitlines()
+    expected = {line[66:]: line[:64] for line in lines}
+    meta = (source / META).read_bytes()
+    _check(source / META, hashlib.sha256(meta).hexdigest(), expected)
+    path = source / TENSORS
+    if budget is not None and path.stat().st_size > budget:
+        bytes_, digest = tensor_files.read_mapped(path)
+        _check(path, digest, expected)
+        load = lambda: tensor_files.parse(bytes_)  # noqa: E731
+    else:
+        data = path.read_bytes()
+        _check(path, hashlib.sha256(data).hexdigest(), expected)
+        load = lambda: load_tensors(data)  # noqa: E731
+    try:
+        document = json.loads(meta)
+        version, content = document["format"], document["meta"]
+        tensors = load()
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CorruptedArtefact(f"{source} was not written by doxa: {error!r}") from error
+    if version != FORMAT:
+        raise StoreError(f"{source} has format {version}, this doxa reads {FORMAT}: update doxa")
+    return tensors, decode(content, "meta")
 
 
-def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, bytes]:
-    """The contents of an artefact's files. Memory: one more copy of the tensors."""
+def _check(path: Path, found: str, expected: Mapping[str, str]) -> None:
+    if found != expected.get(path.name):
+        raise CorruptedArtefact(
+            f"{path} does not match its checksum: it was truncated or changed after it was "
+            "written; use another copy"
+        )
+
+
+class Contents(NamedTuple):
+    """What an artefact will hold, checked: nothing is written before all of it can be."""
+
+    tensors: dict[str, Tensor]
+    meta: bytes
+
+
+def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Contents:
+    """Raises `StoreError` for what cannot be stored."""
     if not isinstance(meta, Mapping):
         raise StoreError(f"meta must be a dict, not {type(meta).__qualname__}")
     document = {"format": FORMAT, "meta": encode(meta, "meta")}
@@ -122,60 +162,22 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, by
         encoded = text.encode("utf-8")
     except ValueError as error:  # a lone surrogate, which no text file can hold
         raise StoreError(f"meta cannot be written as JSON: {error}") from error
-    files = {TENSORS: _pack_tensors(tensors), META: encoded}
-    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()]
-    return {**files, CHECKSUMS: "".join(lines).encode()}
-
-
-def unpack(contents: Mapping[str, bytes], source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The reverse of `pack`, checked."""
-    lines = contents[CHECKSUMS].decode("ascii", errors="replace").splitlines()
-    expected = {line[66:]: line[:64] for line in lines}
-    for name in (TENSORS, META):
-        if hashlib.sha256(contents[name]).hexdigest() != expected.get(name):
-            raise CorruptedArtefact(
-                f"{source / name} does not match its checksum: it was truncated or changed "
-                "after it was written; use another copy"
-            )
-    try:
-        document = json.loads(contents[META])
-        version, data = document["format"], document["meta"]
-        tensors = load_tensors(contents[TENSORS])
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CorruptedArtefact(f"{source} was not written by doxa: {error!r}") from error
-    if version != FORMAT:
-        raise StoreError(f"{source} has format {version}, this doxa reads {FORMAT}: update doxa")
-    return tensors, decode(data, "meta")
-
-
-def _pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    ready: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, value in tensors.items():
-        if not isinstance(name, str) or name == "__metadata__":
-            raise StoreError(f"{name!r} cannot be the name of a stored tensor")
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
-            raise StoreError(f"tensor {name!r} is a {type(value).__qualname__}, not a dense tensor")
-        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        pointer = plain.untyped_storage().data_ptr()
-        if pointer in storages:  # safetensors refuses tensors that share memory
-            plain = plain.clone()
-        storages.add(pointer)
-        ready[name] = plain
-    try:
-        return save_tensors(ready)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise StoreError(f"the tensors cannot be stored: {error!r}") from error
+    return Contents(tensor_files.storable(tensors), encoded)
 
 
 @contextlib.contextmanager
-def written_aside(parent: Path, files: Mapping[str, bytes], prefix: str) -> Iterator[Path]:
-    """A synced directory with these files under a temporary name, for the caller to rename."""
+def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Path]:
+    """A synced directory with these contents under a temporary name, for the caller to rename."""
     fresh, lock = _temporary_directory(parent, prefix)
     try:
-        for name, data in files.items():
-            (fresh / name).write_bytes(data)
-        for name in files:  # after all writes: the first sync then carries most of the others
+        sums = {
+            TENSORS: tensor_files.write(fresh / TENSORS, contents.tensors),
+            META: hashlib.sha256(contents.meta).hexdigest(),
+        }
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+        (fresh / META).write_bytes(contents.meta)
+        (fresh / CHECKSUMS).write_bytes(lines.encode())
+        for name in (TENSORS, META, CHECKSUMS):  # after all writes: the first carries the others
             sync(fresh / name)
         sync(fresh)
         yield fresh

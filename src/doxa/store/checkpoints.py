@@ -57,7 +57,7 @@ class Checkpoints:
 
         When this raises `StoreError` (a full disk, ...), the earlier ones are untouched.
         """
-        files = pack(tensors, {"step": int(step), "meta": meta})
+        contents = pack(tensors, {"step": int(step), "meta": meta})
         with readable_errors("written", self.path):
             make_directory(self.path)
             if self._number is None:
@@ -65,7 +65,7 @@ class Checkpoints:
                 names = self._names()
                 self._number = _number(names[0]) if names else 0
                 self._good = self._good or (names[0] if names else None)
-            with written_aside(self.path, files, _TEMPORARY) as fresh:
+            with written_aside(self.path, contents, _TEMPORARY) as fresh:
                 name = self._rename(fresh, int(step))
             sync(self.path)
             self._remove_all_but({name, self._good})

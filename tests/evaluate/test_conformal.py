@@ -75,7 +75,7 @@ def test_without_the_correction_fifty_rows_fall_short() -> None:
 def test_coverage_within_every_class(n: int, score: str) -> None:
     """n calibration rows and 100 new ones of each of 3 classes, 1,000 repetitions, through the
     scores and thresholds that `conformal` uses."""
-    g, classes, repetitions, m = rng(n), 3, REPETITIONS if n < 1000 else 300, 100
+    g, classes, repetitions, m = rng(n), 3, REPETITIONS, 100
 
     def scored(rows: int, purpose: str) -> Tensor:
         """[classes, rows, repetitions]: the score of the true class; harder for higher ones."""

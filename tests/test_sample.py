@@ -231,7 +231,7 @@ def test_engines_agree(engine: str) -> None:
     ]
     assert torch.allclose(found[0].theta, found[1].theta, rtol=1e-9, atol=1e-10)
     assert found[1].diagnostics["engine"] == engine.partition(":")[0]
-    assert found[1].diagnostics["mode"] == (engine.partition(":")[2] or "eager")
+    assert found[1].diagnostics["inner_mode"] == (engine.partition(":")[2] or "eager")
 
 
 def test_python_that_vmap_refuses_runs_one_chain_at_a_time(

@@ -39,6 +39,7 @@ class Fast:
     hopeless: dict[str, Any] = field(default_factory=dict)
     hopeless_options: dict[str, Any] = field(default_factory=lambda: {"lr": 1e6})
     changed: dict[str, Any] = field(default_factory=dict)  # settings that are not the defaults
+    rounding: float = 1e-8  # of float64, grown by a fit: a burn-in that adapts is chaotic
     grid: dict[str, list[Any]] = field(default_factory=lambda: {"lr": [3e-3, 1e-2]})
 
 
@@ -50,6 +51,7 @@ FAST = {
         hopeless={"draws": 4, "burn_in": 0, "leapfrog": 1},
         hopeless_options={},
         changed={"draws": 7, "target_accept": 0.7},
+        rounding=1e-6,
         grid={"temperature": [0.5, 1.0]},
     ),
     "nuts": Fast(
@@ -59,6 +61,7 @@ FAST = {
         hopeless={"draws": 4, "burn_in": 0, "max_depth": 1},
         hopeless_options={},
         changed={"draws": 7, "target_accept": 0.7, "mass": "dense"},
+        rounding=1e-4,
         grid={"temperature": [0.5, 1.0]},
     ),
     "metropolis": Fast(

@@ -29,7 +29,7 @@ def test_a_member_does_not_depend_on_the_others(trained: Any, assert_close: Chec
     for k in range(3):
         alone = trained.fit(members=[k], **options)
         assert alone.members == 1
-        assert_close(alone.tensors(), parts[k], 1e-9)
+        assert_close(alone.tensors(), parts[k], trained.fast.rounding)
     with pytest.raises(AssertionError):  # members differ, so that the comparison says something
         assert_close(parts[0], parts[1], 1e-3)
 
@@ -37,8 +37,8 @@ def test_a_member_does_not_depend_on_the_others(trained: Any, assert_close: Chec
 def test_the_order_of_members_does_not_matter(trained: Any, assert_close: Check) -> None:
     options = {"dtype": torch.float64, "steps": 10}
     up, down = trained.fit(members=[1, 4], **options), trained.fit(members=[4, 1], **options)
-    assert_close(own(up.tensors(), 0, 2), own(down.tensors(), 1, 2), 1e-9)
-    assert_close(own(up.tensors(), 1, 2), own(down.tensors(), 0, 2), 1e-9)
+    assert_close(own(up.tensors(), 0, 2), own(down.tensors(), 1, 2), trained.fast.rounding)
+    assert_close(own(up.tensors(), 1, 2), own(down.tensors(), 0, 2), trained.fast.rounding)
 
 
 def test_early_stopping_is_each_members_own(trained: Any, assert_close: Check) -> None:
@@ -47,7 +47,7 @@ def test_early_stopping_is_each_members_own(trained: Any, assert_close: Check) -
     together = trained.fit(members=3, **options)
     for k in range(3):
         alone = trained.fit(members=[k], **options)
-        assert_close(alone.tensors(), own(together.tensors(), k, 3), 1e-9)
+        assert_close(alone.tensors(), own(together.tensors(), k, 3), trained.fast.rounding)
 
 
 def test_members_are_averaged_in_prediction(case: Any) -> None:

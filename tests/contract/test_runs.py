@@ -34,9 +34,9 @@ def compare(case: Any, sweep: Any, answers: Any, assert_close: Check, **options:
     for r in (1, len(sweep) // 2, len(sweep) - 1):
         spec = sweep.specs[r]
         single = alone(case, spec, **options)
-        assert_close(sweep[r].tensors(), single.tensors(), 1e-8)
+        assert_close(sweep[r].tensors(), single.tensors(), case.fast.rounding)
         got, want = (answers(post.predict(x), y) for post in (sweep[r], single))
-        assert_close(got, want, 1e-8)
+        assert_close(got, want, case.fast.rounding)
         assert sweep[r].diagnostics["rows"] == len(spec.rows)
 
 
@@ -116,7 +116,8 @@ def test_early_stopping_is_each_runs_own(trained: Any, assert_close: Check) -> N
     }  # fmt: skip
     sweep = trained.fit(runs=doxa.Runs(rows=ROWS), **options)
     for posterior, spec in zip(sweep, sweep.specs, strict=True):
-        assert_close(posterior.tensors(), alone(trained, spec, **options).tensors(), 1e-8)
+        single = alone(trained, spec, **options)
+        assert_close(posterior.tensors(), single.tensors(), trained.fast.rounding)
 
 
 def test_a_grid_over_priors(trained: Any, assert_close: Check) -> None:
@@ -125,7 +126,7 @@ def test_a_grid_over_priors(trained: Any, assert_close: Check) -> None:
     sweep = trained.fit(runs=doxa.Runs(grid={"prior": [doxa.Normal(s) for s in scales]}), **options)
     for posterior, scale in zip(sweep, scales, strict=True):
         single = trained.fit(prior=doxa.Normal(scale), **options)
-        assert_close(posterior.tensors(), single.tensors(), 1e-8)
+        assert_close(posterior.tensors(), single.tensors(), trained.fast.rounding)
 
 
 def test_the_methods_own_checks_hold_in_a_grid(case: Any) -> None:

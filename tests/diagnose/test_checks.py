@@ -37,7 +37,7 @@ def test_an_exact_posterior_passes_everything() -> None:
     diagnosis = doctor(linear(data), data, test)
     assert diagnosis.ok, str(diagnosis)
     assert {f.check for f in diagnosis if f.verdict == "not checked"} == {
-        "training", "chains", "members"
+        "training", "chains", "weights", "energy", "members"
     }  # fmt: skip
 
 

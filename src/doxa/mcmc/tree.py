@@ -54,8 +54,7 @@ def grow(
     limit: int | None = None,
 ) -> State:
     """A whole transition from `start`, with steps of size `step` [M]: the point taken, and what
-    people want to know of it. `limit`
-    ends it before `max_depth`, for which its parts were made."""
+    people want to know of it. `limit` ends it before `max_depth`, for which its parts were made."""
     uniform = clock.uniform(2 * max_depth + 2**_AHEAD - 1)
     seed = parts.plant({
         "momentum": start.momentum, "log_density": start.log_density, "step": step,

@@ -100,8 +100,10 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
 def bytes_of(value: Tensor) -> Any:
     """A tensor's numbers as bytes; without a copy where it lies in order on the CPU."""
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    numbers: Any = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
-    return memoryview(numbers)
+    if not plain.numel():
+        return memoryview(b"")
+    row = plain.as_strided((plain.numel(),), (1,))  # a single number may keep an odd stride
+    return memoryview(row.view(torch.uint8).numpy())
 
 
 def read_mapped(path: Path) -> tuple[Tensor, str]:

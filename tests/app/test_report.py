@@ -12,6 +12,7 @@ import pytest
 import torch
 from hostile_names import HOSTILE
 from html_page import Node, parse
+from short import short
 from typer.testing import CliRunner
 
 import doxa as library
@@ -72,8 +73,7 @@ def arrays(n: int = 80) -> dict[str, torch.Tensor]:
 
 
 def fit(method: str, likelihood: str, y: torch.Tensor, outputs: int) -> Any:
-    cls = library.get_method(method)
-    chosen = cls(draws=10, burn_in=10) if method == "hmc" else cls()
+    chosen = short(method)
     net = library.nets.mlp(2, outputs, (8,)) if chosen.needs_network else None
     x = arrays()["x"]
     options = {"likelihood": likelihood, "standardize": True, "steps": 40}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from short import SETTINGS
 from torch import Tensor
 
 import doxa
@@ -45,7 +46,7 @@ class Fast:
 
 FAST = {
     "hmc": Fast(
-        {"draws": 20, "burn_in": 20, "leapfrog": 5},
+        SETTINGS["hmc"],
         one_step={"draws": 1, "burn_in": 0, "leapfrog": 2},
         many_steps={"draws": 20, "burn_in": 0, "leapfrog": 2},
         hopeless={"draws": 4, "burn_in": 0, "leapfrog": 1},
@@ -55,7 +56,7 @@ FAST = {
         grid={"temperature": [0.5, 1.0]},
     ),
     "nuts": Fast(
-        {"draws": 20, "burn_in": 20, "max_depth": 2},
+        SETTINGS["nuts"],
         one_step={"draws": 1, "burn_in": 0, "max_depth": 2},
         many_steps={"draws": 20, "burn_in": 0, "max_depth": 2},
         hopeless={"draws": 4, "burn_in": 0, "max_depth": 1},
@@ -65,7 +66,7 @@ FAST = {
         grid={"temperature": [0.5, 1.0]},
     ),
     "metropolis": Fast(
-        {"draws": 20, "burn_in": 20},
+        SETTINGS["metropolis"],
         one_step={"draws": 1, "burn_in": 0, "scale": 0.05},
         many_steps={"draws": 20, "burn_in": 0, "scale": 0.05},
         hopeless={"draws": 4, "burn_in": 0, "scale": 100.0},
@@ -74,7 +75,7 @@ FAST = {
         grid={"temperature": [0.5, 1.0]},
     ),
     "sgld": Fast(
-        {"draws": 20, "burn_in": 20, "thin": 1, "step": 2e-4},
+        SETTINGS["sgld"],
         one_step={"draws": 1, "burn_in": 0},
         many_steps={"draws": 20, "burn_in": 20},
         hopeless={"step": 1e6},
@@ -83,7 +84,7 @@ FAST = {
         grid={"temperature": [0.5, 1.0]},
     ),
     "psgld": Fast(
-        {"draws": 20, "burn_in": 20, "thin": 1, "step": 2e-5},
+        SETTINGS["psgld"],
         one_step={"draws": 1, "burn_in": 0, "correction": "none"},
         many_steps={"draws": 20, "burn_in": 20},
         hopeless={"step": 1e6},
@@ -92,7 +93,7 @@ FAST = {
         grid={"temperature": [0.5, 1.0]},
     ),
     "sghmc": Fast(
-        {"draws": 20, "burn_in": 20, "thin": 1, "step": 2e-4},
+        SETTINGS["sghmc"],
         one_step={"draws": 1, "burn_in": 0},
         many_steps={"draws": 20, "burn_in": 20},
         hopeless={"step": 1e6},
@@ -101,7 +102,7 @@ FAST = {
         grid={"step": [1e-4, 2e-4]},
     ),
     "constant-sgd": Fast(
-        {"draws": 20, "burn_in": 10, "thin": 1, "probes": 10},
+        SETTINGS["constant-sgd"],
         one_step={"draws": 1, "burn_in": 0, "probes": 2},
         many_steps={"draws": 20, "burn_in": 10, "rate": 0.01},
         hopeless={"rate": 1e6},
@@ -110,7 +111,7 @@ FAST = {
         grid={"rate": [0.01, 0.03]},
     ),
     "cyclical": Fast(
-        {"cycles": 2, "draws": 10, "thin": 1, "exploration": 0.5, "step": 2e-4},
+        SETTINGS["cyclical"],
         one_step={"cycles": 1, "draws": 1, "exploration": 0.0},
         many_steps={"cycles": 2, "draws": 10},
         hopeless={"step": 1e6},
@@ -119,7 +120,7 @@ FAST = {
         grid={"temperature": [0.5, 1.0]},
     ),
     "minibatch-mh": Fast(
-        {"draws": 20, "burn_in": 20, "thin": 1},
+        SETTINGS["minibatch-mh"],
         one_step={"draws": 1, "burn_in": 0, "step": 1e-4},
         many_steps={"draws": 20, "burn_in": 0, "step": 1e-4},
         hopeless={"draws": 8, "burn_in": 0, "step": 1e6},

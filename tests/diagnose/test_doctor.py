@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from short import short
 from torch import Tensor, nn
 
 import doxa
@@ -18,7 +19,6 @@ from doxa.errors import DataError, MissingExtra
 from doxa.posterior import MixturePosterior, Transform, TransformedPosterior
 from doxa.predictive import Predictive
 
-SETTINGS = {"hmc": {"draws": 20, "burn_in": 20, "leapfrog": 4}}
 CASES = [(row.name, task) for row in doxa.methods() for task in row.tasks]
 CHECKS = {
     "status", "training", "chains", "weights", "energy", "scaling", "duplicates", "sample size",
@@ -45,7 +45,7 @@ def rows(task: str, n: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def fitted(name: str, task: str, **options: Any) -> Any:
     try:
-        method = doxa.get_method(name)(**SETTINGS.get(name, {}))
+        method = short(name)
     except MissingExtra as error:
         pytest.skip(str(error))
     outputs, likelihood = (1, "gaussian") if task == "regression" else (3, "categorical")

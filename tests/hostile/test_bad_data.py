@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from short import short
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -35,10 +36,9 @@ def quick(net: nn.Module | None, data: Any, method: Any = "map", **settings: Any
 def fit_by_name(name: str, data: Any, **settings: Any) -> Any:
     """Any registered method, at its shortest, on a network if it takes one."""
     try:
-        cls = doxa.get_method(name)
+        method = short(name)
     except MissingExtra as error:
         pytest.skip(str(error))
-    method = cls(draws=4, burn_in=4, leapfrog=2) if name == "hmc" else cls()
     return quick(mlp() if method.needs_network else None, data, method, **settings)
 
 

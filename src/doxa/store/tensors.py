@@ -103,7 +103,8 @@ def bytes_of(value: Tensor) -> Any:
     if not plain.numel():
         return memoryview(b"")
     row = plain.as_strided((plain.numel(),), (1,))  # a single number may keep an odd stride
-    return memoryview(row.view(torch.uint8).numpy())
+    numbers: Any = row.view(torch.uint8).numpy()
+    return memoryview(numbers)
 
 
 def read_mapped(path: Path) -> tuple[Tensor, str]:

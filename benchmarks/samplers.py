@@ -83,7 +83,7 @@ def judge(name: str, draws: np.ndarray) -> Row:
     return found | ({"rhat": float(rhat(values).max())} if len(values) > 1 else {})
 
 
-def sample(case: Row, arrays: dict[str, np.ndarray], package: str, python: str, clock: str) -> Row:
+def sample(case: Row, arrays: dict[str, np.ndarray], package: str, python: str) -> Row:
     """Let a package do it in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
 from doxa.optim import unfused
-from doxa.replay import simplified
+from doxa.replay import simplified, spelled_out
 
 log = logging.getLogger("doxa")
 
@@ -141,10 +141,14 @@ def _fresh(value: Tensor) -> Tensor:
 def _compiled(module: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
     """On the CPU without dynamo, whose guards cost as much as a small step itself: shapes and
     types never change here, and `_solid` sees to the strides. tanh becomes 2σ(2x) − 1, three times
-    as fast and as exact as single precision is near ±1."""
+    as fast and as exact as single precision is near ±1. The processor's word for the instructions
+    it has is taken: trying them out takes five seconds, and a failure falls back to eager."""
     if example[0].device.type != "cpu":
-        return torch.compile(module, dynamic=False)
-    wishes = {"size_asserts": False, "alignment_asserts": False, "cpp.use_decompose_tanh": True}
+        return torch.compile(spelled_out(module), dynamic=False)
+    wishes = {
+        "size_asserts": False, "alignment_asserts": False, "cpp.use_decompose_tanh": True,
+        "cpp.vec_isa_ok": True,
+    }  # fmt: skip
     known = set(torch._inductor.list_options())  # of this version
     options = {name: wish for name, wish in wishes.items() if name in known}
     with torch.no_grad():
@@ -202,12 +206,12 @@ Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
 
 
 def choose_executor(
-    step: Step, trial: Trial, run: Any, steps: int, other_engines: bool = True
+    step: Step, trial: Trial, run: Any, steps: int, other_engines: bool = True, worth: float = 3.0
 ) -> Executor:
     """How to execute a stage of so many steps.
 
     On the CPU: eagerly; recorded, if a measurement says that it is faster; compiled, if that saves
-    more than three times what compiling costs. On a GPU every candidate is measured, and the
+    more than `worth` times what compiling costs. On a GPU every candidate is measured, and the
     run's engine set to the fastest: one member after the other can win where each fills the chip.
     Without `other_engines` the engine stays as it is, and so does every bit of the result.
     """
@@ -224,19 +228,19 @@ def choose_executor(
     if steps < _TRACE_STEPS or (not bare and run.model.plan is None):
         return eager
     small = run.size * run.layout.size < 1e6
-    if small and 0.6 * _time(step, trial(), 3) * steps > 3 * _COMPILE_SECONDS:
+    if small and 0.6 * _time(step, trial(), 3) * steps > worth * _COMPILE_SECONDS:
         return Executor(step, "compiled")
     return _fastest([eager, Executor(step, "traced")], trial)[0]
 
 
 def compile_after(step: Step, trial: Trial, run: Any) -> float:
     """After how many calls a step whose number is not known beforehand is compiled: when it has
-    taken twice as long as compiling does. Infinite where it cannot be, or not with gain."""
+    taken as long as compiling does. Infinite where it cannot be, or not with gain."""
     plain = run.model is None or run.model.plan is not None
     small = run.size * trial()[0]["theta"].shape[1] < 1e6
     if run.device.type != "cpu" or not (plain and small and _repeats(run)):
         return math.inf
-    return math.ceil(2 * _COMPILE_SECONDS / _time(step, trial(), 3))
+    return math.ceil(_COMPILE_SECONDS / _time(step, trial(), 3))
 
 
 def _repeats(run: Any) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 _aten = torch.ops.aten
 _IDENTITIES = {_aten.detach.default, _aten.alias.default}
+_PRODUCTS = {_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default}
 _FILLS = {_aten.ones_like.default, _aten.zeros_like.default}  # shapes are fixed in a trace
 
 
@@ -37,10 +38,46 @@ def simplified(module: GraphModule, example: list[Tensor]) -> GraphModule:
         name = f"_folded_{node.name}"
         module.register_buffer(name, value)
         with graph.inserting_before(node):
-            node.replace_all_uses_with(graph.get_attr(name))
+            folded = graph.get_attr(name)
+        folded.meta["val"] = value
+        node.replace_all_uses_with(folded)
     graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def spelled_out(module: GraphModule) -> GraphModule:
+    """Matrix products with an axis of length 1 as products and sums of numbers, and what is added
+    to others as an addition of its own: a compiler for GPUs fuses these with their neighbours,
+    which it cannot do to a library's product. (On a CPU the library is faster.)"""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target not in _PRODUCTS or node.kwargs:
+            continue
+        *added, left, right = node.args
+        with graph.inserting_before(node):
+            value = _spelled(graph, left, right)
+            for other in added:
+                value = graph.call_function(_aten.add.Tensor, (value, other))
+        node.replace_all_uses_with(value)
+    graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _spelled(graph: Graph, left: Node, right: Node) -> Node:
+    (m, terms), n = left.meta["val"].shape[-2:], right.meta["val"].shape[-1]
+    call = graph.call_function
+    if terms == 1:
+        return call(_aten.mul.Tensor, (left, right))
+    if n == 1:
+        row = call(_aten.transpose.int, (right, -2, -1))
+        return call(_aten.sum.dim_IntList, (call(_aten.mul.Tensor, (left, row)), [-1], True))
+    if m == 1:
+        column = call(_aten.transpose.int, (left, -2, -1))
+        return call(_aten.sum.dim_IntList, (call(_aten.mul.Tensor, (column, right)), [-2], True))
+    matrices = left.meta["val"].ndim == 2
+    return call(_aten.mm.default if matrices else _aten.bmm.default, (left, right))
 
 
 def _turn_products(module: GraphModule) -> None:

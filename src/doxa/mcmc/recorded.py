@@ -95,7 +95,7 @@ class Recorded:
         if self.run.engine.mode != "eager" or self.run.engine.reason == "asked for":
             return Executor(self._step, self.run.engine.mode)
         trial = lambda: (dict(values), batch, clock.t, clock.rate)  # noqa: E731
-        found = choose_executor(self._step, trial, self.run, self.calls, other_engines=False)
+        found = choose_executor(self._step, trial, self.run, self.calls, False, worth=1.0)
         if found.mode in ("eager", "traced"):
             self._after = compile_after(found, trial, self.run)
         return found

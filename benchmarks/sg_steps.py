@@ -25,7 +25,7 @@ import doxa
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from problem import clock  # noqa: E402
+from problem import clock
 
 SIZES = {"8-50-50-1": 32, "8-96-96-1": 32, "784-400-400-10": 128}  # the net, and its batch
 STEPS = {"8-50-50-1": 3000, "8-96-96-1": 3000, "784-400-400-10": 400}

@@ -89,6 +89,14 @@ def test_a_rate_that_would_explode_is_held_and_said(caplog: pytest.LogCaptureFix
     assert torch.isfinite(posterior.samples).all()
 
 
+def test_batches_of_all_rows_are_said_to_sample_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    goal = target(n=16)
+    for size, said in ((8, False), (16, True)):
+        caplog.clear()
+        goal.fit(doxa.ConstantSGD(5, 5, 1), members=2, batch_size=size, steps=50)
+        assert ("samples nothing" in caplog.text) is said
+
+
 def test_batches_are_independent_and_uniform() -> None:
     """Rows are drawn with replacement: in 4,000 batches of 4 the count of each row is Poisson-like,
     and consecutive batches repeat rows as often as chance says (16 rows: 1 − (15/16)⁴)."""

@@ -56,7 +56,7 @@ CASES = (
     Case("sgld", "4 chains", {"burn_in": 6000, "thin": 40}),
     Case("psgld", "4 chains", {"burn_in": 6000, "thin": 40}),
     Case("cyclical", "4 chains, 4 cycles", {"thin": 20}),
-    Case("constant-sgd", "4 chains", {"thin": 20}, {"steps": 3000}),
+    Case("constant-sgd", "4 chains, B = 16", {"thin": 20}, {"steps": 3000, "batch_size": 16}),
 )
 LEFT_OUT = ("metropolis", "minibatch-mh")  # random walks do not get around in 2,700 dimensions
 MOONS = (

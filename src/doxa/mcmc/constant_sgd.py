@@ -64,6 +64,7 @@ class ConstantSGD(StochasticGradient):
 
     name: ClassVar[str] = "constant-sgd"
     default_rate: ClassVar[float] = 1e-2
+    default_batch: ClassVar[int] = 32  # the batches are the noise
     per_run: ClassVar[tuple[str, ...] | None] = ("rate", "temperature")
 
     draws: int = 100
@@ -142,7 +143,10 @@ class ConstantSGD(StochasticGradient):
             size = state["theta"].shape[1] if free is None else int(free.sum())
             best = 2.0 * heat * size / (run.n.unsqueeze(1) * trace.clamp_min(1e-30))
             most = 1.0 / state["curvature"].clamp_min(1e-30)
-            if bool((best > most).any()):
+            if run.batch_size >= min(map(len, run.data.rows)):
+                log.warning("constant-sgd: batches hold all rows, and a gradient without noise "
+                            "samples nothing; give a smaller batch_size")  # fmt: skip
+            elif bool((best > most).any()):
                 log.warning("constant-sgd: the optimal rate %.3g would explode along the steepest "
                             "direction; held at %.3g, one over its curvature",
                             float(best.max()), float(most.min()))  # fmt: skip

@@ -27,14 +27,13 @@ from doxa.data import Batches, Data
 from doxa.driver import Callback, Driver, Options
 from doxa.engine import Engine, choose, works
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
-from doxa.method import Method
+from doxa.method import Method, as_method
 from doxa.model import Model, Subset
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.optim import schedule as schedule_shape
 from doxa.outcome import posteriors_of
 from doxa.reach import check_reach
-from doxa.registry import get_method
 from doxa.run import Run
 from doxa.runs import Runs, RunSpec, Sweep
 from doxa.stacking import member_ids, stack
@@ -103,7 +102,7 @@ def fit(
     A `Posterior`, or a `Sweep` of them when `runs` is given.
     """
     began = time.monotonic()
-    method = _method(method)
+    method = as_method(method)
     specs = (runs or Runs()).expand(seed)
     believed = _model(model, method, likelihood, prior, subset)
     if believed is not None:
@@ -158,16 +157,6 @@ def fit(
     result = Driver(run, method, options).drive()
     posteriors = posteriors_of(run, method, result, specs, len(ids), time.monotonic() - began)
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
-
-
-def _method(spec: str | Method | type[Method]) -> Method:
-    if isinstance(spec, str):
-        return get_method(spec)()
-    if isinstance(spec, type) and issubclass(spec, Method):
-        return spec()
-    if isinstance(spec, Method):
-        return spec
-    raise MethodError(f"method must be a name or a method object, not {spec!r}")
 
 
 def _model(

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from doxa.data import Batch
+from doxa.errors import MethodError
 from doxa.model import Model
+from doxa.registry import get_method
 from doxa.run import Clock, Info, Run, State, batch_rows, slice_state
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock", "Info", "Mark", "Marks", "Method", "Objective", "Run", "Stage", "State",
-    "batch_rows", "log_joint", "optimise", "slice_state",
+    "as_method", "batch_rows", "log_joint", "optimise", "slice_state",
 ]  # fmt: skip
 
 
@@ -135,3 +137,14 @@ def log_joint(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tenso
         theta, batch, masks=masks, buffers=run.buffers(changed) or None, training=True
     )
     return value + run.prior.log_prob(theta), run.prior.add_score(grad, theta), changed
+
+
+def as_method(spec: str | Method | type[Method]) -> Method:
+    """A method from its name, its class, or itself."""
+    if isinstance(spec, str):
+        return get_method(spec)()
+    if isinstance(spec, type) and issubclass(spec, Method):
+        return spec()
+    if isinstance(spec, Method):
+        return spec
+    raise MethodError(f"method must be a name or a method object, not {spec!r}")

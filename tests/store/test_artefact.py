@@ -8,7 +8,6 @@ import hashlib
 import math
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -312,17 +311,6 @@ def test_a_file_size_limit(old: Path, small_files: None) -> None:
     assert caught.value.errno == errno.EFBIG
     assert_is(old, OLD)
     assert os.listdir(old.parent) == ["run"]
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root on Linux")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:

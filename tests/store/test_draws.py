@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +120,6 @@ def test_damage_after_what_was_saved_is_none(tmp_path: Path) -> None:
     data[4 * 4 * 3] ^= 1  # the first member's fourth
     path.write_bytes(data)
     assert len(DrawsFile(SHAPE, torch.float32, tmp_path, saved=at)) == 3
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root on Linux")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_full_disk_is_an_error_at_the_start(

@@ -14,7 +14,7 @@ from doxa.errors import MethodError
 from doxa.mcmc.adaptation import average, seek_step, start_dual, windows
 from doxa.mcmc.kernel import Kernel, check_lengths
 from doxa.mcmc.leapfrog import Point, free
-from doxa.mcmc.mass import KINDS, forget, learn_mass, observe, start_mass
+from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
 from doxa.mcmc.recorded import mode_name, start_recorded
 from doxa.method import Clock, Info, Mark, Marks, Run, State
 
@@ -39,11 +39,7 @@ class Hamiltonian(Kernel):
         return {**state, **new, **observe(state)}
 
     def marks(self) -> Marks:
-        bounds = windows(self.burn_in)
-        if not bounds:
-            return {}
-        start, *ends = bounds
-        return {start: lambda run, state: forget(state), **{t: self._window_end(t) for t in ends}}
+        return window_marks(self.burn_in, self._window_end)
 
     def _window_end(self, t: int) -> Mark:
         def mark(run: Run, state: State) -> State:

@@ -9,10 +9,14 @@ units, and the narrow directions of correlated ones. Every chain has its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from doxa.mcmc.adaptation import windows
 from doxa.mcmc.leapfrog import free
+from doxa.method import Mark, Marks
 from doxa.run import State
 
 KINDS = ("diagonal", "dense")
@@ -48,6 +52,16 @@ def observe(state: State) -> State:
 def forget(state: State) -> State:
     """Begin a window: what was seen before is dropped."""
     return {**state, **_fresh(state["theta"], state["metric"])}
+
+
+def window_marks(burn_in: int, end: Callable[[int], Mark]) -> Marks:
+    """The windows of a burn-in: what was seen before the first is forgotten, and `end` of the
+    transition at which each ends."""
+    bounds = windows(burn_in)
+    if not bounds:
+        return {}
+    start, *ends = bounds
+    return {start: lambda run, state: forget(state), **{t: end(t) for t in ends}}
 
 
 def learn_mass(state: State) -> State:

@@ -21,10 +21,9 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.mcmc.adaptation import windows
 from doxa.mcmc.kernel import Kernel, acceptance, check_lengths
 from doxa.mcmc.leapfrog import free, push
-from doxa.mcmc.mass import KINDS, forget, learn_mass, observe, start_mass
+from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
 from doxa.method import Clock, Info, Mark, Marks, Run, State
 
 
@@ -107,11 +106,7 @@ class Metropolis(Kernel):
         return {**state, **_untuned(step)}
 
     def marks(self) -> Marks:
-        bounds = windows(self.burn_in)
-        if not bounds:
-            return {}
-        start, *ends = bounds
-        return {start: lambda run, state: forget(state), **{t: self._window_end(t) for t in ends}}
+        return window_marks(self.burn_in, self._window_end)
 
     def _window_end(self, t: int) -> Mark:
         """A new shape, and from it the scale that suits a Gaussian, or less."""

@@ -23,11 +23,10 @@ from doxa.driver import Callback, Driver, Options
 from doxa.engine import Engine, works
 from doxa.errors import MethodError, NumericalError
 from doxa.layout import Layout
-from doxa.method import Method
+from doxa.method import Method, as_method
 from doxa.outcome import posteriors_of
 from doxa.posterior import SamplePosterior
 from doxa.priors import bind
-from doxa.registry import get_method
 from doxa.run import Run
 from doxa.runs import RunSpec
 from doxa.sampling.check import check_density, check_gradient
@@ -84,7 +83,7 @@ def sample(
     summary(), to_arviz(), save().
     """
     began = time.monotonic()
-    method = _method(method)
+    method = as_method(method)
     ids = member_ids(members, method)
     dtype = checks.floating(dtype)
     place = checks.place(_device(init) if device is None else device)
@@ -119,16 +118,6 @@ def sample(
         draws.diagnostics["raised"] = density.refused
     judge(draws)
     return draws
-
-
-def _method(spec: str | Method | type[Method]) -> Method:
-    if isinstance(spec, str):
-        return get_method(spec)()
-    if isinstance(spec, type) and issubclass(spec, Method):
-        return spec()
-    if isinstance(spec, Method):
-        return spec
-    raise MethodError(f"method must be a name or a method object, not {spec!r}")
 
 
 def _jitter(value: Any) -> float:

@@ -84,6 +84,21 @@ def test_mass_is_the_windows_covariance_shrunk_towards_its_diagonal(kind: str) -
             assert want[0, 3].abs() > 0.3  # there is a correlation to be kept
 
 
+def test_fewer_draws_than_parameters_make_no_narrow_directions() -> None:
+    """20 draws of 60 independent parameters: their covariance has rank 19, the metric is round.
+    A parameter that is held fixed counts neither as a parameter nor as a correlation."""
+    unfixed = torch.ones(2, 61).double()
+    unfixed[:, 0] = 0.0
+    state = start_mass(unfixed, "dense")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        theta = torch.randn(2, 61, generator=generator).double() * unfixed
+        state |= observe({**state, "theta": theta})
+    factor = learn_mass({**state, "theta": theta})["metric"][:, 1:, 1:]
+    values = torch.linalg.svdvals(factor)
+    assert (values.max(1).values / values.min(1).values < 5).all()
+
+
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
 def test_mass_follows_the_units_of_each_parameter(kind: str) -> None:
     """Parameters in units of 10⁻⁶ and 10⁶: the metric in those units, to rounding."""

@@ -1,10 +1,18 @@
 """The mass matrix, estimated from a window of draws.
 
-    M⁻¹ = n/(n+5) · Σ̂ + 10⁻³ · 5/(n+5) · diag Σ̂
+    M⁻¹ = n/(n+5) · [(1−λ) Σ̂ + λ diag Σ̂] + 10⁻³ · 5/(n+5) · diag Σ̂
 
 with Σ̂ the variances, or the whole covariance, of the window's n draws of each chain, by Welford's
-update. Stan adds the identity instead of diag Σ̂: that drowns parameters that are small in their
-units, and the narrow directions of correlated ones. Every chain has its own.
+update. Every chain has its own. Two things differ from Stan, which adds the identity instead of the
+last diag Σ̂ and has no λ. The identity drowns parameters that are small in their units, and the
+narrow directions of correlated ones. And correlations of fewer draws than parameters are noise,
+which a trajectory would have to follow: λ is the share of them that noise explains (Schäfer &
+Strimmer, 2005), as far as there are fewer draws than P parameters,
+
+    λ = (1 − n/P)₊ · min(1, Σ_{i<j} (1 − r_ij²)²/(n−1)  /  Σ_{i<j} r_ij²):
+
+nothing for a few parameters, whose strong correlations it would blur, and near 1 for a network's
+weights.
 """
 
 from __future__ import annotations
@@ -76,7 +84,9 @@ def learn_mass(state: State) -> State:
         metric = (shrunk + ridge * each).sqrt() * moving
     else:
         fixed = (1 - moving).diag_embed()  # zeros on the diagonal would have no factor
-        whole = shrunk + ridge * each.diag_embed() + fixed
+        doubt = _doubt(spread, each, n)
+        alone = shrunk.diagonal(dim1=1, dim2=2).diag_embed()
+        whole = shrunk + doubt * (alone - shrunk) + ridge * each.diag_embed() + fixed
         factor, failed = torch.linalg.cholesky_ex(whole)
         scales = whole.diagonal(dim1=1, dim2=2).sqrt().diag_embed()
         broken = (failed > 0) | ~torch.isfinite(factor).all(2).all(1)
@@ -85,3 +95,15 @@ def learn_mass(state: State) -> State:
     fine = torch.isfinite(metric).flatten(1).all(1) & moved
     fine = fine.reshape(-1, *(1,) * (metric.ndim - 1))
     return forget({**state, "metric": torch.where(fine, metric, state["metric"])})
+
+
+def _doubt(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
+    """λ, how much of the correlations n draws may have made up: [M, 1, 1]."""
+    scale = torch.where(variances > 0, variances.rsqrt(), 0.0)  # [M, P]
+    squares = (spread * scale.unsqueeze(1) * scale.unsqueeze(2)).square().triu(1)
+    pairs = ((scale.unsqueeze(1) * scale.unsqueeze(2)) > 0).triu(1)
+    draws = n[:, 0, 0]
+    noise = torch.where(pairs, (1 - squares).square(), 0.0).sum((1, 2)) / (draws - 1)
+    share = (noise / squares.sum((1, 2))).nan_to_num(nan=1.0).clamp(max=1.0)
+    few = (1 - draws / (scale > 0).sum(1).clamp(min=1)).clamp(min=0.0)
+    return (few * share)[:, None, None]

@@ -8,6 +8,7 @@ chosen by test rows. "Small" sets have fewer than 2,000 training rows.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,11 +212,19 @@ def _stochastic(name: str, *rates: float) -> Callable[[Problem, str], Answer]:
         if len(rates) > 1:
             tried = train(kept, *rates)
             for posterior, spec in zip(tried, tried.specs, strict=True):
-                validated[spec.hyper["lr"]] += problem.score(posterior, held[spec.split])
+                validated[spec.hyper["lr"]] += _if_stable(problem, posterior, held[spec.split])
         rate = max(validated, key=lambda choice: validated[choice])
         return Answer(list(train(problem.train, rate)), facts={"chosen": {"rate": rate}})
 
     return fit
+
+
+def _if_stable(problem: Problem, posterior: Any, rows: Tensor) -> float:
+    """The score of a chain none of whose draws ran away: one with an infinite noise has no weight
+    in the density of a mixture, and so no say in its score, but there is no variance then."""
+    score = problem.score(posterior, rows)
+    spread = posterior.predict(problem.x[rows]).std
+    return score if math.isfinite(score) and bool(spread.isfinite().all()) else -math.inf
 
 
 def _sampler(name: str, steps: int) -> Any:

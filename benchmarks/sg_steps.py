@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 from problem import clock
 
 SIZES = {"8-50-50-1": 32, "8-96-96-1": 32, "784-400-400-10": 128}  # the net, and its batch
-STEPS = {"8-50-50-1": 3000, "8-96-96-1": 3000, "784-400-400-10": 400}
+STEPS = {"8-50-50-1": 3000, "8-96-96-1": 3000, "784-400-400-10": 2000}
 
 
 def network(name: str) -> nn.Module:

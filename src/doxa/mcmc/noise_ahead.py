@@ -17,15 +17,37 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from doxa.mcmc.stochastic import Number, plus
 from doxa.method import Clock, Run, Stage, State
 from doxa.noise import generator
 
 _BLOCK = 1 << 14  # normals a chain draws at once, where its step needs fewer
+_LARGE = 1 << 17  # weights from which a block is a step's, and memory is reused
 
 
 def normals(state: State, clock: Clock) -> Tensor:
     """Standard normals for every weight, [M, P], once a step."""
     return state["noise"] if "noise" in state else clock.noise(state["theta"].shape[1])
+
+
+def noisy(
+    state: State, clock: Clock, heat: Number, step: Number, grad: Tensor, base: Tensor,
+    kept: Number = 1.0,
+) -> Tensor:  # fmt: skip
+    """kept · base + step · grad + heat · normals, [M, P], once a step. Large ones are added up in
+    the memory of the normals, which nobody reads again: fresh pages cost more than the sum."""
+    noise = normals(state, clock)
+    if "noise" in state and noise.shape[1] >= _LARGE:
+        return _onto(_onto(noise.mul_(heat), kept, base), step, grad)
+    if isinstance(kept, Tensor) or kept != 1.0:
+        base = base * kept
+    return plus(plus(base, step, grad), heat, noise)
+
+
+def _onto(total: Tensor, factor: Number, value: Tensor) -> Tensor:
+    if isinstance(factor, Tensor):
+        return total.addcmul_(value, factor)
+    return total.add_(value, alpha=factor)
 
 
 def with_noise(run: Run, stage: Stage) -> Stage:

@@ -27,12 +27,11 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.mcmc.noise_ahead import normals, with_noise
+from doxa.mcmc.noise_ahead import noisy, with_noise
 from doxa.mcmc.stochastic import (
     StochasticGradient,
     check_lengths,
     check_positive,
-    plus,
     root,
     setting,
     step_size,
@@ -98,8 +97,7 @@ class SGHMC(StochasticGradient):
         theta, velocity = state["theta"], state["velocity"]  # [M, P]
         step, friction = step_size(run, self), setting(run, self, "friction")
         added = (friction - self.gradient_noise) * step * setting(run, self, "temperature")
-        push = plus(normals(state, clock) * root(2.0 * added), step, grad)
-        velocity = plus(push, 1.0 - friction, velocity)
+        velocity = noisy(state, clock, root(2.0 * added), step, grad, velocity, 1.0 - friction)
         return {"theta": theta + velocity, "velocity": velocity}
 
 

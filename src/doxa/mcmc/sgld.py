@@ -26,12 +26,11 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.mcmc.noise_ahead import normals, with_noise
+from doxa.mcmc.noise_ahead import noisy, with_noise
 from doxa.mcmc.stochastic import (
     StochasticGradient,
     check_lengths,
     check_positive,
-    plus,
     rates,
     root,
     setting,
@@ -94,5 +93,4 @@ class SGLD(StochasticGradient):
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         step = clock.rate  # η_t
         heat = root(step * (2.0 * setting(run, self, "temperature")))
-        drifted = plus(state["theta"], step, grad)  # [M, P]
-        return {"theta": plus(drifted, heat, normals(state, clock))}
+        return {"theta": noisy(state, clock, heat, step, grad, state["theta"])}

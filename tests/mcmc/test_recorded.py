@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from bare_density import gaussian
 from torch import Tensor
 
 import doxa
+from doxa.execute import Executor
+from doxa.mcmc import recorded
 from doxa.replay import simplified
 
 
@@ -38,6 +41,47 @@ def test_nuts_goes_the_same_way_in_every_mode(mode: str, mass: str) -> None:
     assert torch.equal(eager.stats["leapfrogs"], other.stats["leapfrogs"])
     assert float(eager.stats["leapfrogs"].max()) > 20  # beyond the numbers drawn at the start
     assert torch.allclose(eager.theta, other.theta, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_run_compiled_on_the_way_is_resumed_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled after 60 leaves, the rest of a transition after 200 more: stopped before, between
+    and after."""
+    monkeypatch.setattr(recorded, "choose_executor", lambda step, *_, **__: Executor(step))
+    monkeypatch.setattr(recorded, "compile_after", lambda *_: 60)
+    monkeypatch.setattr(recorded, "_FOLLOW", 200)
+    seen: list[tuple[str, ...]] = []
+    follows = recorded.Recorded._followed_by
+    density = gaussian(correlated(6))
+
+    def watched(self: Any) -> str:
+        leader = "" if self._executor is None else self._executor.mode
+        seen.append((leader, follows(self)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(recorded.Recorded, "_followed_by", watched)
+
+    def run(**options: Any) -> Tensor:
+        method = doxa.NUTS(draws=40, burn_in=20, max_depth=5)
+        start = {"a": torch.zeros(6)}
+        found = doxa.sample(lambda p: density(p["a"]), start, method, 2, progress=False, **options)
+        return found.theta
+
+    want = run()
+    modes = list(dict.fromkeys(seen))
+    assert modes[1:] == [("eager", "eager"), ("compiled", "traced"), ("compiled", "compiled")]
+    for stop in (2, 12, 50):
+
+        def interrupt(step: int, info: Any, stop: int = stop) -> None:
+            if step >= stop:
+                raise KeyboardInterrupt
+
+        kept = {"checkpoint": tmp_path / str(stop), "checkpoint_every": 0}
+        with pytest.raises(KeyboardInterrupt):
+            run(callbacks=[interrupt], **kept)
+        assert torch.equal(run(**kept), want), stop
 
 
 @pytest.mark.parametrize(("chains", "rows", "turned"), [(4, 50, True), (60, 50, False)])

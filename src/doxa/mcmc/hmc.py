@@ -88,6 +88,8 @@ class HMC(Hamiltonian):
         ahead = Forethought()
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            recorded.resume(state)
+
             def trajectory(point: Point, step: Tensor) -> Point:
                 values = {**point._asdict(), "metric": state["metric"], "step": step}
                 for _ in range(self.leapfrog):

@@ -74,6 +74,7 @@ class NUTS(Hamiltonian):
         ahead = Forethought()
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            recorded.resume(state)
             leaves = lambda branch: recorded(state, batch, clock, branch)  # noqa: E731
             parts = Parts(plants, leaves, closes, joins)
             new, info = self._transition(state, ahead(clock), parts)

@@ -3,9 +3,10 @@
 A transition of NUTS is no fixed sequence of operations, and one of HMC repeats the same leapfrog
 step many times, which takes minutes to compile as a whole. The step with the gradient in it is
 fixed and small. How it is executed is chosen by measurement when a run begins; where only time can
-tell how often it will be called, it is compiled after so many calls. Both are kept in the state: a
-run that is resumed goes on as it began, bit for bit. What else is repeated follows it: beside a
-compiled gradient a dozen small operations are what takes time.
+tell how often it will be called, it is compiled after so many calls. What else is repeated follows
+it, for beside a compiled gradient a dozen small operations are what takes time: recorded at once,
+which costs nothing, and compiled when there have been so many calls that it pays. All of that is
+kept in the state: a run that is resumed goes on as it began, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Inner = Callable[[State, Batch, State], State]  # the state, rows, and the value
 Part = Callable[[State], State]
 
 _NEVER = 1e30  # calls; a state must be finite
-_FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by its next call
+_FOLLOW = 50_000  # calls of a compiled step, after which the rest is compiled too
 
 
 class Recorded:
@@ -42,10 +43,18 @@ class Recorded:
         self._state: State = {}
         self._done, self._after = 0.0, math.inf
 
+    def resume(self, state: State) -> None:
+        """Before a transition: go on as the run that left this state did."""
+        before = int(state["inner.mode"][0]) if self._executor is None else -1
+        if before >= 0:
+            rest = float(state["inner.rest"][0])
+            self._after = rest if rest < _NEVER / 2 else math.inf
+            self._executor = Executor(self._step, MODES[before])
+
     def __call__(self, state: State, batch: Batch, clock: Clock, values: State) -> State:
         self._state = state  # for buffers, which stay as they are
         if self._executor is None:
-            self._executor = self._chosen(batch, clock, values, state)
+            self._executor = self._chosen(batch, clock, values)
         self._done += 1
         new, _ = self._executor(values, batch, clock.t, clock.rate)
         if "graph" in self._executor.mode:  # its tensors are overwritten by the next call
@@ -57,47 +66,47 @@ class Recorded:
         if self._executor is None:
             return state
         if self._done >= self._after:
-            self._executor, self._after = Executor(self._step, "compiled"), math.inf
+            first = self._executor.mode != "compiled"
+            if first:
+                self._executor = Executor(self._step, "compiled")
+            self._after = self._done + _FOLLOW if first else math.inf
         like = state["inner.mode"]
         mode = torch.full_like(like, MODES.index(self._executor.mode))
         rest = torch.full_like(like, min(self._after - self._done, _NEVER))
         return {**state, "inner.mode": mode, "inner.rest": rest}
 
     def part(self, inner: Part) -> Part:
-        """Another fixed sequence of operations, without a gradient, executed as `inner` is; eagerly
-        until that has been chosen, in the first transition of a run."""
+        """Another fixed sequence of operations, without a gradient, that follows `inner`; eager
+        until a mode has been chosen, in the first transition of a run."""
         nothing = torch.zeros((), device=self.run.device)
         batch = Batch((), (), nothing)
-        ready: list[tuple[Executor, Executor]] = []  # whom it follows, and itself
-
-        def step(values: State, batch: Batch, t: Any, rate: Any) -> Any:
-            return values, inner(values)
+        step = lambda values, *_: (values, inner(values))  # noqa: E731
+        ready: dict[str, Executor] = {}
 
         def call(values: State) -> State:
-            leader = self._executor
-            if leader is None or leader.mode not in _FOLLOWED:
-                return inner(values)
-            if not ready or ready[0][0] is not leader:
-                ready[:] = [(leader, Executor(step, leader.mode))]
-            return ready[0][1](values, batch, nothing, nothing)[1]
+            mode = self._followed_by()
+            if mode not in ready:
+                ready[mode] = Executor(step, mode)
+            return ready[mode](values, batch, nothing, nothing)[1]
 
         return call
+
+    def _followed_by(self) -> str:
+        leader = "eager" if self._executor is None else self._executor.mode
+        if leader == "compiled":
+            return "compiled" if self._after == math.inf else "traced"
+        return leader if leader == "traced" else "eager"  # a graph's tensors are overwritten
 
     def _step(self, values: State, batch: Batch, t: Any, rate: Any, owned: bool = False) -> Any:
         return self.inner(self._state, batch, values), {}
 
-    def _chosen(self, batch: Batch, clock: Clock, values: State, state: State) -> Executor:
-        before = int(state["inner.mode"][0])
-        if before >= 0:
-            rest = float(state["inner.rest"][0])
-            self._after = rest if rest < _NEVER / 2 else math.inf
-            return Executor(self._step, MODES[before])
+    def _chosen(self, batch: Batch, clock: Clock, values: State) -> Executor:
         if self.run.engine.mode != "eager" or self.run.engine.reason == "asked for":
             return Executor(self._step, self.run.engine.mode)
         trial = lambda: (dict(values), batch, clock.t, clock.rate)  # noqa: E731
         found = choose_executor(self._step, trial, self.run, self.calls, False, worth=1.0)
-        if found.mode in ("eager", "traced"):
-            self._after = compile_after(found, trial, self.run)
+        compiled = found.mode == "compiled"
+        self._after = _FOLLOW if compiled else compile_after(found, trial, self.run)
         return found
 
 

@@ -3,10 +3,9 @@
 A transition of NUTS is no fixed sequence of operations, and one of HMC repeats the same leapfrog
 step many times, which takes minutes to compile as a whole. The step with the gradient in it is
 fixed and small. How it is executed is chosen by measurement when a run begins; where only time can
-tell how often it will be called, it is compiled after so many calls. What else is repeated follows
-it, for beside a compiled gradient a dozen small operations are what takes time: recorded at once,
-which costs nothing, and compiled when there have been so many calls that it pays. All of that is
-kept in the state: a run that is resumed goes on as it began, bit for bit.
+tell how often it will be called, it is compiled after so many calls. Both are kept in the state: a
+run that is resumed goes on as it began, bit for bit. What else is repeated follows it: beside a
+compiled gradient a dozen small operations are what takes time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Inner = Callable[[State, Batch, State], State]  # the state, rows, and the value
 Part = Callable[[State], State]
 
 _NEVER = 1e30  # calls; a state must be finite
-_FOLLOW = 50_000  # calls of a compiled step, after which the rest is compiled too
+_FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by its next call
 
 
 class Recorded:
@@ -66,36 +65,29 @@ class Recorded:
         if self._executor is None:
             return state
         if self._done >= self._after:
-            first = self._executor.mode != "compiled"
-            if first:
-                self._executor = Executor(self._step, "compiled")
-            self._after = self._done + _FOLLOW if first else math.inf
+            self._executor, self._after = Executor(self._step, "compiled"), math.inf
         like = state["inner.mode"]
         mode = torch.full_like(like, MODES.index(self._executor.mode))
         rest = torch.full_like(like, min(self._after - self._done, _NEVER))
         return {**state, "inner.mode": mode, "inner.rest": rest}
 
     def part(self, inner: Part) -> Part:
-        """Another fixed sequence of operations, without a gradient, that follows `inner`; eager
-        until a mode has been chosen, in the first transition of a run."""
+        """Another fixed sequence of operations, without a gradient, executed as `inner` is; eagerly
+        until that has been chosen, in the first transition of a run."""
         nothing = torch.zeros((), device=self.run.device)
         batch = Batch((), (), nothing)
         step = lambda values, *_: (values, inner(values))  # noqa: E731
         ready: dict[str, Executor] = {}
 
         def call(values: State) -> State:
-            mode = self._followed_by()
+            mode = "eager" if self._executor is None else self._executor.mode
+            if mode not in _FOLLOWED:
+                return inner(values)
             if mode not in ready:
                 ready[mode] = Executor(step, mode)
             return ready[mode](values, batch, nothing, nothing)[1]
 
         return call
-
-    def _followed_by(self) -> str:
-        leader = "eager" if self._executor is None else self._executor.mode
-        if leader == "compiled":
-            return "compiled" if self._after == math.inf else "traced"
-        return leader if leader == "traced" else "eager"  # a graph's tensors are overwritten
 
     def _step(self, values: State, batch: Batch, t: Any, rate: Any, owned: bool = False) -> Any:
         return self.inner(self._state, batch, values), {}
@@ -105,8 +97,8 @@ class Recorded:
             return Executor(self._step, self.run.engine.mode)
         trial = lambda: (dict(values), batch, clock.t, clock.rate)  # noqa: E731
         found = choose_executor(self._step, trial, self.run, self.calls, False, worth=1.0)
-        compiled = found.mode == "compiled"
-        self._after = _FOLLOW if compiled else compile_after(found, trial, self.run)
+        if found.mode in ("eager", "traced"):
+            self._after = compile_after(found, trial, self.run)
         return found
 
 

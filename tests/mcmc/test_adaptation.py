@@ -91,12 +91,21 @@ def test_fewer_draws_than_parameters_make_no_narrow_directions() -> None:
     unfixed[:, 0] = 0.0
     state = start_mass(unfixed, "dense")
     generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        theta = torch.randn(2, 61, generator=generator).double() * unfixed
+    draws = torch.randn(20, 2, 61, generator=generator).double() * unfixed
+    draws[..., 2] = 0.8 * draws[..., 1] + 0.6 * draws[..., 2]  # there is something to be kept
+    for theta in draws:
         state |= observe({**state, "theta": theta})
     factor = learn_mass({**state, "theta": theta})["metric"][:, 1:, 1:]
     values = torch.linalg.svdvals(factor)
     assert (values.max(1).values / values.min(1).values < 5).all()
+    pairs = torch.triu_indices(60, 60, 1).unbind()
+    for c in range(2):  # by its formula, n = 20 and P = 60
+        seen = draws[:, c, 1:].T
+        squares = torch.corrcoef(seen)[pairs].square()
+        share = (1 - 20 / 60) * ((1 - squares).square().sum() / 19 / squares.sum()).clamp(max=1)
+        want = (1 - share) * 20 / 25 * torch.cov(seen)[pairs]
+        assert 0.1 < share < 0.9
+        assert torch.allclose((factor[c] @ factor[c].T)[pairs], want, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])

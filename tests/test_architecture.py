@@ -23,7 +23,7 @@ LAYERS = [
     ["store", "likelihoods", "linalg", "nets", "optim", "stacked", "data_sets"],
     ["priors", "network", "replay", "transforms"],
     ["registry", "data"],
-    ["model", "runs"],
+    ["model", "runs", "keeping"],
     ["engine", "execute", "predictive"],
     ["posterior", "run"],
     ["method", "progressed"],

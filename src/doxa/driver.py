@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batches, NoRows, Pass, free_memory
-from doxa.errors import CorruptedArtefact, MethodError, StoreError
+from doxa.data import Batches, NoRows, Pass
+from doxa.errors import MethodError, StoreError
 from doxa.execute import Executor, choose_executor
 from doxa.interrupt import Interrupts
+from doxa.keeping import storage
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.optim import schedule
 from doxa.progress import Progress
-from doxa.progressed import Held, Progressed, chosen, copied, finite_members
+from doxa.progressed import Progressed, chosen, copied, finite_members
 
 log = logging.getLogger("doxa")
 
@@ -63,7 +64,11 @@ class Driver:
     def drive(self) -> Progressed:
         at = self._resume() or Progressed(dict(self.method.init(self.run)))
         stages = list(self.method.stages(self.run, self.options.steps))
-        at.kept = self._storage(stages, at)
+        draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
+        if draws:
+            theta, checkpoint = self.method.parameters(self.run, at.state), self.options.checkpoint
+            folder = None if checkpoint is None else checkpoint.path
+            at.kept = storage(theta, draws, self.options.draws_budget, folder, at.saved)
         total = self.method.total_steps(self.options.steps)
         progress = Progress(self.options.progress, self.method.name, total, at.done)
         with progress as bar, self._interrupts:
@@ -74,37 +79,6 @@ class Driver:
                 at.stage, at.t = i + 1, 0
             self._maybe_stop(at)
         return at
-
-    def _storage(self, stages: Sequence[Stage], at: Progressed) -> Held | store.DrawsFile | None:
-        """Where draws are kept: in memory, in a file past the budget, and beside the checkpoints
-        where there are any, so that no checkpoint writes them again."""
-        options = self.options
-        draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
-        if not draws:
-            return None
-        theta = self.method.parameters(self.run, at.state)  # [M, P]
-        size, budget = draws * theta.nbytes, options.draws_budget
-        if budget is None:
-            budget = free_memory(self.run.device) // 4
-        if size <= budget and options.checkpoint is None:
-            return Held(draws, theta)
-        shape = (len(theta), draws, theta.shape[1])
-        folder = None if options.checkpoint is None else options.checkpoint.path
-        try:
-            file = store.DrawsFile(shape, theta.dtype, folder, budget, at.saved, theta.device)
-        except CorruptedArtefact:
-            raise
-        except StoreError as error:
-            raised = StoreError(
-                f"{draws} draws of {len(theta)} chains take {size / 2**30:.3g} GiB on disk: {error}"
-                "; keep fewer (draws, thin, members), or use a larger disk: that of checkpoint=, "
-                "else of the environment's TMPDIR"
-            )
-            raised.errno = error.errno
-            raise raised from error
-        if size > budget:
-            log.info("%.3g GiB of draws are kept on disk, in %s", size / 2**30, file.path)
-        return file
 
     def _run_stage(self, number: int, stage: Stage, at: Progressed, bar: Progress) -> None:
         run, options = self.run, self.options

@@ -8,29 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa.keeping import Held
 from doxa.run import Info, State
 from doxa.store import DrawsFile
-
-
-class Held:
-    """Draws in memory, as posteriors keep them: [members, capacity, size], filled as they come."""
-
-    def __init__(self, capacity: int, theta: Tensor) -> None:
-        self.values = theta.new_empty(theta.shape[0], capacity, theta.shape[1])
-        self.count = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def append(self, theta: Tensor) -> None:
-        self.values[:, self.count] = theta
-        self.count += 1
-
-    def tensor(self, rows: slice = slice(None)) -> Tensor:
-        """Some members' draws so far, [K, count, size]; of a part a copy, which does not hold the
-        others'."""
-        part = self.values[rows, : self.count]
-        return part if len(part) == len(self.values) else part.clone()
 
 
 @dataclass

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batches, NoRows, Pass
+from doxa.ahead import Ahead
+from doxa.data import Batch, Data, Feed, Pass
 from doxa.errors import MethodError, StoreError
 from doxa.execute import Executor, choose_executor
 from doxa.interrupt import Interrupts
 from doxa.keeping import storage
-from doxa.method import Clock, Info, Method, Run, Stage, State
+from doxa.engine import Engine
+from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
 from doxa.optim import schedule
 from doxa.progress import Progress
 from doxa.progressed import Progressed, chosen, copied, finite_members
@@ -37,16 +39,13 @@ Callback = Callable[[int, dict[str, Any]], Any]
 class Options:
     """What the caller of `fit` decided about the loop itself."""
 
-    steps: int
-    batch_size: int
-    seed: int
     schedule: Any = "cosine"
     patience: int = 10
     checkpoint: store.Checkpoints | None = None
+    found: store.Checkpoint | None = None  # to go on from
     checkpoint_seconds: float = 30.0
     callbacks: Sequence[Callback] = ()
     progress: bool = False
-    mode: str | None = None  # None: chosen here
     fingerprint: str = ""
     draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of the free
 
@@ -63,33 +62,34 @@ class Driver:
 
     def drive(self) -> Progressed:
         at = self._resume() or Progressed(dict(self.method.init(self.run)))
-        stages = list(self.method.stages(self.run, self.options.steps))
+        stages = list(self.method.stages(self.run))
         draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
         if draws:
             theta, checkpoint = self.method.parameters(self.run, at.state), self.options.checkpoint
             folder = None if checkpoint is None else checkpoint.path
             at.kept = storage(theta, draws, self.options.draws_budget, folder, at.saved)
-        total = self.method.total_steps(self.options.steps)
-        progress = Progress(self.options.progress, self.method.name, total, at.done)
+        feeds = [self.run.open(stage.source, stage.name) for stage in stages]
+        lengths = [
+            stage.steps if feed.steps is None else feed.steps
+            for stage, feed in zip(stages, feeds, strict=True)
+        ]
+        progress = Progress(self.options.progress, self.method.name, sum(lengths), at.done)
         with progress as bar, self._interrupts:
-            for i, stage in enumerate(stages):
+            for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
                 if i < at.stage:
                     continue
-                self._run_stage(i, stage, at, bar)
+                if stage.recorded is not None and i == at.stage and at.recorded is not None:
+                    stage.recorded.resume(at.recorded)
+                    at.recorded = None
+                self._run_stage(i, stage, feed, steps, at, bar)
                 at.stage, at.t = i + 1, 0
             self._maybe_stop(at)
         return at
 
-    def _run_stage(self, number: int, stage: Stage, at: Progressed, bar: Progress) -> None:
-        run, options = self.run, self.options
-        source: Batches | Pass | NoRows
-        if stage.batch in ("mini", "independent") and run.data is not None:
-            source = self._batches(stage)
-        elif stage.batch in ("mini", "independent", "all", "pass"):
-            source = run.rows(options.batch_size if stage.batch == "pass" else None)
-        else:
-            raise MethodError(f"stage {stage.name!r} asks for unknown batches {stage.batch!r}")
-        steps = source.steps if stage.batch == "pass" else stage.steps  # type: ignore[union-attr]
+    def _run_stage(
+        self, number: int, stage: Stage, feed: Feed, steps: int, at: Progressed, bar: Progress
+    ) -> None:
+        run = self.run
         if at.t == 0:
             if stage.enter is not None:
                 at.state = stage.enter(run, at.state)
@@ -99,66 +99,59 @@ class Driver:
             return
         rates = self._rates(steps) if stage.rates is None else stage.rates
         ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
-        noise = run.noise(f"stage/{number}")
+        noise: Any = run.noise(f"stage/{number}")
+        ahead = Ahead(noise) if run.device.type == "cpu" else None
 
         def step(
             state: State, batch: Any, t: Tensor, rate: Tensor, owned: bool = False
         ) -> tuple[State, Info]:
-            return stage.step(run, state, batch, Clock(t, rate, steps, noise, owned))
+            return stage.step(run, state, batch, Clock(t, rate, steps, ahead or noise, owned))
 
-        executor = self._executor(stage, at, step, source, ticks, rates)
+        executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
         every = max(1, min(steps, max(10, steps // 100)))
         validate = self._validation_intervals(stage)
-        at.mode = executor.mode
         while at.t < steps:
             t = at.t
             if t in stage.marks:
                 at.state = stage.marks[t](run, at.state)
             tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
             before = copied(at.state) if tick else {}
-            new, info = executor(at.state, source.batch(t), ticks[t], rates[t])
+            new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
-            at.state, at.t, at.done = new, t + 1, at.done + 1
+            at.state, at.t, at.done, at.mode = new, t + 1, at.done + 1, executor.mode
             if keeps:
                 at.keep(self.method.parameters(run, new), info)
             stop = False
             if tick:
-                self._guard(at, before, info)
+                self._guard(stage, at, before, info)
                 stop = self._tick(stage, at, info, bar)
             due = [at.t == steps or at.t % interval == 0 for interval in validate]
             if any(due) and self._validate(at, due):
                 log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
                 break
-            if stop and stage.batch != "pass":  # what was added up over half the rows is of no use
+            if stop and feed.steps is None:  # what was added up over half the rows is of no use
                 break
-            self._maybe_save(at)
-            self._maybe_stop(at)
-        at.mode = executor.mode
-        at.modes[stage.name] = [steps, executor.mode]
+            self._maybe_save(stage, at)
+            self._maybe_stop(at, stage)
+        mode = executor.mode if stage.recorded is None else stage.recorded.mode
+        at.modes[stage.name] = [steps, mode]
         if at.best:
             at.state = at.best
         bar.advance_to(at.done)
 
     def _executor(
-        self, stage: Stage, at: Progressed, step: Any, source: Any, ticks: Tensor, rates: Tensor
-    ) -> Executor:
+        self, stage: Stage, at: Progressed, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,
+        ahead: Ahead | None,
+    ) -> Executor:  # fmt: skip
         """As asked for, as the checkpoint says, or whatever is fastest."""
         if at.t > 0 and at.mode is not None:
-            return Executor(step, at.mode)
+            return Executor(step, at.mode, ahead)
         if not stage.capturable:
             return Executor(step)
-        if self.options.mode is not None:
-            return Executor(step, self.options.mode)
-        trial = lambda: (dict(at.state), source.batch(0), ticks[0], rates[0])  # noqa: E731
-        return choose_executor(step, trial, self.run, len(ticks))
-
-    def _batches(self, stage: Stage) -> Batches:
-        run = self.run
-        keys = [f"{s}/{m}" for s, m in zip(run.seeds, run.members, strict=True)]
-        independent = stage.batch == "independent"
-        return Batches(
-            run.data, run.run_of, keys, self.options.batch_size, 0, stage.name, independent
-        )
+        if self.run.engine.mode is not None:
+            return Executor(step, self.run.engine.mode, ahead)
+        trial = lambda: (dict(at.state), feed.batch(0), ticks[0], rates[0])  # noqa: E731
+        return choose_executor(step, trial, self.run, len(ticks), ahead)
 
     def _rates(self, steps: int) -> Tensor:
         """The learning rate of each step: [steps], or [steps, M, 1] where runs differ."""
@@ -167,7 +160,7 @@ class Driver:
         if "lr" in run.hyper:
             rates = shape[:, None, None] * run.hyper["lr"].double()[None, :, None]
         else:
-            rates = shape * run.rate
+            rates = shape * run.settings.rate
         return rates.to(run.dtype)
 
     def _tick(self, stage: Stage, at: Progressed, info: Info, bar: Progress) -> bool:
@@ -193,15 +186,16 @@ class Driver:
                 self._interrupts.pending = True  # as if pressed: stop once this step is complete
         return stop
 
-    def _guard(self, at: Progressed, before: State, info: Info) -> None:
-        """Members that went non-finite go back to their last good state, and are named.
+    def _guard(self, stage: Stage, at: Progressed, before: State, info: Info) -> None:
+        """Members whose trained tensors went non-finite go back to their last good state, and are
+        named.
 
         The state `before` the step is the good one: its loss is what `info` says, while the new
         state may be finite and its loss not."""
-        fine = finite_members(at.state)
+        fine = finite_members(at.state, stage.over)
         for name in ("loss", "log_density"):
             if name in info:
-                fine = fine & torch.isfinite(info[name])
+                fine = fine & torch.isfinite(info[name]).to(fine.device)
         fine[list(at.diverged)] = False  # it stays where it was, as it would alone
         if bool(fine.all()):
             at.good = before
@@ -217,27 +211,22 @@ class Driver:
     def _validation_intervals(self, stage: Stage) -> list[int]:
         """Steps between validations: an epoch of each member's run; none where there is nothing."""
         data = self.run.data
-        if not stage.validates or data is None or data.validation is None:
+        if not stage.validates or not isinstance(data, Data) or data.validation is None:
             return []
-        epochs = [max(1, len(rows) // self.options.batch_size) for rows in data.rows]
+        epochs = [max(1, len(rows) // self.run.settings.batch_size) for rows in data.rows]
         return [epochs[r] for r in self.run.run_of]
 
     def _validate(self, at: Progressed, due: Sequence[bool]) -> bool:
         """Score the current parameters on the held-out rows; True when no member may improve.
         A member that is not due, has waited long enough or diverged keeps its best."""
         run = self.run
-        theta = self.method.parameters(run, at.state)
+        assert isinstance(run.data, Data)
         held = replace(run.data, rows=run.data.validation or [], weight=None)
         rows = Pass(held, run.run_of, 4096)
         total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
         with torch.no_grad():
-            for t in range(rows.steps):
-                for part in run.engine.chunks(run.size):
-                    buffers = {k: v[part] for k, v in run.buffers(at.state).items()}
-                    batch = rows.batch(t).members(part)
-                    total[part] += run.log_likelihood(
-                        theta[part], batch, part, buffers=buffers or None
-                    )
+            for t in range(rows.count):
+                total += self._score(at.state, rows.batch(t))
         scores = total.cpu().tolist()
         if not at.best:
             at.best = copied(at.state)
@@ -255,49 +244,67 @@ class Driver:
         at.history.setdefault("validation", []).append([at.done, scores])
         return min(at.waited) >= self.options.patience
 
-    def _maybe_save(self, at: Progressed) -> None:
+    def _score(self, state: State, batch: Batch) -> Tensor:
+        """The log-likelihood of some rows under each member's current weights, [M]."""
+        run = self.run
+        scores = []
+        for part in run.engine.chunks(run.size):
+            one = run if part == slice(0, run.size) else run.part(part)
+            scores.append(self.method.score(one, slice_state(state, part), batch.members(part)))
+        return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+    def _maybe_save(self, stage: Stage, at: Progressed) -> None:
         if self.options.checkpoint is None:
             return
         if time.monotonic() - self._saved_at >= self.options.checkpoint_seconds:
-            self._save(at)
+            self._save(at, stage)
 
-    def _maybe_stop(self, at: Progressed) -> None:
+    def _maybe_stop(self, at: Progressed, stage: Stage | None = None) -> None:
         """Act on Ctrl-C: between steps, so that what is saved resumes bit for bit."""
         if not self._interrupts.pending:
             return
         if self.options.checkpoint is not None:
             try:
-                self._save(at)
+                self._save(at, stage)
                 log.warning("stopped at step %d; checkpoint written, fit again to resume", at.done)
             except StoreError as error:
                 log.error("stopped at step %d without a checkpoint: %s", at.done, error)
         raise KeyboardInterrupt
 
-    def _save(self, at: Progressed) -> None:
+    def _save(self, at: Progressed, stage: Stage | None = None) -> None:
         assert self.options.checkpoint is not None
+        recorded = None if stage is None else stage.recorded
+        at.recorded = None if recorded is None else recorded.memory()
         if isinstance(at.kept, store.DrawsFile):
             at.kept.sync()  # before the checkpoint that counts on them
         tensors, meta = at.to_checkpoint()
-        engine = self.run.engine
         meta = {
             "fingerprint": self.options.fingerprint, "progressed": meta,
-            "engine": {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk},
+            "engine": engine_facts(self.run.engine),
         }  # fmt: skip
         self.options.checkpoint.save(at.done, tensors, meta)
         self._saved_at = time.monotonic()
 
     def _resume(self) -> Progressed | None:
-        if self.options.checkpoint is None:
-            return None
-        found = self.options.checkpoint.latest()
+        found = self.options.found
         if found is None:
             return None
-        if found.meta["fingerprint"] != self.options.fingerprint:
-            raise MethodError(
-                "the checkpoint belongs to another fit (other data, method, seed or members): "
-                "use another folder, or remove it to start over"
-            )
-        self.run.engine = replace(self.run.engine, **found.meta["engine"])
         log.info("resuming at step %d", found.step)
         tensors = {k: v.to(self.run.device) for k, v in found.tensors.items()}
         return Progressed.from_checkpoint(tensors, found.meta["progressed"])
+
+
+def engine_facts(engine: Engine) -> dict[str, Any]:
+    """What of an engine decides the bits of a result."""
+    return {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk}
+
+
+def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Checkpoint | None:
+    """The newest checkpoint, if there is one; another fit's is an error."""
+    found = checkpoint.latest()
+    if found is not None and found.meta["fingerprint"] != fingerprint:
+        raise MethodError(
+            "the checkpoint belongs to another fit (other data, method, seed or members): "
+            "use another folder, or remove it to start over"
+        )
+    return found

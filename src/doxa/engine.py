@@ -19,7 +19,8 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from doxa.errors import DoxaError, MethodError
-from doxa.model import Model
+from doxa.functional import Functional
+from doxa.model import Applied, Model
 
 log = logging.getLogger("doxa")
 
@@ -36,13 +37,13 @@ class Engine:
     ----------
     kind: "stack" (all members at once) or "loop" (one at a time).
     mode: "eager", "traced" (recorded once, replayed without autograd's bookkeeping), "compiled",
-        "graph" (a CUDA graph) or "compiled-graph".
+        "graph" (a CUDA graph) or "compiled-graph"; None: chosen for each stage.
     native: use batched layers instead of vmap where the net allows it.
     chunk: members at a time in one gradient; None for all.
     """
 
     kind: str = "stack"
-    mode: str = "eager"
+    mode: str | None = "eager"
     native: bool = True
     chunk: int | None = None
     reason: str = ""
@@ -50,7 +51,7 @@ class Engine:
     def __post_init__(self) -> None:
         if self.kind not in ("stack", "loop"):
             raise MethodError(f"engine kind must be 'stack' or 'loop', not {self.kind!r}")
-        if self.mode not in MODES:
+        if self.mode is not None and self.mode not in MODES:
             raise MethodError(f"engine mode must be one of {MODES}, not {self.mode!r}")
 
     @classmethod
@@ -65,7 +66,7 @@ class Engine:
 
     @property
     def label(self) -> str:
-        return f"{self.kind}:{self.mode}"
+        return f"{self.kind}:{self.mode or 'auto'}"
 
     def chunks(self, members: int) -> Iterator[slice]:
         size = 1 if self.kind == "loop" else (self.chunk or members)
@@ -80,37 +81,78 @@ class Engine:
         *,
         shared: bool = True,
         constant: frozenset[str] = frozenset(),
-        masks: Mapping[str, Tensor] | None = None,
         buffers: Mapping[str, Tensor] | None = None,
         training: bool = False,
     ) -> Any:
         """Outputs of all members: [M, N, ...].
 
         `shared` inputs have no member axis; `constant` parameters have none either (a trunk that is
-        the same for all samples is computed once). Masks and buffers always have it.
+        the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
+        have it.
         """
+        return self.apply(
+            model, params, x, shared=shared, constant=constant, buffers=buffers, training=training
+        ).f
+
+    def apply(
+        self,
+        model: Model,
+        params: Mapping[str, Tensor],
+        x: Any,
+        *,
+        shared: bool = True,
+        constant: frozenset[str] = frozenset(),
+        buffers: Mapping[str, Tensor] | None = None,
+        training: bool = False,
+    ) -> Applied:
+        """`forward`, with the terms that layers gave and the buffers that training changed, each
+        with the member axis."""
         params = {k: v for k, v in params.items() if not k.startswith("likelihood.")}
+        buffers = dict(buffers or {})
         if self.kind == "stack" and self.native and isinstance(x, Tensor) and model.plan:
-            tensors = model.fixed | params
-            stacked = lambda name: name in params and name not in constant  # noqa: E731
-            out, has_axis = model.plan(tensors, stacked, x, not shared, masks)
-            return out if has_axis else out.unsqueeze(0)
+            stacked = lambda name: name in buffers or (name in params and name not in constant)  # noqa: E731
+            terms: dict[str, Tensor] = {}
+            tensors = model.fixed | params | buffers
+            out, has_axis = model.plan(tensors, stacked, x, not shared, terms)
+            return Applied(out if has_axis else out.unsqueeze(0), terms, {})
         axes = {name: None if name in constant else 0 for name in params}
         if self.kind == "loop":
-            return _loop(model, params, axes, x, shared, masks, buffers, training)
-        if not masks and not buffers and shared and all(a is None for a in axes.values()):
-            return _add_axis(model.forward(params, x, training=training))
+            return _loop(model, params, axes, x, shared, buffers, training)
+        if not buffers and shared and all(a is None for a in axes.values()):
+            return _add_axis(model.apply(params, x, training=training))
 
-        def one(params: Any, x: Any, masks: Any, buffers: Any) -> Any:
-            return model.forward(params, x, buffers=buffers, masks=masks, training=training)
+        def one(params: Any, x: Any, buffers: Any) -> Applied:
+            return model.apply(params, x, buffers=buffers, training=training)
 
-        return vmap(one, in_dims=(axes, None if shared else 0, 0, 0), randomness="error")(
-            params, x, dict(masks or {}), dict(buffers or {})
+        return vmap(one, in_dims=(axes, None if shared else 0, 0), randomness="error")(
+            params, x, buffers
         )
+
+    def call(self, module: Functional, flat: Tensor, *args: Any, dims: Any = 0) -> Any:
+        """A module of the method's own on each member's row of trainables [M, P]; `dims` says
+        which arguments have the member axis: 0, or None for those that all members share."""
+        dims = dims if isinstance(dims, tuple) else (dims,) * len(args)
+        params = module.layout.unflatten(flat)
+        members = len(flat)
+        if members > 1 and self.kind == "stack":
+            return vmap(module.forward, in_dims=(0, *dims), randomness="error")(params, *args)
+        outputs = []
+        for m in range(members):
+            # squeeze, not select: its backward pass is a view
+            pick = lambda t, m=m: t.squeeze(0) if members == 1 else t[m]  # noqa: E731
+            own = [a if d is None else tree_map(pick, a) for a, d in zip(args, dims, strict=True)]
+            outputs.append(module.forward({k: pick(v) for k, v in params.items()}, *own))
+        return _stacked(outputs)
 
 
 def _add_axis(out: Any) -> Any:
     return tree_map(lambda t: t.unsqueeze(0), out)
+
+
+def _stacked(outputs: list[Any]) -> Any:
+    if len(outputs) == 1:
+        return _add_axis(outputs[0])
+    return tree_map(lambda *parts: torch.stack(parts), *outputs)
 
 
 def _loop(
@@ -119,44 +161,37 @@ def _loop(
     axes: Mapping[str, int | None],
     x: Any,
     shared: bool,
-    masks: Mapping[str, Tensor] | None,
-    buffers: Mapping[str, Tensor] | None,
+    buffers: Mapping[str, Tensor],
     training: bool,
-) -> Any:
-    stacks = [v for k, v in params.items() if axes[k] == 0]
-    stacks += [*(masks or {}).values(), *(buffers or {}).values()]
+) -> Applied:
+    stacks = [*(v for k, v in params.items() if axes[k] == 0), *buffers.values()]
     members = stacks[0].shape[0] if stacks else 1
-    if members == 1:  # squeeze, not select: its backward pass is a view
-        one = lambda tree: {k: v.squeeze(0) for k, v in (tree or {}).items()}  # noqa: E731
-        own = {k: v.squeeze(0) if axes[k] == 0 else v for k, v in params.items()}
-        rows = x if shared else tree_map(lambda t: t.squeeze(0), x)
-        out = model.forward(own, rows, buffers=one(buffers), masks=one(masks), training=training)
-        return _add_axis(out)
     outputs = []
     for m in range(members):
-        at = lambda tree, m=m: None if tree is None else {k: v[m] for k, v in tree.items()}  # noqa: E731
-        own = {k: v[m] if axes[k] == 0 else v for k, v in params.items()}
-        rows = x if shared else tree_map(lambda t, m=m: t[m], x)
-        outputs.append(
-            model.forward(own, rows, buffers=at(buffers), masks=at(masks), training=training)
-        )
-    return tree_map(lambda *parts: torch.stack(parts), *outputs)
+        # squeeze, not select: its backward pass is a view
+        pick = lambda t, m=m: t.squeeze(0) if members == 1 else t[m]  # noqa: E731
+        own = {k: pick(v) if axes[k] == 0 else v for k, v in params.items()}
+        rows = x if shared else tree_map(pick, x)
+        given = {k: pick(v) for k, v in buffers.items()}
+        outputs.append(model.apply(own, rows, buffers=given, training=training))
+    return _stacked(outputs)
 
 
 def choose(model: Model, members: int, device: torch.device) -> Engine:
-    """The rule for the CPU, and the starting point for the measurement on a GPU."""
+    """The rule: a choice depends on the work alone."""
     kinds = [type(m) for m in model.net.modules()]
     if any(issubclass(k, _UNSTACKABLE) for k in kinds):
-        return Engine("loop", reason="recurrent layers do not run under vmap")
+        return Engine("loop", None, reason="recurrent layers do not run under vmap")
     if model.draws_itself:
-        return Engine("loop", reason="the net draws random numbers of its own")
+        return Engine("loop", None, reason="the net draws random numbers of its own")
     if members == 1:
-        return Engine("loop", reason="one member")
+        return Engine("loop", None, reason="one member")
     convs = [m for m in model.net.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
-    if device.type == "cpu" and convs and max(c.out_channels for c in convs) > 12:
-        return Engine("loop", reason="wide convolutions are faster one member at a time on the CPU")
+    widest = max((c.out_channels for c in convs), default=0)
+    if widest > (12 if device.type == "cpu" else 48):  # measured: each fills the processor
+        return Engine("loop", None, reason="wide convolutions are faster one member at a time")
     how = "batched layers" if model.plan else "vmap"
-    return Engine("stack", reason=f"{members} members at once, {how}")
+    return Engine("stack", None, reason=f"{members} members at once, {how}")
 
 
 def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:

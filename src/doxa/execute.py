@@ -1,8 +1,9 @@
 """One step as a function of tensors: eager, traced, compiled, or a CUDA graph.
 
 A stage's step is a function of (state, batch, t, rate). `Executor` flattens these into a list of
-tensors, so that the step can be recorded once with `make_fx` (forward, backward and update become
-one list of operations without autograd's bookkeeping), compiled, or captured.
+tensors, with the random numbers that are drawn ahead, so that the step can be recorded once with
+`make_fx` (forward, backward and update become one list of operations without autograd's
+bookkeeping), compiled, or captured.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from doxa.ahead import Ahead, Request
 from doxa.data import Batch
 from doxa.optim import unfused
+from doxa.problem import LogDensity, Network
 from doxa.replay import simplified, spelled_out
 
 log = logging.getLogger("doxa")
@@ -31,11 +33,13 @@ Step = Callable[[State, Batch, Tensor, Tensor], tuple[State, dict[str, Tensor]]]
 
 
 class Executor:
-    """Runs one stage's step in a given mode; falls back to eager if a mode fails."""
+    """Runs one stage's step in a given mode; falls back to eager if a mode fails. `ahead` is where
+    the step's random numbers come from, if it does not compute them."""
 
-    def __init__(self, step: Step, mode: str = "eager") -> None:
+    def __init__(self, step: Step, mode: str = "eager", ahead: Ahead | None = None) -> None:
         self.step = step
         self.mode = mode
+        self.ahead = ahead
         self._ready: Any = None
         self._shapes: list[torch.Size] = []
 
@@ -67,9 +71,9 @@ class Executor:
         if self.mode in ("graph", "compiled-graph"):
             inner = self.step
             if self.mode == "compiled-graph":
-                inner = _traced(self.step, state, batch, t, rate, compiled=True)
+                inner = _traced(self.step, state, batch, t, rate, self.ahead, compiled=True)
             return _Captured(inner, state, batch, t, rate, self.mode == "graph")
-        return _traced(self.step, state, batch, t, rate, self.mode == "compiled")
+        return _traced(self.step, state, batch, t, rate, self.ahead, self.mode == "compiled")
 
 
 def _leaves(batch: Batch) -> tuple[list[Tensor], Any]:
@@ -88,30 +92,39 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 
 def _traced(
-    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, compiled: bool
-) -> Step:
+    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: Ahead | None,
+    compiled: bool,
+) -> Step:  # fmt: skip
     from torch.fx.experimental.proxy_tensor import make_fx
 
     names = list(state)
     leaves, spec = _leaves(batch)
     scale, shared = batch.scale, batch.shared
+    requests = _requests(step, state, batch, t, rate, ahead)
     changed: list[str] = []
     keys: list[str] = []
+    ends = len(names), len(names) + len(leaves)
 
     def flat(*tensors: Tensor) -> list[Tensor]:
-        values, rest = tensors[: len(names)], tensors[len(names) :]
-        x, y, *weight = tree_unflatten(list(rest[:-2]), spec)
-        rows = Batch(x, y, scale, weight[0] if weight else None, shared)
+        values, rows, rest = tensors[: ends[0]], tensors[slice(*ends)], tensors[ends[1] :]
+        x, y, *weight = tree_unflatten(list(rows), spec)
+        given_rows = Batch(x, y, scale, weight[0] if weight else None, shared)
         given = dict(zip(names, values, strict=True))
-        new, info = step(dict(given), rows, rest[-2], rest[-1])
-        changed[:] = [name for name in names if new[name] is not given[name]]
+        numbers = dict(zip(requests, rest[2:], strict=True))
+        with ahead.giving(numbers) if ahead is not None else nullcontext():
+            new, info = step(dict(given), given_rows, rest[0], rest[1])
+        changed[:] = [name for name in new if new[name] is not given.get(name)]
         keys[:] = list(info)
         out = [new[name] for name in changed]
         return [v.contiguous() for v in out] + list(info.values()) if compiled else [
             *out, *info.values()
         ]  # fmt: skip
 
+    def numbers(step: int) -> list[Tensor]:
+        return [ahead.drawn(request, step) for request in requests] if ahead is not None else []
+
     example = [*(_fresh(state[name]) for name in names), *map(_solid, leaves), t, rate]
+    example += numbers(int(t)) if requests else []
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplified(module, example)
@@ -119,6 +132,8 @@ def _traced(
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
         given = [*(state[name] for name in names), *_tensors(batch), t, rate]
+        if requests:
+            given += numbers(int(t))
         with torch.no_grad():
             out = call(*map(_solid, given) if compiled else given)
         new = state | dict(zip(changed, out, strict=False))
@@ -128,6 +143,17 @@ def _traced(
         {k: v.clone() for k, v in state.items()}, batch, t, rate
     )  # compile now, on a copy, so that a failure falls back before anything has changed
     return run
+
+
+def _requests(
+    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: Ahead | None
+) -> list[Request]:
+    """The random numbers that a step asks for."""
+    if ahead is None:
+        return []
+    with ahead.listening() as asked:
+        step({k: v.clone() for k, v in state.items()}, batch, t, rate)
+    return list(asked)
 
 
 def _solid(value: Tensor) -> Tensor:
@@ -200,77 +226,64 @@ class _Captured:
 _COMPILE_SECONDS = 8.0
 _TRACE_STEPS = 500  # recording costs some 150 steps and may save a third of each
 _GRAPH_STEPS = 100
-_LOOP_MEMBERS = 16  # beyond this a captured loop over members is never the fastest
+_SMALL = 1e6  # weights of all members, below which compiling a step pays
 
 Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
 
 
 def choose_executor(
-    step: Step, trial: Trial, run: Any, steps: int, other_engines: bool = True, worth: float = 3.0
+    step: Step, trial: Trial, run: Any, steps: int, ahead: Ahead | None = None, worth: float = 3.0
 ) -> Executor:
     """How to execute a stage of so many steps.
 
     On the CPU: eagerly; recorded, if a measurement says that it is faster; compiled, if that saves
-    more than `worth` times what compiling costs. On a GPU every candidate is measured, and the
-    run's engine set to the fastest: one member after the other can win where each fills the chip.
-    Without `other_engines` the engine stays as it is, and so does every bit of the result.
+    more than `worth` times what compiling costs. On a GPU: as a graph, which costs next to nothing
+    to make.
     """
     eager = Executor(step)
     if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in _leaves(trial()[1])[0]):
         return eager
     if run.device.type == "cuda":
-        if steps < _GRAPH_STEPS:
-            return eager
-        if other_engines:
-            return _fastest_engine(step, trial, run)
-        return _fastest([eager, Executor(step, "graph")], trial)[0]
-    bare = run.model is None
-    if steps < _TRACE_STEPS or (not bare and run.model.plan is None):
+        return eager if steps < _GRAPH_STEPS else Executor(step, "graph")
+    if steps < _TRACE_STEPS:
         return eager
-    small = run.size * run.layout.size < 1e6
-    if small and 0.6 * _time(step, trial(), 3) * steps > worth * _COMPILE_SECONDS:
-        return Executor(step, "compiled")
-    return _fastest([eager, Executor(step, "traced")], trial)[0]
+    long = lambda: 0.6 * _time(step, trial(), 3) * steps > worth * _COMPILE_SECONDS  # noqa: E731
+    if _compilable(run) and _weights(trial()[0]) < _SMALL and long():
+        return Executor(step, "compiled", ahead)
+    return _fastest([eager, Executor(step, "traced", ahead)], trial)
 
 
 def compile_after(step: Step, trial: Trial, run: Any) -> float:
     """After how many calls a step whose number is not known beforehand is compiled: when it has
     taken as long as compiling does. Infinite where it cannot be, or not with gain."""
-    plain = run.model is None or run.model.plan is not None
-    small = run.size * trial()[0]["theta"].shape[1] < 1e6
-    if run.device.type != "cpu" or not (plain and small and _repeats(run)):
+    small = _weights(trial()[0]) < _SMALL
+    if run.device.type != "cpu" or not (_compilable(run) and small and _repeats(run)):
         return math.inf
     return math.ceil(_COMPILE_SECONDS / _time(step, trial(), 3))
+
+
+def _weights(state: State) -> int:
+    """Numbers that a step moves."""
+    if "theta" in state:
+        return state["theta"].numel()
+    return max(value.numel() for value in state.values())
+
+
+def _compilable(run: Any) -> bool:
+    """Whether the compiler is known to gain: on batched layers, and on what a person wrote."""
+    return not isinstance(run.problem, Network) or run.net.plan is not None
 
 
 def _repeats(run: Any) -> bool:
     """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
     network draws for itself or changes its buffers, nor where a density refused to be stacked."""
-    if run.model is None:
-        return run.density is not None and run.engine.kind == "stack"
-    return not (run.model.tracked or run.model.draws_itself)
+    if isinstance(run.problem, Network):
+        return not (run.net.tracked or run.net.draws_itself)
+    return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"
 
 
-def _fastest_engine(step: Step, trial: Trial, run: Any) -> Executor:
-    given = run.engine
-    kinds = (
-        ["stack", "loop"] if given.kind == "stack" and run.size <= _LOOP_MEMBERS else [given.kind]
-    )
-    found = []
-    for kind in kinds:
-        run.engine = replace(given, kind=kind)
-        executor, seconds = _fastest([Executor(step), Executor(step, "graph")], trial)
-        found.append((seconds, kind, executor))
-    seconds, kind, executor = min(found, key=lambda each: each[0])
-    run.engine = replace(given, kind=kind, reason=f"measured: {seconds * 1e3:.3g} ms a step")
-    log.info("engine: %s:%s (%s)", kind, executor.mode, run.engine.reason)
-    return executor
-
-
-def _fastest(executors: list[Executor], trial: Trial) -> tuple[Executor, float]:
-    timed = [(_time(executor, trial(), 8), executor) for executor in executors]
-    seconds, executor = min(timed, key=lambda each: each[0])
-    return executor, seconds
+def _fastest(executors: list[Executor], trial: Trial) -> Executor:
+    return min(executors, key=lambda executor: _time(executor, trial(), 8))
 
 
 def _time(step: Step, arguments: tuple[State, Batch, Tensor, Tensor], repeats: int) -> float:

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader
 from doxa import checks, likelihoods, store
 from doxa.assemble import place_data
 from doxa.data import Batches, Data
-from doxa.driver import Callback, Driver, Options
+from doxa.driver import Callback, Options
 from doxa.engine import Engine, choose, works
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
 from doxa.method import Method, as_method
@@ -32,9 +33,10 @@ from doxa.model import Model, Subset
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.optim import schedule as schedule_shape
-from doxa.outcome import posteriors_of
+from doxa.outcome import launch
+from doxa.problem import Network, OwnFunctions, Problem
 from doxa.reach import check_reach
-from doxa.run import Run
+from doxa.run import Clock, FitSettings, Run, log_joint
 from doxa.runs import Runs, RunSpec, Sweep
 from doxa.stacking import member_ids, stack
 
@@ -104,82 +106,79 @@ def fit(
     began = time.monotonic()
     method = as_method(method)
     specs = (runs or Runs()).expand(seed)
-    believed = _model(model, method, likelihood, prior, subset)
-    if believed is not None:
-        noise_model = believed.likelihood
-    else:
-        noise_model = likelihoods.likelihood(likelihood or "gaussian")
+    problem = _problem(model, method, likelihood, prior, subset)
+    believed = problem.model
+    noise_model = believed.likelihood if believed else likelihoods.likelihood(likelihood or "gaussian")
     if method.regression_only and not noise_model.is_normal:
         raise MethodError(
             f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"
         )
+    problem = method.prepare(problem)
     if believed is not None:
-        believed = method.prepare(believed)
-        device = checks.place(device or believed.device)
-        dtype = checks.floating(dtype or believed.dtype)
-        believed = believed.to(device, dtype)
+        device, dtype = device or believed.device, dtype or believed.dtype
     device = checks.place(device or "cpu")
     dtype = None if dtype is None else checks.floating(dtype)
+    if dtype is not None:
+        problem = problem.to(device, dtype)
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
     held, likelihood_output, inputs = place_data(
-        data,
-        believed,
-        noise_model,
-        specs,
-        validation,
-        standardize,
-        sample_weight,
-        device,
-        dtype,
-        seed,
-    )
-    ids = member_ids(members, method)
-    run = stack(believed, method, noise_model, held, specs, ids, likelihood_output, init, inputs)
-    run.optimizer = find_optimizer(optimizer)
-    run.rate = method.default_rate if lr is None else checks.positive("lr", lr)
+        data, problem.model, noise_model, specs, validation, standardize, sample_weight, device,
+        dtype, seed,
+    )  # fmt: skip
+    size = _batch_size(batch_size, method, held, problem)
+    epoch = max(1, max(len(r) for r in held.rows) // size)
+    settings = FitSettings(
+        steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
+        rate=method.default_rate if lr is None else checks.positive("lr", lr),
+        optimizer=find_optimizer(optimizer), fresh=_fresh(init),
+    )  # fmt: skip
+    run = stack(
+        problem if dtype else problem.to(device, held.dtype), method, noise_model, held, specs,
+        member_ids(members, method), likelihood_output, inputs, settings,
+    )  # fmt: skip
+    run = replace(run, engine=_engine(run, engine, method.width))
+    if isinstance(problem, Network):
+        check_reach(run.net, run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0])
     options = Options(
-        steps=0, batch_size=_batch_size(batch_size, method, held, believed), seed=seed,
         schedule=schedule, patience=checks.whole("patience", patience),
         checkpoint_seconds=checkpoint_every, callbacks=callbacks,
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
-    run.batch_size = options.batch_size
-    run.epoch_steps = max(1, max(len(r) for r in held.rows) // options.batch_size)
-    options.steps = _steps(steps, epochs, method, run.epoch_steps)
-    _choose_engine(run, engine, options)
-    if run.model is not None:
-        check_reach(run.model, run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0])
     if checkpoint is not None:
-        options.checkpoint = store.Checkpoints(checkpoint)
         options.fingerprint = _fingerprint(run, method, options, specs)
-    result = Driver(run, method, options).drive()
-    posteriors = posteriors_of(run, method, result, specs, len(ids), time.monotonic() - began)
+    posteriors, _ = launch(run, method, options, specs, checkpoint, began)
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
-def _model(
+def _problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None
-) -> Model | None:
+) -> Problem:
     if model is None:
         if method.needs_network:
             raise ModelError(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
-        return None
+        return OwnFunctions()
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        return model
-    return Model(model, likelihood or "gaussian", prior, subset or "all")
+        return Network(model)
+    return Network(Model(model, likelihood or "gaussian", prior, subset or "all"))
 
 
-def _batch_size(asked: int | None, method: Method, data: Data, model: Model | None) -> int:
+def _fresh(init: str) -> bool:
+    if init not in ("fresh", "given"):
+        raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
+    return init == "fresh"
+
+
+def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
     asked = None if asked is None else checks.whole("batch_size", asked)
     lengths = [len(rows) for rows in data.rows]
     # Short runs are padded with rows of weight 0, which BatchNorm would count all the same.
-    largest = min(lengths) if model is not None and model.batch_norm else max(lengths)
+    largest = min(lengths) if problem.batch_norm else max(lengths)
     return max(1, min(asked or method.default_batch, largest))
 
 
@@ -193,41 +192,47 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
     return method.default_steps
 
 
-def _choose_engine(run: Run, engine: str | Engine, options: Options) -> None:
-    if run.model is None:
-        run.engine = Engine("loop", reason="the method brings its own functions")
-        options.mode = "eager"
-        return
-    if engine == "auto":
-        chosen = choose(run.model, run.size, run.device)
+def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
+    """As asked for, or by the rule; the loop where stacking fails."""
+    own = not isinstance(run.problem, Network)
+    if asked != "auto":
+        chosen = Engine.parse(asked)
+    elif own:
+        return Engine("loop", reason="the method brings its own functions")
     else:
-        chosen = Engine.parse(engine)
-        options.mode = chosen.mode
-    rows = Batches(run.data, run.run_of, run.members, min(options.batch_size, 8), 0, "trial")
+        chosen = choose(run.net, run.size * width, run.device)
+    if own:
+        return chosen
+    assert isinstance(run.data, Data)
+    wide = run.times(width) if width > 1 else run
+    rows = Batches(run.data, wide.run_of, wide.keys, min(run.settings.batch_size, 8), "trial")
+    zero = torch.zeros((), device=run.device)
+    clock = Clock(zero, zero, 1, wide.noise("trial"))
+    state = wide.init_network()
 
     def trial(engine: Engine) -> None:
-        run.engine = engine
-        buffers = run.buffers(run.init_buffers()) or None
-        run.grad(run.start(), rows.batch(0), buffers=buffers, training=True)
+        replace(wide, engine=engine).value_and_grad(log_joint, state, rows.batch(0), clock)
 
     try:
-        run.engine = works(chosen, trial)
+        chosen = works(chosen, trial)
     except DoxaError:
         raise
     except Exception as error:  # whatever the user's forward raises
         raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
-    log.info("engine: %s (%s)", run.engine.kind, run.engine.reason)
+    log.info("engine: %s (%s)", chosen.kind, chosen.reason)
+    return chosen
 
 
 def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:
     """Tells one fit from another: what would make a checkpoint meaningless if it differed."""
+    assert isinstance(run.data, Data)
     digest = hashlib.sha256()
     facts = {
-        "method": store.encode(method), "steps": options.steps, "batch": options.batch_size,
-        "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.rate,
-        "optimizer": repr(run.optimizer), "patience": options.patience,
-        "likelihood": _recipe(run.likelihood), "model": _beliefs(run.model),
-        "members": run.members, "seeds": run.seeds, "dtype": str(run.dtype),
+        "method": store.encode(method), "steps": run.steps, "batch": run.settings.batch_size,
+        "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.settings.rate,
+        "optimizer": repr(run.settings.optimizer), "patience": options.patience,
+        "likelihood": _recipe(run.likelihood), "model": _beliefs(run.problem.model),
+        "members": list(run.members), "seeds": list(run.seeds), "dtype": str(run.dtype),
         "grid": [repr(dict(spec.hyper)) for spec in specs],
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
         "rows": [len(r) for r in run.data.rows], "total": run.data.total,
@@ -235,7 +240,8 @@ def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[Run
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((run.data.x, run.data.y))[0]
     leaves += [t for t in (run.data.weight, run.initial) if t is not None]
-    leaves += [] if run.model is None else [t.flatten() for t in run.model.fixed.values()]
+    fixed = {} if run.problem.model is None else run.net.fixed
+    leaves += [t.flatten() for t in fixed.values()]
     for leaf in leaves:
         part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
         digest.update(part.double().numpy().tobytes())

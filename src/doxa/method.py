@@ -1,58 +1,84 @@
 """The protocol every method follows.
 
-A method is a frozen dataclass of hyper-parameters. It says which `Stage`s it runs; each stage's
-step advances all members at once.
+A method is a frozen dataclass of hyper-parameters. It says what it fits (`prepare`), where it starts
+(`init`), which `Stage`s it runs, and what comes out (`finish`); each stage's step advances all
+members at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from doxa.data import Batch
+from doxa.data import Batch, Source
 from doxa.errors import MethodError
-from doxa.model import Model
+from doxa.optim import Optimizer
+from doxa.problem import Problem
 from doxa.registry import get_method
-from doxa.run import Clock, Info, Run, State, batch_rows, slice_state
+from doxa.run import (
+    Clock,
+    Info,
+    Known,
+    Number,
+    Objective,
+    Run,
+    State,
+    folded,
+    log_joint,
+    potential,
+    slice_state,
+    unfolded,
+)
 
 if TYPE_CHECKING:
     from doxa.posterior import Posterior
+    from doxa.recorded import Recorded
 
 __all__ = [
-    "Clock", "Info", "Mark", "Marks", "Method", "Objective", "Run", "Stage", "State",
-    "as_method", "batch_rows", "log_joint", "optimise", "slice_state",
+    "Clock", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective", "Problem", "Run",
+    "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint", "optimise", "potential", "slice_state", "unfolded",
 ]  # fmt: skip
 
 
 Mark = Callable[[Run, State], State]
 Marks = Mapping[int, Mark]
+Step = Callable[[Run, State, Batch, Clock], tuple[State, Info]]
 
 
 @dataclass
 class Stage:
     """A phase of a method: a step repeated.
 
-    batch: "mini" (random rows, every row once an epoch), "independent" (random rows with
-        replacement: batches that know nothing of each other), "all" (every row, every step),
-        "pass" (every row once; `steps` is then ignored).
+    Parameters
+    ----------
+    source: which rows each step sees: "mini", "independent", "all", "pass", "tasks", or a `Source`.
     keep: store the current parameters every `keep` steps.
-    marks: {t: what happens to the state before step t}, outside what is traced or compiled.
+    over: the names that the step moves: what the non-finite guard watches.
+    enter: what happens to the state when the stage begins.
+    validates: the driver may stop the stage early, on held-out rows.
+    capturable: the step is a fixed sequence of tensor operations.
+    marks: {t: what happens to the state before step t}, outside what is recorded or compiled.
     rates: what `clock.rate` is at each step, [steps] or [steps, M, 1]; None: as `fit` was asked.
+    recorded: how parts of the step are executed, where that is not the whole step.
     """
 
     name: str
-    step: Callable[[Run, State, Batch, Clock], tuple[State, Info]]
+    step: Step
     steps: int
-    batch: str = "mini"
+    source: str | Source = "mini"
     keep: int = 0
+    over: tuple[str, ...] = ("theta",)
     enter: Callable[[Run, State], State] | None = None
-    validates: bool = False  # the driver may stop this stage early
-    capturable: bool = True  # the step is a fixed sequence of tensor operations
+    validates: bool = False
+    capturable: bool = True
     marks: Marks = field(default_factory=dict)
     rates: Tensor | None = None
+    recorded: Recorded | None = None
 
 
 class Method:
@@ -65,78 +91,108 @@ class Method:
     default_batch: ClassVar[int] = 128
     default_validation: ClassVar[float] = 0.0  # of a table's rows, held out to stop in time
     needs_network: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
     regression_only: ClassVar[bool] = False
     per_run: ClassVar[tuple[str, ...] | None] = (
         None  # fields a grid may vary; None: it checks itself
     )
 
-    def prepare(self, model: Model) -> Model:
-        """Rewrite the network, on a copy."""
-        return model
+    @property
+    def width(self) -> int:
+        """Parameter vectors inside a member: the engine is chosen for members × width."""
+        return 1
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+    def prepare(self, problem: Problem) -> Problem:
+        """Rewrite the network on a copy, or bring modules of the method's own."""
+        return problem
+
+    def row_weights(self, run: Run) -> Tensor | None:
+        """Weights of the data set's rows for each member, [M, N], on top of the user's."""
+        return None
+
+    def stages(self, run: Run) -> Iterable[Stage]:
         raise NotImplementedError
 
     def init(self, run: Run) -> State:
-        raise NotImplementedError
+        """Named tensors, each with leading axis M."""
+        return run.init_network()
 
     def parameters(self, run: Run, state: State) -> Tensor:
-        """The current parameters of each member, flat [M, P]: what keep and validation see."""
+        """The current weights of each member, [M, P], or [M, K, P] of its particles: what `keep`
+        stores and validation scores."""
         return state["theta"]
+
+    def score(self, run: Run, state: State, batch: Batch) -> Tensor:
+        """The log-likelihood of held-out rows, [M]: what early stopping watches. Particles are
+        averaged as in a prediction."""
+        theta = self.parameters(run, state)
+        if theta.ndim == 2:
+            return run.log_likelihood(theta, batch, state)
+        k = theta.shape[1]
+        inner = folded({n: v for n, v in state.items() if n == "layers" or "buffer." in n}, k)
+        each = run.times(k).log_likelihoods(theta.flatten(0, 1), batch.times(k), inner)
+        mixed = torch.logsumexp(each.unflatten(0, (-1, k)), 1) - math.log(k)  # [M, B]
+        weight = 1.0 if batch.weight is None else batch.weight
+        return (mixed * weight).sum(-1) * batch.scale
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         """The posterior of one run: state and run hold that run's members only."""
         raise NotImplementedError
 
-    def total_steps(self, steps: int) -> int:
-        """Steps of all stages together, for progress and cost."""
-        return steps
-
     def settings(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-
-
-Objective = Callable[[Run, State, Batch, Clock], tuple[Tensor, Tensor, State]]
 
 
 def optimise(
     objective: Objective,
     steps: int,
+    over: Sequence[str] = ("theta",),
+    *,
+    average: float = 0.0,
+    optimizer: Optimizer | None = None,
     name: str = "optimise",
-    batch: str = "mini",
-    key: str = "theta",
+    source: str | Source = "mini",
+    validates: bool = True,
+    capturable: bool = True,
 ) -> Stage:
-    """A stage that ascends an objective: θ ← θ + optimiser step on its gradient / n.
+    """A stage that ascends an objective: φ ← φ + optimiser step on its gradient / n, for each name.
 
-    `objective` gives each member's value [M], its gradient with respect to state[key], and the
-    state entries that changed (BatchNorm buffers).
+    Parameters
+    ----------
+    objective: gives each member's value [M], the state entries that it changed (BatchNorm), and
+        what is known of it in closed form.
+    over: the names of the state that are trained.
+    average: the share of the last steps over which each name is averaged, into "average.NAME"
+        (Polyak & Juditsky, 1992): see `averaged`.
+    optimizer: default: the one that `fit` was asked for.
     """
+    first = steps - max(1, math.ceil(average * steps))  # of the steps that are averaged
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        value, grad, changed = objective(run, state, batch, clock)
-        descent = run.descent(grad)
-        theta, optim = run.optimizer.update(
-            state[key], descent, state, clock.rate, clock.t, clock.owned
-        )
-        return {**state, **changed, **optim, key: theta}, {"loss": value * run.per_example}
+        chosen = optimizer or run.settings.optimizer
+        value, grads, changed = run.value_and_grad(objective, state, batch, clock, over)
+        params = {name: state[name] for name in over}
+        descent = {name: run.descent(grad) for name, grad in grads.items()}
+        new = chosen.update(params, descent, state, clock.rate, clock.t, clock.owned)
+        if average:
+            weight = 1.0 / (clock.t - first + 1).clamp(min=1).to(run.dtype)
+            for key in over:
+                new[f"average.{key}"] = torch.lerp(state[f"average.{key}"], new[key], weight)
+        return {**state, **changed, **new}, {"loss": value * run.per_example}
 
     def enter(run: Run, state: State) -> State:
-        return {**state, **run.optimizer.init(state[key])}
+        params = {name: state[name] for name in over}
+        own = {f"average.{k}": v.clone() for k, v in params.items()} if average else {}
+        return {**state, **own, **(optimizer or run.settings.optimizer).init(params)}
 
-    return Stage(name, step, steps, batch, enter=enter, validates=True)
+    return Stage(
+        name, step, steps, source, over=tuple(over), enter=enter, validates=validates,
+        capturable=capturable,
+    )  # fmt: skip
 
 
-def log_joint(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tensor, Tensor, State]:
-    """log p(θ) + (n/B) Σ log p(y|θ) and its gradient: MAP's objective, with dropout layers and
-    BatchNorm in training mode."""
-    theta = state["theta"]
-    changed = {k: v.clone() for k, v in state.items() if k.startswith("buffer.")}
-    masks = run.dropout_masks(clock, batch_rows(batch)) if run.net.sites else None
-    value, grad = run.grad(
-        theta, batch, masks=masks, buffers=run.buffers(changed) or None, training=True
-    )
-    return value + run.prior.log_prob(theta), run.prior.add_score(grad, theta), changed
+def averaged(state: State, name: str) -> Tensor:
+    """What `optimise` averaged, or the last iterate where it did not."""
+    return state.get(f"average.{name}", state[name])
 
 
 def as_method(spec: str | Method | type[Method]) -> Method:

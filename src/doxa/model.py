@@ -10,10 +10,9 @@ per-example log-likelihoods.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,25 +22,31 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import likelihoods, nets
 from doxa.errors import ModelError
+from doxa.functional import Start, fixed_tensors, fresh_rows
+from doxa.layers import Noisy, Site, swap_dropout
 from doxa.layout import Entry, Layout, Params
 from doxa.network import (
     call_arguments,
     check_rows,
     draws_itself,
     masked_layers,
-    reset,
-    swap_dropout,
+    noise_sites,
     trainable,
     watched,
 )
-from doxa.noise import digest
 from doxa.priors import BoundPrior, Normal, bind
-from doxa.stacked import MaskedDropout, Plan
-
-log = logging.getLogger("doxa")
+from doxa.stacked import Plan
 
 Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
 Subset = str | Callable[[str], bool] | tuple[str, ...]
+
+
+class Applied(NamedTuple):
+    """One forward pass: outputs, what layers gave besides, and buffers as training left them."""
+
+    f: Any
+    terms: Params
+    buffers: Params
 
 
 class Model:
@@ -74,8 +79,8 @@ class Model:
         self.net = copy.deepcopy(net).eval()
         swap_dropout(self.net)
         self.output: Any = None  # the shape of one row's output, once seen
-        self.sites: dict[str, tuple[int, ...]] = {}  # dropout layers: the shape of one row's mask
-        self.masked: dict[str, str] = {}  # the parametrised layer whose input each of them masks
+        self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
+        self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
         self.head: str | None = None  # the parametrised layer that ran last
         self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
         self._mode = False
@@ -97,9 +102,13 @@ class Model:
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device=device, dtype=dtype)
         moved.dtype = dtype
-        for name in ("layout", "plan", "fixed", "bound_prior"):
-            moved.__dict__.pop(name, None)
+        moved._forget()
         return moved
+
+    def _forget(self) -> None:
+        """What was derived from the network, and is derived again when asked for."""
+        for name in ("layout", "layers", "plan", "fixed", "bound_prior", "terms", "tracked"):
+            self.__dict__.pop(name, None)
 
     def build(self, x: Inputs) -> Model:
         """Run one row through the network: its output shape, dropout layers and last layer."""
@@ -113,20 +122,20 @@ class Model:
             raise ModelError(
                 f"the network fails on one row of x (shape, type: {shapes}): {error}{kinds}"
             ) from error
-        with torch.no_grad():
+        with torch.no_grad(), watched(self.net) as twice:
             check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
-        self.sites, self.head, self.widths = trace.sites, trace.head, trace.widths
-        self.masked = masked_layers(trace.order, trace.sites)
-        self.__dict__.pop("layout", None)
+        self.sites, self.head, self.widths = noise_sites(trace, twice), trace.head, trace.widths
+        self.masked = masked_layers(trace.order, trace.dropouts)
+        self._forget()
         return self
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each trainable parameter lies; the likelihood's own come last."""
-        entries = trainable(self.net)
+        """Where each weight lies; the likelihood's own parameters come last."""
+        entries, _ = trainable(self.net)
         for name, value in self._likelihood_parameters().items():
             entries.append(Entry(f"likelihood.{name}", tuple(value.shape)))
         if not entries:
@@ -135,6 +144,21 @@ class Model:
             )
         return Layout(tuple(entries))
 
+    @cached_property
+    def layers(self) -> Layout:
+        """Trainables that rewritten layers brought, which are no weights."""
+        return Layout(tuple(trainable(self.net)[1]))
+
+    @cached_property
+    def terms(self) -> tuple[str, ...]:
+        """What layers give besides their outputs."""
+        return tuple(
+            f"{path}.{name}" if path else name
+            for path, module in self.net.named_modules()
+            if isinstance(module, Noisy)
+            for name in module.gives
+        )
+
     def _likelihood_parameters(self) -> Params:
         output = (1,) if self.output is None else self.output
         return self.likelihood.parameters(output)
@@ -142,8 +166,7 @@ class Model:
     @cached_property
     def fixed(self) -> Params:
         """Frozen parameters and buffers, the same for all members."""
-        frozen = {n: p.detach() for n, p in self.net.named_parameters() if not p.requires_grad}
-        return frozen | dict(self.net.named_buffers())
+        return fixed_tensors(self.net)
 
     @cached_property
     def tracked(self) -> tuple[str, ...]:
@@ -207,36 +230,40 @@ class Model:
         x: Inputs,
         *,
         buffers: Mapping[str, Tensor] | None = None,
-        masks: Mapping[str, Tensor] | None = None,
         training: bool = False,
     ) -> Any:
         """The network's output at x, [N, *output], for one member's parameters.
 
-        `masks` are the dropout layers' multiplicative masks; without them dropout is off.
-        `training` lets BatchNorm use and update `buffers`.
+        `buffers` stand in for the network's own: layers' noise, without which dropout is off, and
+        BatchNorm's statistics.
         """
+        return self.apply(params, x, buffers=buffers, training=training).f
+
+    def apply(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        *,
+        buffers: Mapping[str, Tensor] | None = None,
+        training: bool = False,
+    ) -> Applied:
+        """`forward`, with the terms that layers gave and, in training, BatchNorm's new statistics;
+        no tensor that was passed is changed."""
         if training != self._mode:
             self.net.train(training)
             self._mode = training
-        tensors = self.fixed | {k: v for k, v in params.items() if not k.startswith("likelihood.")}
+        tensors: dict[str, Any] = self.fixed | {
+            k: v for k, v in params.items() if not k.startswith("likelihood.")
+        }
         if buffers:
             tensors |= buffers
+        learned = self.tracked if training else ()
+        tensors |= {name: tensors[name].clone() for name in learned}
+        tensors |= dict.fromkeys(self.terms)
         args, kwargs = call_arguments(x)
-        if not masks:
-            return functional_call(self.net, tensors, args, kwargs)
-        sites = [(self._site(name), mask) for name, mask in masks.items()]
-        try:
-            for site, mask in sites:
-                site.mask = mask
-            return functional_call(self.net, tensors, args, kwargs)
-        finally:
-            for site, _ in sites:
-                site.mask = None
-
-    def _site(self, name: str) -> MaskedDropout:
-        module = self.net.get_submodule(name)
-        assert isinstance(module, MaskedDropout)
-        return module
+        f = functional_call(self.net, tensors, args, kwargs)
+        given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
+        return Applied(f, given, {name: tensors[name] for name in learned})
 
     def features(
         self,
@@ -284,40 +311,31 @@ class Model:
             if new is None:
                 continue
             if not name:
-                changed.net = new
+                changed.net = new.eval()
             else:
                 parent, _, leaf = name.rpartition(".")
-                setattr(changed.net.get_submodule(parent), leaf, new)
+                setattr(changed.net.get_submodule(parent), leaf, new.eval())
         return changed
 
     def given(self) -> Tensor:
         """The network's own weights and the likelihood's starting values, flat [P]."""
         named = dict(self.net.named_parameters())
         values = {name: named[name].detach() for name in self.layout.names if name in named}
-        values |= {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
+        values |= self._named_likelihood()
         return self.layout.flatten({k: v.to(self.device, self.dtype) for k, v in values.items()})
 
-    def fresh(self, starts: Sequence[tuple[int, int]]) -> Tensor:
-        """Newly initialised weights for each (seed, member id), [M, P]; the global RNG is left
-        as it was."""
-        net = copy.deepcopy(self.net).cpu()
-        missed: set[str] = set()
-        rows = []
-        with torch.random.fork_rng(devices=[]):
-            for seed, member in starts:
-                # not torch.manual_seed, which would reseed the GPUs' generators too
-                torch.default_generator.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
-                missed = reset(net)
-                named = {n: p.detach().clone() for n, p in net.named_parameters()}
-                named |= {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
-                rows.append(self.layout.flatten({k: v.to(self.dtype) for k, v in named.items()}))
-        missed &= set(self.layout.names)
-        if missed:
-            log.warning(
-                "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so every "
-                "member starts there from the given values", ", ".join(sorted(missed))
-            )  # fmt: skip
-        return torch.stack(rows).to(self.device)
+    def _named_likelihood(self) -> Params:
+        return {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
+
+    def fresh(self, starts: Sequence[Start]) -> Tensor:
+        """Newly initialised weights for each (seed, member id), [M, P]."""
+        own = {k: v.to(self.dtype) for k, v in self._named_likelihood().items()}
+        rows = fresh_rows(self.net, self.layout, starts, own)
+        return rows.to(self.device, self.dtype)
+
+    def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
+        """The same of what layers brought, [M, Q]."""
+        return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
 
 
 _INTEGERS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,36 +13,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
 from doxa.errors import ModelError
+from doxa.layers import MaskedDropout, Noisy, Shape, Site
 from doxa.layout import Entry
-from doxa.stacked import MaskedDropout
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_DROPOUTS: dict[type[nn.Module], bool] = {
-    nn.Dropout: False,
-    nn.Dropout1d: True,
-    nn.Dropout2d: True,
-    nn.Dropout3d: True,
-}
 
 
-def swap_dropout(net: nn.Module) -> None:
-    """Replace dropout layers, in place, by ones that take their mask."""
-    for parent in list(net.modules()):
-        for name, child in list(parent.named_children()):
-            kind = type(child)
-            if kind in _DROPOUTS:
-                setattr(parent, name, MaskedDropout(float(child.p), _DROPOUTS[kind]))  # type: ignore[arg-type]
-
-
-def masked_layers(order: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
+def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, str]:
     """For each dropout layer, the parametrised layer it feeds: its owner, or the next to run."""
     masked = {}
     for i, name in enumerate(order):
-        if name not in sites:
+        if name not in dropouts:
             continue
         owner = name.removesuffix(".dropout")
-        later = [layer for layer in order[i + 1 :] if layer not in sites]
+        later = [layer for layer in order[i + 1 :] if layer not in dropouts]
         if owner in order and owner != name:
             masked[name] = owner
         elif later:
@@ -74,13 +59,14 @@ class Trace:
     """What one forward pass did."""
 
     order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
-    sites: dict[str, tuple[int, ...]] = field(default_factory=dict)  # dropout: one row's mask shape
+    dropouts: set[str] = field(default_factory=set)
+    noise: dict[str, tuple[str, Shape]] = field(default_factory=dict)  # what layers asked for
     widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
 
     @property
     def head(self) -> str | None:
         """The parametrised layer that ran last."""
-        layers = [name for name in self.order if name not in self.sites]
+        layers = [name for name in self.order if name not in self.dropouts]
         return layers[-1] if layers else None
 
 
@@ -91,9 +77,15 @@ def watched(net: nn.Module) -> Iterator[Trace]:
 
     def before(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            trace.order.append(name)
+            if isinstance(module, Noisy):
+                prefix = f"{name}." if name else ""
+                asked = module.noise(args[0])
+                trace.noise |= {f"{prefix}{k}": (kind, tuple(s)) for k, (kind, s) in asked.items()}
             if isinstance(module, MaskedDropout):
-                trace.sites[name] = module.mask_shape(args[0])
+                trace.dropouts.add(name)
+                trace.order.append(name)
+            elif any(p.requires_grad for _, p in weights_of(module)):
+                trace.order.append(name)
 
         return hook
 
@@ -107,14 +99,36 @@ def watched(net: nn.Module) -> Iterator[Trace]:
     hooks = []
     for name, module in net.named_modules():
         hooks.append(module.register_forward_hook(after(name)))
-        own = any(p.requires_grad for p in module.parameters(recurse=False))
-        if own or isinstance(module, MaskedDropout):
+        if isinstance(module, Noisy) or any(p.requires_grad for _, p in weights_of(module)):
             hooks.append(module.register_forward_pre_hook(before(name)))
     try:
         yield trace
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def weights_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """A layer's own parameters but for those that are no weights."""
+    apart = getattr(module, "own", ()) if isinstance(module, Noisy) else ()
+    return [(n, p) for n, p in module.named_parameters(recurse=False) if n not in apart]
+
+
+def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
+    """What noise the layers take, from what they asked for with one row of x and with two."""
+    sites = {}
+    for name, (kind, shape) in one.noise.items():
+        more = two.noise[name][1]
+        if more == shape:
+            sites[name] = Site(kind, shape, rows=0)
+        elif more == (2 * shape[0], *shape[1:]):
+            sites[name] = Site(kind, shape[1:], rows=shape[0])
+        else:
+            raise ModelError(
+                f"the noise {name!r} has shape {list(shape)} for one row of x and {list(more)} for "
+                "two: only its first axis may grow with the rows"
+            )
+    return sites
 
 
 def check_rows(one: Any, two: Any) -> None:
@@ -140,17 +154,21 @@ def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})
 
 
-def trainable(net: nn.Module) -> list[Entry]:
-    """The trainable parameters: where each lies, its fan-in, and where a prior is centred."""
+def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
+    """The trainable parameters: where each lies, its fan-in, and where a prior is centred; and
+    those that belong to layers, which are no weights."""
     owners = {id(p): module for module in net.modules() for p in module.parameters(recurse=False)}
-    entries = []
+    weights, own = [], []
     for name, p in net.named_parameters():
         if not p.requires_grad:
             continue
-        scale = isinstance(owners[id(p)], _NORMS) and name.endswith("weight")
+        owner, leaf = owners[id(p)], name.rpartition(".")[2]
+        scale = isinstance(owner, _NORMS) and leaf == "weight"
         fan_in = int(p.numel() // p.shape[0]) if p.ndim > 1 else 1
-        entries.append(Entry(name, tuple(p.shape), max(fan_in, 1), 1.0 if scale else 0.0))
-    return entries
+        entry = Entry(name, tuple(p.shape), max(fan_in, 1), 1.0 if scale else 0.0)
+        apart = isinstance(owner, Noisy) and leaf in owner.own
+        (own if apart else weights).append(entry)
+    return weights, own
 
 
 def draws_itself(net: nn.Module) -> bool:

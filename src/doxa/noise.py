@@ -63,6 +63,7 @@ class Noise:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.seed, self.purpose, self.members = seed, purpose, list(members)
         words = [
             [_signed(digest("noise", seed, purpose, member) >> shift) for shift in (0, 32, 64)]
             for member in members
@@ -71,6 +72,15 @@ class Noise:
         self.device = torch.device(device)
         self.dtype = dtype
         self._counters: dict[int, Tensor] = {}
+
+    def part(self, members: slice) -> Noise:
+        """The numbers of some of the members."""
+        return Noise(self.seed, self.purpose, self.members[members], self.device, self.dtype)
+
+    def times(self, k: int) -> Noise:
+        """Numbers for k particles of every member, each with a key of its own."""
+        keys = [f"{member}/{j}" for member in self.members for j in range(k)]
+        return Noise(self.seed, self.purpose, keys, self.device, self.dtype)
 
     def _counter(self, size: int) -> Tensor:
         if size not in self._counters:

@@ -1,7 +1,7 @@
-"""Optimisers on flat stacked parameters, and learning-rate schedules.
+"""Optimisers on named stacked tensors, and learning-rate schedules.
 
-One update advances all members: every operation acts on [M, P]. The rate is a tensor, [] or [M], so
-that it may differ between runs and be an input of a compiled step.
+One update advances all members of every name: each operation acts on [M, ...]. The rate is a tensor,
+[] or [M, 1], so that it may differ between runs and be an input of a compiled step.
 """
 
 from __future__ import annotations
@@ -40,35 +40,49 @@ class Adam:
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def init(self, theta: Tensor) -> State:
-        return {"optim.m": torch.zeros_like(theta), "optim.v": torch.zeros_like(theta)}
+    def init(self, params: State) -> State:
+        return _zeros("m", params) | _zeros("v", params)
 
     def update(
-        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor,
+        self, params: State, grads: State, state: State, rate: Tensor, t: Tensor,
         owned: bool = False,
-    ) -> tuple[Tensor, State]:  # fmt: skip
-        if rate.ndim == 0 and theta.dtype == torch.float32 and _fusing.get():
-            return self._fused(theta, grad, state, rate, t, owned)
-        m = torch.lerp(state["optim.m"], grad, 1 - self.beta1)
-        v = torch.addcmul(state["optim.v"] * self.beta2, grad, grad, value=1 - self.beta2)
-        step = t.to(theta.dtype) + 1
+    ) -> State:  # fmt: skip
+        """The entries of the state that change: the named tensors, and what is remembered of each.
+        `owned` tensors may be overwritten."""
+        m, v = ([state[f"optim.{kind}.{name}"] for name in params] for kind in ("m", "v"))
+        single = all(value.dtype == torch.float32 for value in params.values())
+        if rate.ndim == 0 and single and _fusing.get():
+            return self._fused(params, grads, m, v, rate, t, owned)
+        step = t.to(rate.dtype) + 1
         first = 1 - self.beta1**step
         second = (1 - self.beta2**step).sqrt()
         size = rate * (second / first)  # the bias corrections, moved into the step size
-        denominator = v.sqrt().add_(self.eps * second)
-        return theta - size * (m / denominator), {"optim.m": m, "optim.v": v}
+        new: State = {}
+        for (name, value), own_m, own_v in zip(params.items(), m, v, strict=True):
+            grad = grads[name]
+            own_m = torch.lerp(own_m, grad, 1 - self.beta1)
+            own_v = torch.addcmul(own_v * self.beta2, grad, grad, value=1 - self.beta2)
+            denominator = own_v.sqrt().add_(self.eps * second)
+            new[name] = value - _like(size, value) * (own_m / denominator)
+            new |= {f"optim.m.{name}": own_m, f"optim.v.{name}": own_v}
+        return new
 
     def _fused(
-        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor, owned: bool
-    ) -> tuple[Tensor, State]:
+        self, params: State, grads: State, m: list[Tensor], v: list[Tensor], rate: Tensor,
+        t: Tensor, owned: bool,
+    ) -> State:  # fmt: skip
         """The same in one kernel: one pass over memory, and no launches between."""
-        own = (lambda v: v) if owned else torch.clone
-        theta, m, v = own(theta), own(state["optim.m"]), own(state["optim.v"])
+        own = (lambda values: values) if owned else (lambda values: [x.clone() for x in values])
+        values, m, v = own(list(params.values())), own(m), own(v)
         torch._fused_adam_(
-            [theta], [grad], [m], [v], [], [t.to(torch.float32) + 1], lr=rate, beta1=self.beta1,
-            beta2=self.beta2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            values, [grads[name] for name in params], m, v, [],
+            [t.to(torch.float32) + 1] * len(values), lr=rate, beta1=self.beta1, beta2=self.beta2,
+            weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
         )  # fmt: skip
-        return theta, {"optim.m": m, "optim.v": v}
+        new = dict(zip(params, values, strict=True))
+        for name, own_m, own_v in zip(params, m, v, strict=True):
+            new |= {f"optim.m.{name}": own_m, f"optim.v.{name}": own_v}
+        return new
 
 
 @dataclass(frozen=True)
@@ -77,17 +91,30 @@ class SGD:
 
     momentum: float = 0.9
 
-    def init(self, theta: Tensor) -> State:
-        return {"optim.u": torch.zeros_like(theta)} if self.momentum else {}
+    def init(self, params: State) -> State:
+        return _zeros("u", params) if self.momentum else {}
 
     def update(
-        self, theta: Tensor, grad: Tensor, state: State, rate: Tensor, t: Tensor,
+        self, params: State, grads: State, state: State, rate: Tensor, t: Tensor,
         owned: bool = False,
-    ) -> tuple[Tensor, State]:  # fmt: skip
-        if not self.momentum:
-            return theta - rate * grad, {}
-        u = torch.add(grad, state["optim.u"], alpha=self.momentum)
-        return theta - rate * u, {"optim.u": u}
+    ) -> State:  # fmt: skip
+        new: State = {}
+        for name, value in params.items():
+            u = grads[name]
+            if self.momentum:
+                u = torch.add(u, state[f"optim.u.{name}"], alpha=self.momentum)
+                new[f"optim.u.{name}"] = u
+            new[name] = value - _like(rate, value) * u
+        return new
+
+
+def _zeros(kind: str, params: State) -> State:
+    return {f"optim.{kind}.{name}": torch.zeros_like(value) for name, value in params.items()}
+
+
+def _like(rate: Tensor, value: Tensor) -> Tensor:
+    """[] as it is, [M, 1] with as many axes as the value."""
+    return rate if rate.ndim == 0 else rate.reshape(-1, *(1,) * (value.ndim - 1)).to(value.dtype)
 
 
 Optimizer = Adam | SGD

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
+from doxa import store
+from doxa.data import Data
+from doxa.driver import Driver, Options, own_checkpoint
 from doxa.method import Method
 from doxa.posterior import Posterior, Status
 from doxa.progressed import Progressed
 from doxa.run import Run, slice_state
 from doxa.runs import RunSpec
+
+
+def launch(
+    run: Run, method: Method, options: Options, specs: Sequence[RunSpec],
+    checkpoint: str | Path | None, began: float,
+) -> tuple[list[Posterior], Progressed]:  # fmt: skip
+    """Drive a method to its posteriors, one a run; from its checkpoint, where there is one, and
+    then by the engine that wrote it."""
+    if checkpoint is not None:
+        options.checkpoint = store.Checkpoints(checkpoint)
+        options.found = own_checkpoint(options.checkpoint, options.fingerprint)
+    if options.found is not None:
+        run = replace(run, engine=replace(run.engine, **options.found.meta["engine"]))
+    result = Driver(run, method, options).drive()
+    count = run.size // len(specs)
+    seconds = time.monotonic() - began
+    return posteriors_of(run, method, result, specs, count, seconds), result
 
 
 def posteriors_of(
@@ -42,7 +65,7 @@ def posteriors_of(
         if spec.hyper:
             record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
         _judge(posterior, result, rows)
-        if run.data is not None:
+        if isinstance(run.data, Data):
             record.diagnostics["rows"] = len(run.data.rows[r])
             if run.data.validation is not None:
                 record.validation = _validation_score(posterior, run, r)
@@ -94,6 +117,7 @@ def _judge(posterior: Posterior, result: Progressed, rows: slice) -> None:
 
 def _validation_score(posterior: Posterior, run: Run, r: int) -> float:
     """Mean log predictive of the held-out rows, in the units of y."""
+    assert isinstance(run.data, Data)
     x, y = run.data.held_out(r)
     scales = run.data.scales[r].to(run.device, torch.float64)
     if scales.x_loc is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ class Progressed:
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stopped: str = ""
     saved: list[int] | None = None  # of a checkpoint: where its file of draws stood
+    recorded: dict[str, Any] | None = None  # of a checkpoint: how parts of a step are executed
 
     def keep(self, theta: Tensor, info: Info) -> None:
         """Store a draw and what the step that made it said of it."""
@@ -64,6 +66,8 @@ class Progressed:
             "best_score",
             "waited",
             "diverged",
+            "stopped",
+            "recorded",
         )
         saved = self.kept.at if isinstance(self.kept, DrawsFile) else None
         return tensors, {name: getattr(self, name) for name in plain} | {"saved": saved}
@@ -89,15 +93,10 @@ def chosen(mask: Tensor, yes: State, no: State) -> State:
     }
 
 
-def finite_members(state: State) -> Tensor:
-    """Which members' parameters are finite: [M]."""
-    checks = [
-        torch.isfinite(v).reshape(v.shape[0], -1).all(1)
-        for k, v in state.items()
-        if v.is_floating_point() and k == "theta"
-    ]
-    return torch.stack(checks).all(0) if checks else torch.ones(_members(state), dtype=torch.bool)
-
-
-def _members(state: State) -> int:
-    return next(iter(state.values())).shape[0]
+def finite_members(state: State, names: Sequence[str]) -> Tensor:
+    """Which members' tensors of these names are finite: [M]."""
+    fine = [torch.isfinite(state[k]).reshape(len(state[k]), -1).all(1) for k in names if k in state]
+    if fine:
+        return torch.stack(fine).all(0)
+    some = next(iter(state.values()))
+    return torch.ones(len(some), dtype=torch.bool, device=some.device)

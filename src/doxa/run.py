@@ -1,20 +1,21 @@
 """What a method sees of a fit: the stacked members, and how gradients are computed.
 
-`Run` knows the model, the data's size, the prior and the engine; `Clock` gives time, the learning
-rate and noise. A `State` is a dict of tensors with leading axis M.
+`Run` knows the problem, the data, the prior and the engine, and never changes; `Clock` gives time,
+the learning rate and noise. A `State` is a dict of tensors with leading axis M.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from doxa.data import Batch, Data, NoRows, Pass
+from doxa.ahead import Ahead
+from doxa.data import Ask, Batch, Data, Feed, NoData, Pass, batch_rows, source
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.layout import Layout, Params
@@ -23,94 +24,172 @@ from doxa.model import Model, likelihood_parameters
 from doxa.noise import Noise
 from doxa.optim import Adam, Optimizer
 from doxa.priors import BoundPrior
+from doxa.problem import LogDensity, Problem
 
 if TYPE_CHECKING:
     from doxa.method import Method
 
-
 State = dict[str, Tensor]
-
-
 Info = dict[str, Tensor]
+Number = float | Tensor  # a float where all members share it, else [M, 1]
 
 
-@dataclass
 class Clock:
     """Where a stage stands. Everything that changes from step to step is a tensor, so that a step
-    can be traced, compiled or captured."""
+    can be recorded, compiled or captured.
 
-    t: Tensor  # [], the step within the stage
-    rate: Tensor  # [] or [M, 1], the learning rate now
-    steps: int
-    source: Noise
-    owned: bool = False  # the state's tensors may be overwritten: nobody else holds them
-    calls: int = 0
+    Attributes
+    ----------
+    t: [], the step within the stage; steps: how many there are. rate: [] or [M, 1], the learning
+        rate now. owned: the state's tensors may be overwritten: nobody else holds them.
+    """
+
+    def __init__(
+        self,
+        t: Tensor,
+        rate: Tensor,
+        steps: int,
+        source: Noise | Ahead,
+        owned: bool = False,
+        calls: list[int] | None = None,
+    ) -> None:
+        self.t, self.rate, self.steps, self.source, self.owned = t, rate, steps, source, owned
+        self._calls = [0] if calls is None else calls  # within this step
 
     def noise(self, *shape: int) -> Tensor:
         """Standard normals [M, *shape]; each call within a step gets its own."""
-        self.calls += 1
-        return self.source.normal(shape, self.t, self.calls)
+        self._calls[0] += 1
+        return self.source.normal(shape, self.t, self._calls[0])
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1], [M, *shape]."""
-        self.calls += 1
-        return self.source.uniform(shape, self.t, self.calls)
+        self._calls[0] += 1
+        return self.source.uniform(shape, self.t, self._calls[0])
+
+    def part(self, members: slice) -> Clock:
+        """Of some members, whose numbers do not depend on how members are cut."""
+        rate = self.rate[members] if self.rate.ndim else self.rate
+        calls = list(self._calls)
+        return Clock(self.t, rate, self.steps, self.source.part(members), self.owned, calls)
+
+    def times(self, k: int) -> Clock:
+        """Of k particles a member, each with numbers of its own."""
+        rate = self.rate.repeat_interleave(k, 0) if self.rate.ndim else self.rate
+        return Clock(self.t, rate, self.steps, self.source.times(k), self.owned, self._calls)
 
 
-@dataclass
+@dataclass(frozen=True)
+class FitSettings:
+    """What `fit` was asked about the optimisation."""
+
+    steps: int = 1
+    rate: float = 1e-2
+    batch_size: int = 1
+    epoch_steps: int = 1
+    optimizer: Optimizer = field(default_factory=Adam)
+    fresh: bool = True  # weights start anew for each member, else as the network was given
+
+
+@dataclass(frozen=True)
+class Known:
+    """A part of an objective whose gradient is known in closed form: its value [M], and what it
+    does to the gradient of each name."""
+
+    value: Tensor
+    add: Mapping[str, Callable[[Tensor], Tensor]]
+
+
+class Trained(NamedTuple):
+    """The log-likelihood of a batch in training: its value [M], the state entries that the pass
+    changed (BatchNorm), and the terms that layers gave, {name: [M, ...]}."""
+
+    value: Tensor
+    changed: State
+    terms: Params
+
+
+# (run, params, batch, clock) to (value [M], changed state[, known]). `params` is the state of the
+# run's members; the run may hold some of the members of the fit only.
+Objective = Callable[[Any, State, Batch, Clock], Any]
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """What a method sees of a fit: M = runs × members rows, advanced together."""
 
-    model: Model | None
+    problem: Problem
     likelihood: Likelihood
-    layout: Layout
-    prior: BoundPrior
-    data: Data  # None where a bare log density is sampled: there are no rows
+    data: Data | NoData
     engine: Engine
-    members: list[int]  # member id of each row
-    run_of: list[int]  # run of each row
-    seeds: list[int]  # seed of each row
+    members: Sequence[int]  # member id of each row
+    run_of: Sequence[int]  # run of each row
+    seeds: Sequence[int]  # seed of each row
     n: Tensor  # [M], the sum of weights
-    device: torch.device
-    dtype: torch.dtype
-    hyper: dict[str, Tensor] = field(default_factory=dict)  # {field: [M]}, where runs differ
+    prior: BoundPrior
+    initial: Tensor  # [M, P]
+    hyper: Mapping[str, Tensor] = field(default_factory=dict)  # {field: [M]}, where runs differ
     constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
-    optimizer: Optimizer = field(default_factory=Adam)
-    rate: float = 1e-2
-    epoch_steps: int = 1
-    batch_size: int = 1
-    initial: Tensor | None = None  # [M, P]
+    settings: FitSettings = field(default_factory=FitSettings)
     inputs: Any = None  # the shape of one row of x
-    density: Callable[[Tensor], Tensor] | None = None  # a bare log density, [M, P] to [M]
-    likelihoods: list[Likelihood] = field(default_factory=list)  # of each run, where they differ
-    _index: Tensor | None = None
-    _where: slice | Tensor | None = None
+    likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
+    particle_of: Sequence[str] = ()  # which particle of its member each row is
 
     @property
     def size(self) -> int:
         return len(self.members)
 
-    def __post_init__(self) -> None:
-        self.per_example = -1.0 / self.n  # [M]: from an objective to the loss that is minimised
-        same = bool((self.n == self.n[0]).all())
-        self._same_n = float(self.n[0]) if same else None
+    @property
+    def device(self) -> torch.device:
+        return self.n.device
 
-    def descent(self, grad: Tensor) -> Tensor:
-        """−grad/n: the gradient of the loss, [M, P]."""
-        if self._same_n is not None:  # a number is read faster than a column
-            return grad * (-1.0 / self._same_n)
-        return grad * self.per_example.unsqueeze(1)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.n.dtype
+
+    @property
+    def layout(self) -> Layout:
+        return self.problem.layout
 
     @property
     def net(self) -> Model:
-        if self.density is not None:
-            raise MethodError(
-                "this method needs a network and data; a bare log density can be sampled with "
-                "methods that only ask for its value and gradient: hmc, nuts, metropolis"
-            )
-        if self.model is None:
-            raise AssertionError("this method brings its own functions and has no network")
-        return self.model
+        """The network; an error where there is none."""
+        return self.problem.net
+
+    @property
+    def steps(self) -> int:
+        """How long `fit` was asked to optimise."""
+        return self.settings.steps
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Who each row is: what its noise and its data order depend on."""
+        own = self.particle_of or [""] * self.size
+        rows = zip(self.seeds, self.members, own, strict=True)
+        return [f"{seed}/{member}{particle}" for seed, member, particle in rows]
+
+    @cached_property
+    def per_example(self) -> Tensor:
+        """From an objective to the loss that is minimised: −1/n, [M]."""
+        return -1.0 / self.n
+
+    @cached_property
+    def _same_n(self) -> float | None:
+        return float(self.n[0]) if bool((self.n == self.n[0]).all()) else None
+
+    def descent(self, grad: Tensor) -> Tensor:
+        """−grad/n: the gradient of the loss, [M, ...]."""
+        if self._same_n is not None:  # a number is read faster than a column
+            return grad * (-1.0 / self._same_n)
+        return grad * self.per_example.reshape(-1, *(1,) * (grad.ndim - 1))
+
+    def over_n(self, value: float, name: str = "lr") -> Number:
+        """A rate of the mean loss as a step on the full-data potential: value/n, or what a grid
+        over `name` says in its place."""
+        if name in self.hyper:
+            return (self.hyper[name] / self.n).unsqueeze(1)
+        if self._same_n is not None:
+            return value / self._same_n
+        return (value / self.n).unsqueeze(1)
 
     def field(self, method: Method, name: str) -> Tensor:
         """A hyper-parameter as [M]: the grid's values where there is a grid."""
@@ -119,53 +198,114 @@ class Run:
         value = float(getattr(method, name))
         return torch.full((self.size,), value, device=self.device, dtype=self.dtype)
 
+    def setting(self, method: Method, name: str) -> Number:
+        """A hyper-parameter as a number, or [M, 1] where a grid varies it."""
+        return self.hyper[name].unsqueeze(1) if name in self.hyper else float(getattr(method, name))
+
     def noise(self, purpose: str) -> Noise:
-        keys = [f"{seed}/{member}" for seed, member in zip(self.seeds, self.members, strict=True)]
-        return Noise(0, purpose, keys, self.device, self.dtype)
+        return Noise(0, purpose, self.keys, self.device, self.dtype)
 
     def start(self) -> Tensor:
-        """Initial parameters, [M, P]."""
-        assert self.initial is not None
+        """Initial weights, [M, P]; of particles, each its own, or all as the network was given."""
+        if self.particle_of and self.settings.fresh:
+            return self.net.fresh(self.starts())
         return self.initial.clone()
 
-    def rows(self, size: int | None = None) -> Pass | NoRows:
-        """Every row in order, `size` at a time, or all of them as one batch."""
-        if self.data is None:
-            return NoRows(self.size, self.device, self.dtype)
+    def init_buffers(self) -> State:
+        """Each member's own copy of the buffers that training changes."""
+        tracked = self.problem.tracked
+        fixed = self.net.fixed if tracked else {}
+        return {
+            f"buffer.{name}": fixed[name].expand(self.size, *fixed[name].shape).clone()
+            for name in tracked
+        }
+
+    def init_network(self) -> State:
+        """All that a network starts with: weights, trainables of its layers, buffers."""
+        state = {"theta": self.start(), **self.init_buffers()}
+        if self.problem.model is not None and self.net.layers.size:
+            state["layers"] = self.net.fresh_layers(self.starts())
+        return state
+
+    def init_modules(self, given: bool = False) -> State:
+        """A flat row [M, P] for each module that the method brought, new for each member, or as
+        they were given."""
+        return {
+            name: module.given().expand(self.size, -1).clone() if given
+            else module.fresh(self.starts())
+            for name, module in self.problem.modules.items()
+        }  # fmt: skip
+
+    def starts(self) -> list[tuple[int, object]]:
+        """What initial values are a function of: (seed, who)."""
+        own = self.particle_of or [""] * self.size
+        named = (f"{m}{particle}" for m, particle in zip(self.members, own, strict=True))
+        return list(zip(self.seeds, named, strict=True))
+
+    def buffers(self, state: State) -> Params:
+        prefix = "buffer."
+        return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+    def open(self, rows: Any, stage: str) -> Feed:
+        """Batches for a stage: see `doxa.data.sources`."""
+        ask = Ask(self.data, self.run_of, self.keys, self.settings.batch_size, stage)
+        return source(rows).open(ask)
+
+    def all_rows(self) -> Batch:
+        """Every row as one batch."""
+        return self.open("all", "").batch(0)
+
+    def passes(self, size: int = 4096) -> Pass:
+        """Every row once, `size` at a time."""
+        assert isinstance(self.data, Data)
         return Pass(self.data, self.run_of, size)
 
-    def subset_index(self) -> Tensor:
-        """Positions of the uncertain parameters in the flat vector."""
-        if self._index is None:
-            self._index = self.layout.index(self.net.subset_names).to(self.device)
-        return self._index
+    @cached_property
+    def free(self) -> Tensor | None:
+        """1 for every weight that is uncertain, 0 for the others, [P]; None where all are. Learned
+        noise of the likelihood counts as uncertain."""
+        if not self.problem.partial:
+            return None
+        fixed = set(self.layout.names) - set(self.net.subset_names)
+        fixed = {name for name in fixed if not name.startswith("likelihood.")}
+        free = torch.ones(self.layout.size, device=self.device, dtype=self.dtype)
+        free[self.layout.index(fixed).to(self.device)] = 0.0
+        return free
 
+    @cached_property
+    def subset_index(self) -> Tensor:
+        """Positions of the uncertain weights in the flat vector."""
+        return self.layout.index(self.net.subset_names).to(self.device)
+
+    @cached_property
     def subset_where(self) -> slice | Tensor:
         """The same as a slice where they lie together, which costs no copies."""
-        if self._where is None:
-            spans = [self.layout.slices[name] for name in self.net.subset_names]
-            start, stop = spans[0].start, spans[-1].stop  # plain numbers: a step is being traced
-            together = stop - start == sum(span.stop - span.start for span in spans)
-            self._where = slice(start, stop) if together else self.subset_index()
-        return self._where
+        spans = [self.layout.slices[name] for name in self.net.subset_names]
+        start, stop = spans[0].start, spans[-1].stop
+        together = stop - start == sum(span.stop - span.start for span in spans)
+        return slice(start, stop) if together else self.subset_index
 
     def common(self, method: Method) -> dict[str, Any]:
         """What every posterior of this run is given (one run only)."""
         r = self.run_of[0]
+        scales = self.data.scales[r] if isinstance(self.data, Data) else None
         return {
-            "model": self.model, "method": method,
+            "model": self.problem.model, "method": method,
             "likelihood": self.likelihoods[r] if self.likelihoods else self.likelihood,
-            "scales": None if self.data is None else self.data.scales[r], "inputs": self.inputs,
+            "scales": scales, "inputs": self.inputs, "ids": list(self.members),
         }  # fmt: skip
 
     def shared(self, state: State) -> dict[str, Any]:
-        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers, and who
-        their members are."""
+        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers, what layers
+        brought."""
         constants = {k: v[0] for k, v in self.constants.items()}
-        return {"constants": constants, "buffers": self.buffers(state), "ids": list(self.members)}
+        return {
+            "constants": constants, "buffers": self.buffers(state), "layers": state.get("layers"),
+        }  # fmt: skip
 
     def units_log_jacobian(self) -> Tensor:
         """log |d fitted / dy| of each member's rows: densities are reported in units of y. [M]"""
+        assert isinstance(self.data, Data)
         each = []
         for m, r in enumerate(self.run_of):
             scale = self.data.scales[r].y_scale
@@ -177,137 +317,228 @@ class Run:
             each.append(-float(self.n[m]) * float(logs.sum()) * (event / max(1, logs.numel())))
         return torch.tensor(each, dtype=torch.float64, device=self.device)
 
+    @cached_property
+    def _derived(self) -> dict[Any, Run]:
+        return {}
+
     def part(self, rows: slice) -> Run:
         """The same run for some of its members."""
-        own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
-        prior = self.prior[rows] if self.prior.stacked else self.prior
-        return replace(
-            self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
-            n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants), prior=prior,
-            initial=None if self.initial is None else self.initial[rows],
+        key = (rows.start, rows.stop)
+        if key not in self._derived:
+            own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
+            self._derived[key] = replace(
+                self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
+                n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants),
+                prior=self.prior[rows] if self.prior.stacked else self.prior,
+                initial=self.initial[rows], data=self.data.members(rows),
+                particle_of=self.particle_of[rows],
+            )  # fmt: skip
+        return self._derived[key]
+
+    def times(self, k: int) -> Run:
+        """k particles in the place of every member: M·k rows, with numbers of their own."""
+        if k not in self._derived:
+            again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
+            each = torch.arange(self.size).repeat_interleave(k)
+            many = lambda values: [values[m] for m in each.tolist()]  # noqa: E731
+            before = self.particle_of or [""] * self.size
+            wide = replace(
+                self, members=many(self.members), run_of=many(self.run_of),
+                seeds=many(self.seeds), n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
+                constants=again(self.constants), data=self.data.members(each),
+                prior=self.prior[each] if self.prior.stacked else self.prior,
+                initial=self.initial.repeat_interleave(k, 0),
+                particle_of=[f"{own}/{j}" for own in before for j in range(k)],
+            )  # fmt: skip
+            self._derived[k] = wide
+        return self._derived[k]
+
+    def _applied(
+        self, theta: Tensor, batch: Batch, params: State, buffers: Params, training: bool
+    ) -> tuple[Tensor, Any]:
+        """log p(y_i | θ_m) of each row, [M, B], and the pass itself."""
+        weights = self.layout.unflatten(theta)
+        own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
+        applied = self.engine.apply(
+            self.net, {**weights, **own}, batch.x, shared=batch.shared,
+            buffers={**self.buffers(params), **buffers}, training=training,
         )  # fmt: skip
+        given = likelihood_parameters(weights) | self.constants
+        return self.likelihood.log_prob(applied.f, batch.y, given, lead=1), applied
 
-    def buffers(self, state: State) -> Params:
-        """Each member's own copy of the buffers that training changes."""
-        prefix = "buffer."
-        return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+    def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
+        """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's
+        statistics and what layers brought are those in `params`."""
+        return _summed(self.log_likelihoods(theta, batch, params), batch)
 
-    def init_buffers(self) -> State:
-        if self.density is not None:
-            return {}
-        model = self.net
+    def log_likelihoods(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
+        """The same of each row by itself, without weights and scale, [M, B]."""
+        return self._applied(theta, batch, params or {}, {}, False)[0]
+
+    def train(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock | None, **buffers: Tensor
+    ) -> Trained:
+        """The log-likelihood with the network in training: its layers draw their noise from the
+        clock (None: they do not), and BatchNorm learns. `buffers` are further ones that layers
+        are given."""
+        noise = self.layer_noise(clock, batch_rows(batch)) if clock is not None else {}
+        training = clock is not None or bool(self.problem.tracked)
+        each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
+        changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
+        return Trained(_summed(each, batch), changed, applied.terms)
+
+    def masked_log_likelihood(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock, **buffers: Tensor
+    ) -> Tensor:
+        """The log-likelihood with layers' noise but BatchNorm frozen, [M]."""
+        noise = self.layer_noise(clock, batch_rows(batch))
+        return _summed(
+            self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch
+        )
+
+    def layer_noise(self, clock: Clock, rows: int) -> Params:
+        """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""
         return {
-            f"buffer.{name}": model.fixed[name].expand(self.size, *model.fixed[name].shape).clone()
-            for name in model.tracked
+            name: (clock.noise if site.kind == "normal" else clock.uniform)(*site.drawn(rows))
+            for name, site in self.net.sites.items()
         }
 
-    def log_likelihood(
+    def density(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock | None, training: bool
+    ) -> tuple[Any, ...]:
+        """log p(θ, D) as an objective; of a bare log density, that density."""
+        if isinstance(self.problem, LogDensity):
+            return self.problem.function(theta), {}
+        if not training:
+            return self.log_likelihood(theta, batch, params), {}, self.known_prior(theta)
+        fit = self.train(theta, params, batch, clock)
+        return fit.value, fit.changed, self.known_prior(theta)
+
+    def known_prior(self, theta: Tensor, name: str = "theta") -> Known:
+        """log p(θ), whose gradient is known."""
+        at = theta.detach()
+        return Known(self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)})
+
+    def value_and_grad(
         self,
-        flat: Tensor,
+        objective: Objective,
+        params: State,
         batch: Batch,
-        members: slice = slice(None),
-        *,
-        masks: Mapping[str, Tensor] | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        training: bool = False,
-    ) -> Tensor:
-        """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member: [M]."""
-        params = self.layout.unflatten(flat)
-        f = self.engine.forward(
-            self.net, params, batch.x, shared=batch.shared, masks=masks, buffers=buffers,
-            training=training,
-        )  # fmt: skip
-        constants = self.constants
-        if members != slice(None):
-            constants = {k: v[members] for k, v in constants.items()}
-        theta = likelihood_parameters(params) | constants
-        each = self.likelihood.log_prob(f, batch.y, theta, lead=1)  # [M, B]
-        if batch.weight is not None:
-            each = each * batch.weight
-        return each.sum(-1) * batch.scale
+        clock: Clock,
+        over: Sequence[str] = ("theta",),
+    ) -> tuple[Tensor, State, State]:
+        """An objective's value [M], its gradient with respect to each name, and the state entries
+        that it changed; of all members at once or of some at a time, as the engine says."""
+        parts = list(self.engine.chunks(self.size))
+        if len(parts) == 1:
+            return _differentiated(self, objective, params, batch, clock, over)
+        each = []
+        for part in parts:
+            own = {k: v[part] for k, v in params.items()}
+            at = clock.part(part)
+            rows = batch.members(part)
+            each.append(_differentiated(self.part(part), objective, own, rows, at, over))
+        clock._calls[:] = at._calls
+        values, grads, changed = zip(*each, strict=True)
+        return torch.cat(values), _joined(grads), _joined(changed)
 
-    def grad(
-        self,
-        flat: Tensor,
-        batch: Batch,
-        *,
-        masks: Mapping[str, Tensor] | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        training: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """The log-likelihood of each member and its gradient: [M], [M, P]."""
+    def joint(self, theta: Tensor, batch: Batch, state: State) -> tuple[Tensor, Tensor]:
+        """log p(θ, D) of each member and its gradient, [M] and [M, P]: what samplers target, with
+        dropout off and BatchNorm frozen."""
+        params = {"theta": theta, **_network_part(state)}
+        value, grads, _ = self.value_and_grad(target, params, batch, _AT_REST)
+        return value, grads["theta"]
 
-        def value(theta: Tensor, part: slice) -> Tensor:
-            if theta.shape[0] == flat.shape[0]:  # all members: nothing to cut
-                return self.log_likelihood(
-                    theta, batch, masks=masks, buffers=buffers, training=training
-                )
-            own = lambda tree: None if tree is None else {k: v[part] for k, v in tree.items()}  # noqa: E731
-            return self.log_likelihood(
-                theta, batch.members(part), part, masks=own(masks), buffers=own(buffers),
-                training=training,
-            )  # fmt: skip
-
-        return self.differentiate(value, flat)
-
-    def joint(self, flat: Tensor, batch: Batch | None, state: State) -> tuple[Tensor, Tensor]:
-        """log p(θ, D) of each member and its gradient, [M] and [M, P]: what samplers target. Of a
-        bare log density it is that density; buffers (BatchNorm) are those in the state."""
-        if self.density is not None:
-            return self.differentiate(lambda theta, _: self.density(theta), flat)  # type: ignore[misc]
-        assert batch is not None
-        fit, grad = self.grad(flat, batch, buffers=self.buffers(state) or None)
-        return fit + self.prior.log_prob(flat), grad + self.prior.score(flat)
-
-    def value(self, flat: Tensor, batch: Batch, state: State) -> Tensor:
+    def value(self, theta: Tensor, batch: Batch, state: State) -> Tensor:
         """log p(θ, D) of each member alone, [M]: for proposals that ask for no gradient."""
-        parts = []
+        params = {"theta": theta, **_network_part(state)}
+        each = []
         with torch.no_grad():
-            for part in self.engine.chunks(flat.shape[0]):
-                if self.density is not None:
-                    parts.append(self.density(flat[part]))
-                    continue
-                buffers = {k: v[part] for k, v in self.buffers(state).items()} or None
-                rows = batch.members(part)
-                parts.append(self.log_likelihood(flat[part], rows, part, buffers=buffers))
-            value = parts[0] if len(parts) == 1 else torch.cat(parts)
-            return value if self.density is not None else value + self.prior.log_prob(flat)
-
-    def differentiate(
-        self, fn: Callable[[Tensor, slice], Tensor], flat: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Value [M] and gradient [M, P] of a function of some members' rows, chunk by chunk."""
-        values, grads = [], []
-        for part in self.engine.chunks(flat.shape[0]):
-            with torch.enable_grad():
-                whole = part.stop - part.start == flat.shape[0]
-                theta = (flat if whole else flat[part]).detach().requires_grad_()
-                value = fn(theta, part)
-                (grad,) = torch.autograd.grad(value, theta, torch.ones_like(value))
-            values.append(value.detach())
-            grads.append(grad)
-        if len(values) == 1:
-            return values[0], grads[0]
-        return torch.cat(values), torch.cat(grads)
-
-    def dropout_masks(self, clock: Clock, rows: int) -> dict[str, Tensor] | None:
-        """Training masks for the net's own dropout layers, [M, rows, ...], scaled by 1/(1 − p)."""
-        model = self.net
-        masks = {}
-        for name, shape in model.sites.items():
-            p = model._site(name).p
-            if p > 0:
-                kept = clock.uniform(rows, *shape) > p
-                masks[name] = kept.to(self.dtype) / (1.0 - p)
-        return masks or None
+            for part in self.engine.chunks(self.size):
+                own = {k: v[part] for k, v in params.items()}
+                run = self if part == slice(0, self.size) else self.part(part)
+                each.append(_total(*target(run, own, batch.members(part), _AT_REST)))
+        return each[0] if len(each) == 1 else torch.cat(each)
 
 
-def batch_rows(batch: Batch) -> int:
-    leaf = batch.x
-    while not isinstance(leaf, Tensor):
-        leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-    return int(leaf.shape[0 if batch.shared else 1])
+def log_joint(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """log p(θ) + (n/B) Σ log p(y|θ), with the network in training: MAP's objective."""
+    return run.density(params["theta"], params, batch, clock, training=True)
+
+
+def potential(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """−Û: the same with dropout off, which samplers on mini-batches climb."""
+    return run.density(params["theta"], params, batch, None, training=True)
+
+
+def target(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """The same with BatchNorm frozen, too: what samplers with an acceptance test target."""
+    return run.density(params["theta"], params, batch, None, training=False)
+
+
+class _NoClock(Clock):
+    """For objectives that ask for no noise."""
+
+    def part(self, members: slice) -> Clock:
+        return self
+
+
+_AT_REST = _NoClock(torch.tensor(0), torch.tensor(0.0), 1, Noise(0, "none", []))
+
+
+def _differentiated(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, over: Sequence[str]
+) -> tuple[Tensor, State, State]:
+    with torch.enable_grad():
+        leaves = {name: params[name].detach().requires_grad_() for name in over}
+        value, changed, *rest = objective(run, {**params, **leaves}, batch, clock)
+        known: Known | None = rest[0] if rest else None
+        if value.shape != (run.size,):
+            raise MethodError(
+                f"an objective gives one value a member, [{run.size}], not {list(value.shape)}"
+            )
+        grads = torch.autograd.grad(
+            value, list(leaves.values()), torch.ones_like(value), allow_unused=True
+        )
+    found = dict(zip(over, grads, strict=True))
+    add = {} if known is None else known.add
+    for name, grad in found.items():
+        if grad is None and name not in add:
+            raise MethodError(f"the objective does not depend on {name!r}, which it is to train")
+        grad = torch.zeros_like(params[name]) if grad is None else grad
+        found[name] = add[name](grad) if name in add else grad
+    return _total(value.detach(), changed, known), found, changed
+
+
+def _total(value: Tensor, changed: State, known: Known | None = None) -> Tensor:
+    return value if known is None else value + known.value
+
+
+def _joined(parts: Sequence[State]) -> State:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _network_part(state: State) -> State:
+    """What a network needs of a state besides its weights."""
+    return {k: v for k, v in state.items() if k == "layers" or k.startswith("buffer.")}
+
+
+def _summed(each: Tensor, batch: Batch) -> Tensor:
+    """(rows/B) Σ w log p, [M], of rows [M, B]."""
+    if batch.weight is not None:
+        each = each * batch.weight
+    return each.sum(-1) * batch.scale
 
 
 def slice_state(state: State, part: slice) -> State:
-    return tree_map(lambda v: v[part], state)
+    return {k: v[part] for k, v in state.items()}
+
+
+def folded(state: State, k: int) -> State:
+    """[M, k, ...] to [M·k, ...]: particles as the rows of `run.times(k)`."""
+    return {name: v.flatten(0, 1) for name, v in state.items()}
+
+
+def unfolded(state: State, k: int) -> State:
+    """[M·k, ...] back to [M, k, ...]."""
+    return {name: v.unflatten(0, (-1, k)) for name, v in state.items()}

@@ -1,10 +1,10 @@
 """A network's forward pass for all members at once, without vmap.
 
-A net made of linear layers, pointwise functions, layer norms and dropout is traced once with
-`torch.fx` and replayed on stacked parameters: a linear layer becomes one `baddbmm`. Values that
-depend on no stacked parameter or mask (a frozen trunk, everything before the first dropout) are
-computed once. A net with anything else is not handled here: `Plan.of` returns None and the engine
-uses vmap.
+A net made of linear layers, pointwise functions, layer norms and layers that bring a batched form of
+their own (`layers.Noisy`) is traced once with `torch.fx` and replayed on stacked parameters: a
+linear layer becomes one `baddbmm`. Values that depend on no stacked parameter or noise (a frozen
+trunk, everything before the first dropout) are computed once. A net with anything else is not
+handled here: `Plan.of` returns None and the engine uses vmap.
 """
 
 from __future__ import annotations
@@ -18,57 +18,13 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class MaskedDropout(nn.Module):
-    """Dropout that takes its mask: `x * mask`, and the identity when there is none.
-
-    The mask is already scaled by 1/(1 − p). `channels` masks whole channels (Dropout2d).
-    """
-
-    def __init__(self, p: float, channels: bool = False) -> None:
-        super().__init__()
-        self.p = p
-        self.channels = channels
-        self.mask: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if self.mask is None else x * self.mask
-
-    def mask_shape(self, x: Tensor) -> tuple[int, ...]:
-        """Per example: the shape of one row's mask."""
-        if self.channels:
-            return (x.shape[1],) + (1,) * (x.ndim - 2)
-        return tuple(x.shape[1:])
-
-
-class InputDropout:
-    """Mixin of layers whose input is masked: W(x ∘ m), with the mask layer as a child `dropout`."""
-
-    dropout: MaskedDropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.dropout(x))  # type: ignore[misc]
-
-
-_dropped_types: dict[type[nn.Module], type[nn.Module]] = {}
-
-
-def _dropped(cls: type[nn.Module]) -> type[nn.Module]:
-    if cls not in _dropped_types:
-        _dropped_types[cls] = type(f"Dropped{cls.__name__}", (InputDropout, cls), {})
-    return _dropped_types[cls]
-
-
-def add_input_dropout(layer: nn.Module, p: float) -> None:
-    """Mask a layer's input, in place; its parameters keep their names."""
-    layer.__class__ = _dropped(type(layer))
-    layer.dropout = MaskedDropout(p)
-
+from doxa.layers import Noisy, Slots, Value
 
 _POINTWISE_MODULES = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity,
     nn.ReLU6, nn.Hardtanh, nn.Softsign, nn.Mish, nn.SELU, nn.CELU, nn.LogSigmoid, nn.Tanhshrink,
 )  # fmt: skip
+_PLAIN = (nn.Linear, nn.LayerNorm, *_POINTWISE_MODULES)
 _POINTWISE_FUNCTIONS = {
     torch.relu, F.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu,
     F.leaky_relu, F.softplus, F.mish, F.selu, torch.sin, torch.cos, torch.exp, torch.abs,
@@ -80,13 +36,10 @@ _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 _POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "sin", "cos", "exp", "abs", "add", "sub", "mul"}
 
-Value = tuple[Any, bool]  # what a node gave, and whether it has the member axis
-
 
 class _Tracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = isinstance(m, MaskedDropout | InputDropout)
-        return own or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, Noisy) or super().is_leaf_module(m, module_qualified_name)
 
 
 class Plan:
@@ -124,8 +77,11 @@ class Plan:
         stacked: Callable[[str], bool],
         x: Tensor,
         x_stacked: bool,
-        masks: Mapping[str, Tensor] | None = None,
+        terms: dict[str, Tensor] | None = None,
     ) -> Value:
+        """The output at x, and whether it has the member axis. `params` are all of the network's
+        tensors, noise among them; what layers give is put into `terms`."""
+        terms = {} if terms is None else terms
         env: dict[torch.fx.Node, Value] = {}
         overwrites = {} if torch.is_grad_enabled() else self._overwrites
 
@@ -142,7 +98,7 @@ class Plan:
                 env[node] = (overwrites[node](value), flag)
             elif node.op == "call_module":
                 env[node] = self._module(
-                    str(node.target), *load(node.args[0]), params, stacked, masks
+                    str(node.target), *load(node.args[0]), params, stacked, terms
                 )
             else:
                 args = [load(argument) for argument in node.args]
@@ -165,7 +121,8 @@ class Plan:
         alone = isinstance(source, torch.fx.Node) and len(source.users) == 1
         if not alone or source.op != "call_module":  # type: ignore[union-attr]
             return None
-        fresh = isinstance(self._modules[str(source.target)], nn.Linear)  # type: ignore[union-attr]
+        module = self._modules[str(source.target)]  # type: ignore[union-attr]
+        fresh = isinstance(module, nn.Linear) and not getattr(module, "gives", ())
         return _IN_PLACE.get(type(self._modules[str(node.target)])) if fresh else None
 
     def _module(
@@ -175,22 +132,33 @@ class Plan:
         h_stacked: bool,
         params: Mapping[str, Tensor],
         stacked: Callable[[str], bool],
-        masks: Mapping[str, Tensor] | None,
+        terms: dict[str, Tensor],
     ) -> Value:
         module = self._modules[path]
-        if isinstance(module, InputDropout) and masks is not None and f"{path}.dropout" in masks:
-            h, h_stacked = h * masks[f"{path}.dropout"], True
+
+        def plain(h: Tensor, h_stacked: bool) -> Value:
+            return self._plain(path, module, h, h_stacked, params, stacked)
+
+        if isinstance(module, Noisy):
+            return module.batched(h, h_stacked, Slots(path, params, stacked, terms), plain)
+        return plain(h, h_stacked)
+
+    def _plain(
+        self,
+        path: str,
+        module: nn.Module,
+        h: Tensor,
+        h_stacked: bool,
+        params: Mapping[str, Tensor],
+        stacked: Callable[[str], bool],
+    ) -> Value:
         if isinstance(module, nn.Linear):
             names = [self._names.get((path, leaf)) for leaf in ("weight", "bias")]
             weight = params[names[0]]  # type: ignore[index]
             bias = params[names[1]] if names[1] is not None else None
             if not any(name is not None and stacked(name) for name in names):
                 return F.linear(h, weight, bias), h_stacked
-            return _stacked_linear(h, h_stacked, weight, bias), True
-        if isinstance(module, MaskedDropout):
-            if masks is None or path not in masks:
-                return h, h_stacked
-            return h * masks[path], True  # masks always carry the member axis
+            return stacked_linear(h, h_stacked, weight, bias), True
         if isinstance(module, nn.Flatten):
             return h.flatten(2 if h_stacked else 1), h_stacked
         if isinstance(module, nn.LayerNorm):
@@ -220,7 +188,7 @@ class Plan:
         return out, h_stacked
 
 
-def _stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | None) -> Tensor:
+def stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[M, ..., in] or shared [..., in] by weights [M, out, in] to [M, ..., out]."""
     if weight.ndim == 2:  # only the bias is stacked
         out = F.linear(h, weight)
@@ -247,8 +215,9 @@ def _supported(node: torch.fx.Node, modules: Mapping[str, nn.Module]) -> bool:
             return False
         if isinstance(module, nn.Flatten):
             return module.start_dim == 1 and module.end_dim == -1
-        exact = (nn.Linear, _dropped(nn.Linear), nn.LayerNorm, MaskedDropout, *_POINTWISE_MODULES)
-        return type(module) in exact
+        if isinstance(module, Noisy):
+            return module.batched is not None and module.inner in (None, *_PLAIN)
+        return type(module) in _PLAIN
     if node.op == "call_function":
         return node.target in _POINTWISE_FUNCTIONS
     return node.op == "call_method" and node.target in _POINTWISE_METHODS

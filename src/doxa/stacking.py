@@ -14,12 +14,13 @@ from doxa import checks
 from doxa.data import Data
 from doxa.engine import Engine
 from doxa.errors import DataError, MethodError, ModelError
-from doxa.layout import Layout, Params
+from doxa.layout import Params
 from doxa.likelihoods import Gaussian, Likelihood
 from doxa.method import Method
 from doxa.model import Model
 from doxa.priors import BoundPrior, bind, stack_bound
-from doxa.run import Run
+from doxa.problem import Problem
+from doxa.run import FitSettings, Run
 from doxa.runs import RunSpec
 
 log = logging.getLogger("doxa")
@@ -28,33 +29,48 @@ OBJECTS = ("prior", "likelihood")  # what a grid may hold besides numbers
 
 
 def stack(
-    model: Model | None, method: Method, likelihood: Likelihood, data: Data,
-    specs: Sequence[RunSpec], ids: list[int], output: Any, init: str, inputs: Any,
+    problem: Problem, method: Method, likelihood: Likelihood, data: Data,
+    specs: Sequence[RunSpec], ids: list[int], output: Any, inputs: Any, settings: FitSettings,
 ) -> Run:  # fmt: skip
-    """Runs × members as one axis M."""
+    """Runs × members as one axis M; the engine is chosen later."""
     count = len(ids)
     run_of = [r for r in range(len(specs)) for _ in ids]
-    members = [m for _ in specs for m in ids]
-    seeds = [spec.seed for spec in specs for _ in ids]
-    layout = model.layout if model is not None else Layout(())
-    if method.needs_network and all(name.startswith("likelihood.") for name in layout.names):
+    if method.needs_network and all(name.startswith("likelihood.") for name in problem.layout.names):
         raise ModelError("the network has no trainable parameter: requires_grad is False on all")
-    totals = data.total_weight(run_of)
-    if bool((totals <= 0).any()):
-        raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
-    if model is not None and model.batch_norm:
-        _say_batch_norm(model)
+    if problem.batch_norm:
+        _say_batch_norm(problem.net)
     hyper, priors = _hyper(method, specs, count, data)
     likelihoods = _likelihoods(likelihood, specs, output)
-    bound = _bound_prior(model, layout, priors, count).to(data.device, data.dtype)
     run = Run(
-        model, likelihood, layout, bound, data, Engine(), members, run_of, seeds,
-        totals, data.device, data.dtype, hyper,
-        _constants(likelihoods, output, data, run_of), inputs=inputs, likelihoods=likelihoods,
+        problem, likelihood, data, Engine(), members=[m for _ in specs for m in ids],
+        run_of=run_of, seeds=[spec.seed for spec in specs for _ in ids],
+        n=data.total_weight(run_of),
+        prior=_bound_prior(problem, priors, count).to(data.device, data.dtype),
+        initial=torch.empty(0), hyper=hyper,
+        constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
+        likelihoods=likelihoods,
     )  # fmt: skip
-    if model is not None:
-        run.initial = _initial(model, run, init)
+    run = _with_weights(replace(run, initial=_initial(run)), method)
+    if bool((run.n <= 0).any()):
+        raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
     return run
+
+
+def _with_weights(run: Run, method: Method) -> Run:
+    """Row weights that the method has for each member, times the user's."""
+    weights = method.row_weights(run)
+    if weights is None:
+        return run
+    data = run.data
+    assert isinstance(data, Data)
+    if weights.shape != (run.size, data.total):
+        raise MethodError(
+            f"{method.name} gives row weights of shape {list(weights.shape)}, not one for each "
+            f"member and row, {[run.size, data.total]}"
+        )
+    weights = weights.to(data.device, data.dtype)
+    data = replace(data, weight=weights if data.weight is None else weights * data.weight)
+    return replace(run, data=data, n=data.total_weight(run.run_of))
 
 
 def member_ids(members: int | Sequence[int] | None, method: Method) -> list[int]:
@@ -78,12 +94,14 @@ def _say_batch_norm(model: Model) -> None:
         )
 
 
-def _initial(model: Model, run: Run, init: str) -> Tensor:
-    if init == "given":
+def _initial(run: Run) -> Tensor:
+    """Where the weights of each member start, [M, P]."""
+    model = run.problem.model
+    if model is None:
+        return torch.zeros(run.size, 0, device=run.device, dtype=run.dtype)
+    if not run.settings.fresh:
         return model.given().expand(run.size, -1).clone()
-    if init != "fresh":
-        raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
-    pairs = list(zip(run.seeds, run.members, strict=True))
+    pairs = run.starts()
     distinct = list(dict.fromkeys(pairs))
     return model.fresh(distinct)[[distinct.index(pair) for pair in pairs]]
 
@@ -122,12 +140,11 @@ def _hyper(
     return hyper, priors
 
 
-def _bound_prior(
-    model: Model | None, layout: Layout, priors: list[Any] | None, count: int
-) -> BoundPrior:
+def _bound_prior(problem: Problem, priors: list[Any] | None, count: int) -> BoundPrior:
     if priors is not None:
-        return stack_bound([bind(prior, layout) for prior in priors for _ in range(count)])
-    return bind(model.prior if model is not None else None, layout)
+        each = [bind(prior, problem.layout) for prior in priors for _ in range(count)]
+        return stack_bound(each)
+    return bind(problem.model.prior if problem.model is not None else None, problem.layout)
 
 
 def _likelihoods(common: Likelihood, specs: Sequence[RunSpec], output: Any) -> list[Likelihood]:

@@ -1,22 +1,28 @@
 """What goes in: rows, checked, standardised and handed out in batches."""
 
-from doxa.data.batches import Batch, Batches, Data, NoRows, Pass
+from doxa.data.batches import Batch, Data, NoData, batch_rows
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
 from doxa.data.scaling import Standardisation, standardise
+from doxa.data.sources import Ask, Batches, Feed, Pass, Source, source
 
 __all__ = [
+    "Ask",
     "Batch",
     "Batches",
     "Data",
-    "NoRows",
+    "Feed",
+    "NoData",
     "Pass",
+    "Source",
     "Standardisation",
     "as_tensor",
     "as_tensors",
+    "batch_rows",
     "cast",
     "check_finite",
     "free_memory",
     "parse",
     "rows_of",
+    "source",
     "standardise",
 ]

@@ -1,12 +1,11 @@
-"""Rows of R runs on a device, and the batches each step sees.
+"""Rows of R runs on a device, and what a step sees of them.
 
 Small data lies on the device and is indexed there; what is larger stays where it is and is read by
-the batch. The batch at step t is a pure function of (seed, stage, member, t).
+the batch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa.data.rows import BLOCK_BYTES, Inputs, Rows, cast
+from doxa.data.rows import Inputs, Rows, cast
 from doxa.data.scaling import Standardisation, scaled
-from doxa.noise import generator
+from doxa.errors import DataError
 
 
 @dataclass
@@ -40,6 +39,42 @@ class Batch:
         pick: Callable[[Any], Any] = lambda tree: tree_map(lambda t: t[s], tree)  # noqa: E731
         weight = None if self.weight is None else self.weight[s]
         return Batch(pick(self.x), pick(self.y), self.scale[s], weight, shared=False)
+
+    def times(self, k: int) -> Batch:
+        """The same rows for each of k particles of every member: M·k in place of M."""
+        again: Callable[[Tensor], Tensor] = lambda t: t.repeat_interleave(k, 0)  # noqa: E731
+        weight = self.weight
+        if weight is not None and weight.ndim > 1:
+            weight = again(weight)
+        if self.shared:
+            return replace(self, scale=again(self.scale), weight=weight)
+        x, y = tree_map(again, self.x), tree_map(again, self.y)
+        return Batch(x, y, again(self.scale), weight, shared=False)
+
+    def split(self, k: int) -> Batch:
+        """Every member's rows dealt out to its k particles, a k-th each; what is over is left."""
+        lead = 0 if self.shared else 1
+        each = batch_rows(self) // k
+        if each == 0:
+            raise DataError(f"a batch of {batch_rows(self)} rows cannot be split into {k} parts")
+
+        def deal(t: Tensor) -> Tensor:  # [(M,) B, ...] to [M·k, B/k, ...]
+            t = t.narrow(lead, 0, k * each)
+            t = t.reshape(*t.shape[:lead], k, each, *t.shape[lead + 1 :])
+            return t.flatten(0, 1) if lead else t.repeat(len(self.scale), *(1,) * (t.ndim - 1))
+
+        weight = self.weight
+        if weight is not None:
+            weight = weight.expand(len(self.scale), weight.shape[-1])[:, : k * each]
+            weight = weight.reshape(-1, each)
+        scale = (self.scale * (batch_rows(self) / each)).repeat_interleave(k, 0)
+        return Batch(tree_map(deal, self.x), tree_map(deal, self.y), scale, weight, shared=False)
+
+
+def batch_rows(batch: Batch) -> int:
+    """How many rows each member sees."""
+    leaf = tree_flatten(batch.x)[0][0]
+    return int(leaf.shape[0 if batch.shared else 1])
 
 
 @dataclass
@@ -64,9 +99,17 @@ class Data:
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
 
+    has_rows = True
+
     @property
     def runs(self) -> int:
         return len(self.rows)
+
+    def members(self, part: Any) -> Data:
+        """For some of the members, where each has weights of its own."""
+        if self.weight is None or self.weight.ndim == 1:
+            return self
+        return replace(self, weight=self.weight[part])
 
     @property
     def place(self) -> torch.device:
@@ -133,168 +176,15 @@ class Data:
         return torch.tensor(totals, device=self.device, dtype=self.dtype)
 
 
-class NoRows:
-    """What a bare log density is sampled with: there is no data set, a batch holds nothing."""
+@dataclass(frozen=True)
+class NoData:
+    """What a bare log density is sampled with: there are no rows."""
 
-    steps = 1
+    device: torch.device
+    dtype: torch.dtype
+    has_rows = False
+    validation = None
+    weight = None
 
-    def __init__(self, members: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._batch = Batch((), (), torch.ones(members, device=device, dtype=dtype))
-
-    def batch(self, t: int) -> Batch:
-        return self._batch
-
-
-class Batches:
-    """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time."""
-
-    def __init__(
-        self, data: Data, run_of: Sequence[int], keys: Sequence[object], size: int,
-        seed: int, stage: str, independent: bool = False,
-    ) -> None:  # fmt: skip
-        self.data = data
-        self.run_of = list(run_of)
-        self.keys = list(keys)
-        self.counts = [len(data.rows[r]) for r in self.run_of]
-        self.sizes = [max(1, min(size, count)) for count in self.counts]  # of each member's own
-        self.size = max(self.sizes)
-        self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
-        self.seed = seed
-        self.stage = stage
-        self.independent = independent  # rows with replacement, else every row once an epoch
-        self.scale = torch.tensor(
-            [c / own for c, own in zip(self.counts, self.sizes, strict=True)],
-            device=data.device, dtype=data.dtype,
-        )  # fmt: skip
-        self._real: Tensor | None = None  # [M, B], 0 where a short run is padded
-        if min(self.sizes) < self.size:
-            real = torch.arange(self.size) < torch.tensor(self.sizes)[:, None]
-            self._real = real.to(data.device, data.dtype)
-        self._place = data.place
-        self._runs = torch.tensor(self.run_of, device=self._place)
-        self._orders: dict[tuple[int, int], Tensor] = {}
-        self._ahead: tuple[int, Tensor] | None = None  # row numbers of the next steps
-        self._block: tuple[int, Any, Any, Tensor | None] | None = None
-        x, y = data.take(data.rows[0][:1], torch.tensor(0))
-        row = sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
-        budget = BLOCK_BYTES if data.device.type == "cpu" else 8 * BLOCK_BYTES
-        self.block = max(1, min(64, budget // max(1, row * self.size * len(self.keys))))
-        self.span = self.block * (64 // self.block)
-
-    def _order(self, m: int, epoch: int) -> Tensor:
-        """The rows of member m in the order of an epoch."""
-        if self.sizes[m] == self.counts[m]:  # a batch holds all rows, in whatever order
-            return self.data.rows[self.run_of[m]]
-        key = (m, epoch)
-        if key not in self._orders:
-            self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
-            g = generator("batches", self.seed, self.stage, self.keys[m], epoch)
-            rows = self.data.rows[self.run_of[m]]
-            if self.independent:
-                drawn = torch.randint(self.counts[m], (self.counts[m],), generator=g)
-            else:
-                drawn = torch.randperm(self.counts[m], generator=g)
-            self._orders[key] = rows[drawn]
-        return self._orders[key]
-
-    def index(self, t: int, steps: int) -> Tensor:
-        """Row numbers of steps t … t + steps − 1: [steps, M, B]."""
-        columns = []
-        for m, (per_epoch, size) in enumerate(zip(self.per_epoch, self.sizes, strict=True)):
-            parts, at, left = [], t, steps
-            while left > 0:
-                epoch, step = divmod(at, per_epoch)
-                count = min(left, per_epoch - step)
-                order = self._order(m, epoch)
-                parts.append(order[step * size : (step + count) * size])
-                at, left = at + count, left - count
-            own = torch.cat(parts).reshape(steps, size)
-            columns.append(torch.cat([own, own[:, :1].expand(-1, self.size - size)], 1))
-        return torch.stack(columns, dim=1)
-
-    def _numbers(self, t: int) -> Tensor:
-        """Row numbers of the block that starts at t, where the rows lie: many blocks are sent
-        there at once, because each sending waits for a GPU to finish."""
-        if self._ahead is None or not self._ahead[0] <= t < self._ahead[0] + self.span:
-            start = t - t % self.span
-            self._ahead = (start, self.index(start, self.span).to(self._place))
-        start, numbers = self._ahead
-        return numbers[t - start : t - start + self.block]
-
-    def batch(self, t: int) -> Batch:
-        if self._block is None or not self._block[0] <= t < self._block[0] + self.block:
-            start = t - t % self.block
-            index = self._numbers(start)
-            x, y = self.data.take(index, self._runs[None, :, None])
-            weight = _gather_weight(self.data, index)
-            if self._real is not None:
-                weight = self._real.expand(index.shape) if weight is None else weight * self._real
-            self._block = (start, x, y, weight)
-        start, x, y, weight = self._block
-        j = t - start
-        shared = len(self.keys) == 1
-        pick = (lambda v: v[j, 0]) if shared else (lambda v: v[j])
-        return Batch(
-            tree_map(pick, x), tree_map(pick, y), self.scale,
-            None if weight is None else weight[j], shared,
-        )  # fmt: skip
-
-
-class Pass:
-    """Every row exactly once, in order: `steps` batches; short runs are padded with weight 0."""
-
-    def __init__(self, data: Data, run_of: Sequence[int], size: int | None = None) -> None:
-        self.data = data
-        self.run_of = list(run_of)
-        counts = [len(data.rows[r]) for r in self.run_of]
-        self.longest = max(counts)
-        self.size = self.longest if size is None else max(1, min(size, self.longest))
-        self.steps = math.ceil(self.longest / self.size)
-        self.single = len(set(self.run_of)) == 1
-        self.scale = torch.ones(len(self.run_of), device=data.device, dtype=data.dtype)
-        self._cache: Batch | None = None
-
-    def batch(self, t: int) -> Batch:
-        if self._cache is not None:
-            return self._cache
-        start = t % self.steps * self.size  # "all" repeats the one batch at every step
-        stop = min(start + self.size, self.longest)
-        if self.single:
-            run = self.run_of[0]
-            index = self.data.rows[run][start:stop]
-            x, y = self.data.take(index, torch.tensor(run))
-            members = index.expand(len(self.run_of), -1)
-            batch = Batch(x, y, self.scale, _gather_weight(self.data, members))
-        else:
-            index, real = self._padded(start, stop)
-            x, y = self.data.take(index, torch.tensor(self.run_of)[:, None])
-            weight = _gather_weight(self.data, index)
-            real = real.to(self.data.device, self.data.dtype)
-            if weight is not None:
-                real = real * weight
-            padded = weight is not None or not bool(real.all())
-            batch = Batch(x, y, self.scale, real if padded else None, shared=False)
-        if self.steps == 1:
-            self._cache = batch
-        return batch
-
-    def _padded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        index = torch.zeros(len(self.run_of), stop - start, dtype=torch.long)
-        real = torch.zeros(index.shape, dtype=torch.bool)
-        for m, r in enumerate(self.run_of):
-            rows = self.data.rows[r][start:stop]
-            index[m, : len(rows)] = rows
-            index[m, len(rows) :] = self.data.rows[r][0]
-            real[m, : len(rows)] = True
-        return index, real
-
-
-def _gather_weight(data: Data, index: Tensor) -> Tensor | None:
-    """Weights of rows [..., M, B]."""
-    if data.weight is None:
-        return None
-    index = index.to(data.weight.device)
-    if data.weight.ndim == 1:
-        return data.weight[index]
-    members = torch.arange(data.weight.shape[0], device=index.device)[:, None]
-    return data.weight[members, index]
+    def members(self, part: Any) -> NoData:
+        return self

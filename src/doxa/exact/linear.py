@@ -91,7 +91,7 @@ class BayesianLinear(Method):
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
-        if run.model is not None and self.features is not None:
+        if run.problem.model is not None and self.features is not None:
             raise MethodError("features and a network were both given: which are the features?")
         fixed = {"features", "count", "intercept", "fit_by"} & set(run.hyper)
         if fixed or ("degree" in run.hyper and self.features != "polynomial"):
@@ -102,8 +102,8 @@ class BayesianLinear(Method):
         basis = self._basis(run)
         tensors = random_features(basis, run, self.count, run.field(self, "lengthscale"))
         state = {f"features.{name}": value for name, value in tensors.items()}
-        if run.model is not None:
-            state["theta"] = run.model.given().expand(run.size, -1).clone()
+        if run.problem.model is not None:
+            state["theta"] = run.net.given().expand(run.size, -1).clone()
         x, _ = run.data.take(run.data.rows[0][:1], torch.tensor(0))
         size = self._phi(run, state, basis, x, 0).shape[-1]
         outputs = run.data.y[0].numel()
@@ -115,23 +115,20 @@ class BayesianLinear(Method):
             "log_noise": zeros(outputs), "log_std": zeros(),
         }  # fmt: skip
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+    def stages(self, run: Run) -> Iterable[Stage]:
         yield Stage("statistics", self._add, 0, "pass", enter=self._start, capturable=False)
         yield Stage("evidence", self._add, 0, "all", enter=self._settle, capturable=False)
 
-    def total_steps(self, steps: int) -> int:
-        return 1
-
     def _basis(self, run: Run) -> Basis:
         kind = self.features if isinstance(self.features, str) else "inputs"
-        if run.model is not None or callable(self.features):
+        if run.problem.model is not None or callable(self.features):
             kind = "function"
         degree = int(run.hyper["degree"].max()) if "degree" in run.hyper else self.degree
         return Basis(kind, degree, self.intercept)
 
     def _phi(self, run: Run, state: State, basis: Basis, x: Any, lead: int) -> Tensor:
         function = self.features if callable(self.features) else None
-        if run.model is not None:
+        if run.problem.model is not None:
             params = run.layout.unflatten(state["theta"][0])
             function = lambda x: run.net.features(params, x).flatten(1)  # noqa: E731
         return basis(x, feature_tensors(state), function, lead)

@@ -185,9 +185,21 @@ class LinearPosterior(Posterior):
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
-        x = self.check_inputs(x)
-        counts, weight = self._counts(n), self._weights(n, seed)
+        owner = torch.repeat_interleave(torch.arange(self.members), torch.tensor(self.split(n)))
+        return self._drawn(self.check_inputs(x), owner, self._weights(n, seed))
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Φw with w ~ N(0, s²I)."""
+        seed = self.sampling(n, seed, "samples")
+        counts, size = self.split(n), self.statistics.gram.shape[-1]
+        keys = [f"{self.ids[k]}/{j}" for k, c in enumerate(counts) for j in range(c)]
+        weight = Noise(seed, "prior", keys, self.device, torch.float64).normal((size, self.outputs))
         owner = torch.repeat_interleave(torch.arange(self.members), torch.tensor(counts))
+        weight = weight * self.prior_std.double()[owner.to(weight.device), None, None]
+        return self._drawn(self.check_inputs(x), owner, weight)
+
+    def _drawn(self, x: Any, owner: Tensor, weight: Tensor) -> Tensor:
+        """Functions of weights [n, F, O] of these members [n], in units of y."""
         f = torch.cat([phi[owner.to(phi.device)] @ weight for phi in self._chunks(x)], 1)
         f = f.reshape(*f.shape[:2], *self.event).to(self.dtype)
         return self.likelihood.location(f, 1)
@@ -197,15 +209,11 @@ class LinearPosterior(Posterior):
         seed = self.sampling(n, seed, "samples")
         return {"weight": self._weights(_DEFAULT_DRAWS if n is None else n, seed).to(self.dtype)}
 
-    def _counts(self, n: int) -> list[int]:
-        base, rest = divmod(n, self.members)
-        return [base + (k < rest) for k in range(self.members)]
-
     def _weights(self, n: int, seed: int) -> Tensor:
         """[n, F, O], the members' draws one after the other."""
-        counts, size = self._counts(n), self.statistics.gram.shape[-1]
+        counts, size = self.split(n), self.statistics.gram.shape[-1]
         most, levels = max(counts), self._noise_variance.shape[1]
-        keys = [f"{k}/{j}" for k in range(self.members) for j in range(most)]
+        keys = [f"{k}/{j}" for k in self.ids for j in range(most)]
         noise = Noise(seed, "draws", keys, self.device, torch.float64)
         eps = noise.normal((self.outputs, size)).reshape(self.members, most, self.outputs, size)
         if levels == 1:
@@ -230,6 +238,7 @@ class LinearPosterior(Posterior):
             basis=self.basis, features=self.feature_tensors,
             statistics=self.statistics.plus(self._phi(x), y.double()), log_noise=self.log_noise,
             log_std=self.log_std, event=self.event, theta=self.theta, weighted=self.weighted,
+            ids=self.ids,
         )  # fmt: skip
         new.record.seed, new.record.status = self.record.seed, self.record.status
         new.record.diagnostics["rows"] = self.record.diagnostics.get("rows", 0) + len(y)
@@ -246,6 +255,7 @@ class LinearPosterior(Posterior):
         return {
             "kind": self.basis.kind, "degree": self.basis.degree,
             "intercept": self.basis.intercept, "event": self.event, "weighted": self.weighted,
+            "ids": self.ids,
         }  # fmt: skip
 
     @classmethod
@@ -263,5 +273,5 @@ class LinearPosterior(Posterior):
             **common, basis=Basis(extra["kind"], extra["degree"], extra["intercept"]),
             features=under("features."), statistics=statistics, log_noise=tensors["log_noise"],
             log_std=tensors["log_std"], event=extra["event"], theta=tensors.get("theta"),
-            weighted=extra["weighted"],
+            weighted=extra["weighted"], ids=extra.get("ids"),
         )  # fmt: skip

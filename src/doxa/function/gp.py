@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,7 +26,7 @@ from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
-from doxa.function.process import ProcessPosterior, log_evidence, solve
+from doxa.function.process import GPPosterior, log_evidence, solve
 from doxa.function.quasi_newton import quasi_newton
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.posterior import Posterior, Status
@@ -62,7 +62,6 @@ class GP(Method):
     default_steps: ClassVar[int] = 20
     default_rate: ClassVar[float] = 0.1
     needs_network: ClassVar[bool] = False
-    stackable: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
 
     kernel: str | KernelSpec | Kernel = "rbf"
@@ -93,7 +92,7 @@ class GP(Method):
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
-        if run.model is not None:
+        if run.problem.model is not None:
             raise ModelError("gp brings its own functions: pass None instead of a network")
         if not isinstance(run.data.x, Tensor) or run.data.x.ndim > 2:
             raise DataError("gp needs x as one array [N, D]")
@@ -144,39 +143,36 @@ class GP(Method):
         inputs = math.prod(run.data.x.shape[1:])
         return KernelFunction(build(self.kernel, inputs, self.ard)).to(run.device)
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+    def stages(self, run: Run) -> Iterable[Stage]:
         if not self.fit_hyper:
             return
         function = self._function(run)
-        log_noise = given_noise(run, self)[1]
 
         def one(run: Run, batch: Batch, m: int, row: Tensor) -> Tensor:
-            kernel, noise = self._split(function, row, log_noise, m)
+            kernel, noise = self._split(function, row, given_noise(run, self)[1], m)
             x, y, weight = _member_rows(batch, m)
             parts = solve(function(kernel, x, x), y, noise, weight)
             return log_evidence(parts, noise, float(run.n[m]))
 
         def objective(
-            run: Run, state: State, batch: Batch, clock: Clock
-        ) -> tuple[Tensor, Tensor, State]:
-            def value(theta: Tensor, part: slice) -> Tensor:
-                members = range(run.size)[part]
-                each = [one(run, batch, m, row) for m, row in zip(members, theta, strict=True)]
-                return torch.stack(each)
-
-            return *run.differentiate(value, state["theta"]), {}
+            run: Run, params: State, batch: Batch, clock: Clock
+        ) -> tuple[Tensor, State]:
+            each = [one(run, batch, m, row) for m, row in enumerate(params["theta"])]
+            return torch.stack(each), {}
 
         def evaluate(run: Run, batch: Batch, m: int, row: Tensor) -> tuple[Tensor, Tensor]:
-            value, grad = run.differentiate(lambda t, _: one(run, batch, m, t[0])[None], row[None])
-            return value[0], grad[0]
+            with torch.enable_grad():
+                leaf = row.detach().requires_grad_()
+                value = one(run, batch, m, leaf)
+                (grad,) = torch.autograd.grad(value, leaf)
+            return value.detach(), grad
 
-        stage = optimise(objective, steps, "hyper-parameters", "all")
-        yield replace(stage, validates=False, capturable=False)
+        yield optimise(
+            objective, run.steps, name="hyper-parameters", source="all", validates=False,
+            capturable=False,
+        )  # fmt: skip
         if self.refine:
             yield quasi_newton(evaluate, self.refine)
-
-    def total_steps(self, steps: int) -> int:
-        return steps + self.refine if self.fit_hyper else 0
 
     def _split(
         self, function: KernelFunction, row: Tensor, log_noise: Tensor | None, m: int
@@ -196,7 +192,7 @@ class GP(Method):
         weight = run.data.weight
         if weight is not None:
             weight = weight[run.data.rows[r].to(weight.device)].double()
-        posterior = ProcessPosterior(
+        posterior = GPPosterior(
             **run.common(self) | {"likelihood": likelihood}, kernel=function,
             hyper=torch.stack([kernel for kernel, _ in split]).double(),
             log_noise=torch.stack([noise.expand(math.prod(own)) for _, noise in split])

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.data import free_memory, rows_of
-from doxa.errors import MemoryBudgetError, NumericalError, StoreError
+from doxa.data import rows_of
+from doxa.errors import NumericalError, StoreError
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
 from doxa.function.kernels import KernelFunction
-from doxa.noise import Noise
-from doxa.posterior import Posterior, register_posterior
-from doxa.predictive import Predictive
+from doxa.layout import Params
+from doxa.posterior import ProcessPosterior, register_posterior
+from doxa.posterior.process import square_root
 
 _CHUNK_BYTES = 64 << 20  # of cross-covariances at a time
 
@@ -66,7 +66,7 @@ def log_evidence(parts: list[Solved], log_noise: Tensor, n: Tensor | float) -> T
 
 
 @register_posterior
-class ProcessPosterior(Posterior):
+class GPPosterior(ProcessPosterior):
     """A GP conditioned on rows, an equal mixture over members (sets of hyper-parameters).
 
     Parameters
@@ -131,6 +131,17 @@ class ProcessPosterior(Posterior):
         total = torch.logsumexp(torch.stack(each), 0) - math.log(self.members)
         return float(total) + float(jacobian)
 
+    def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        step = max(1, _CHUNK_BYTES // (8 * len(self.x)))
+        blocks = [x[a : a + step] for a in range(0, len(x), step)]
+        pairs = [
+            [torch.cat(part) for part in zip(*(self._marginal(b, k) for b in blocks), strict=True)]
+            for k in range(self.members)
+        ]
+        shape = (self.members, len(x), *self.event)
+        f, variance = (torch.stack(part).reshape(shape) for part in zip(*pairs, strict=True))
+        return f, variance
+
     def _marginal(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at x [B, D] under one member: [B, O] each."""
         cross = self.kernel(self.hyper[k], self.x.double(), x).detach()  # [N, B]
@@ -145,76 +156,40 @@ class ProcessPosterior(Posterior):
             variances.append(variance[:, None].expand_as(mean))
         return torch.cat(means, 1), torch.cat(variances, 1)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
-        """The closed form: a Gaussian for each row, whatever n; `functions` draws jointly."""
-        self.sampling(n, seed, keep)
-        x = self._inputs(x)
-        step = max(1, _CHUNK_BYTES // (8 * len(self.x)))
-        blocks = [x[a : a + step] for a in range(0, len(x), step)]
-        pairs = [
-            [torch.cat(part) for part in zip(*(self._marginal(b, k) for b in blocks), strict=True)]
-            for k in range(self.members)
-        ]
-        shape = (self.members, len(x), *self.event)
-        f, variance = (
-            torch.stack(part).reshape(shape).to(self.dtype) for part in zip(*pairs, strict=True)
-        )
-        theta = {"log_noise": self.log_noise.to(self.dtype)}
-        return Predictive(f, self.likelihood, theta, f_variance=variance)
-
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        """Draws of f, jointly over the rows of x: [n, N, ...], in units of y."""
-        seed = self.sampling(n, seed, "samples")
-        x = self._inputs(x)
-        need = 8 * (4 * len(x) ** 2 + len(x) * (len(self.x) + n * self.y.shape[1]))
-        if need > free_memory(x.device) // 2:
-            raise MemoryBudgetError(
-                f"joint draws at {len(x)} rows take {need / 2**30:.3g} GiB; ask for fewer rows, or "
-                "for marginals with predict"
-            )
-        base, rest = divmod(n, self.members)
-        drawn = [
-            self._joint(x, k, base + (k < rest), seed)
-            for k in range(self.members)
-            if base + (k < rest) > 0
-        ]
-        f = torch.cat(drawn).reshape(n, len(x), *self.event).to(self.dtype)
-        return self.likelihood.location(f, 1)
-
-    def _joint(self, x: Tensor, k: int, count: int, seed: int) -> Tensor:
-        """[count, N, O]"""
-        outputs = self.y.shape[1]
-        keys = [f"{k}/{j}" for j in range(count)]
-        eps = Noise(seed, "draws", keys, x.device, torch.float64).normal((len(x), outputs))
+    def joint(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         cross = self.kernel(self.hyper[k], self.x.double(), x).detach()
         prior = self.kernel(self.hyper[k], x, x).detach()
-        drawn = []
-        for i, (_, root, factor, solution) in enumerate(self._solved[k]):
+        means, roots = [], []
+        for _, root, factor, solution in self._solved[k]:
             seen = root[:, None] * cross
             half = torch.linalg.solve_triangular(factor, seen, upper=False)
-            spread = _square_root(prior - half.mT @ half)
-            own = eps if len(self._solved[k]) == 1 else eps[..., i : i + 1]
-            drawn.append(seen.mT @ solution + spread @ own)
-        return torch.cat(drawn, -1)
+            means.append(seen.mT @ solution)
+            roots.append(square_root(prior - half.mT @ half))
+        return torch.cat(means, 1), torch.stack(roots)
 
-    def _inputs(self, x: Any) -> Tensor:
+    def prior_joint(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        root = square_root(self.kernel(self.hyper[k], x, x).detach())
+        return root.new_zeros(len(x), self.y.shape[1]), root[None]
+
+    def theta(self) -> Params:
+        return {"log_noise": self.log_noise.to(self.dtype)}
+
+    def prepared(self, x: Any) -> Tensor:
         x = self.check_inputs(x)
         return (x.unsqueeze(-1) if x.ndim == 1 else x).double()
 
-    def condition(self, x: Any, y: Any) -> ProcessPosterior:
+    def condition(self, x: Any, y: Any) -> GPPosterior:
         """The process with further rows, at the same hyper-parameters."""
         x, y = new_targets(self, x, y, self.event)
         x = x.unsqueeze(-1) if x.ndim == 1 else x
         weight = self.weight
         if weight is not None:
             weight = torch.cat([weight, weight.new_ones(len(y))])
-        new = ProcessPosterior(
+        new = GPPosterior(
             self.model, self.method, self.base_likelihood, self.scales, self.inputs,
             kernel=self.kernel, hyper=self.hyper, log_noise=self.log_noise,
             x=torch.cat([self.x, x]), y=torch.cat([self.y, y.double()]), weight=weight,
-            event=self.event,
+            event=self.event, ids=self.ids,
         )  # fmt: skip
         new.record.seed, new.record.status = self.record.seed, self.record.status
         new.record.diagnostics["rows"] = rows_of(new.x, "x")
@@ -231,25 +206,14 @@ class ProcessPosterior(Posterior):
         return named if self.weight is None else named | {"weight": self.weight}
 
     def extra(self) -> dict[str, Any]:
-        return {"event": self.event}
+        return {"event": self.event, "ids": self.ids}
 
     @classmethod
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
-    ) -> ProcessPosterior:
+    ) -> GPPosterior:
         names = ("hyper", "log_noise", "x", "y", "weight")
         own = {name: tensors[name] for name in names if name in tensors}
         kernel = common["method"].function(own["x"].shape[1])
-        return cls(**common, kernel=kernel, event=extra["event"], **own)
-
-
-def _square_root(covariance: Tensor) -> Tensor:
-    """R with RRᵀ = the covariance, which may be singular where rows are close."""
-    size = float(covariance.diagonal().amax())
-    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    for jitter in (1e-13, 1e-11):  # of the largest variance: far below what a draw could show
-        factor, info = torch.linalg.cholesky_ex(covariance + jitter * size * eye)
-        if int(info) == 0:
-            return factor
-    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
-    return vectors * values.clamp_min(0.0).sqrt()
+        ids = extra.get("ids")
+        return cls(**common, kernel=kernel, event=extra["event"], ids=ids, **own)

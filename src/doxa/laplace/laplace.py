@@ -29,7 +29,17 @@ from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import statistics
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.method import Clock, Info, Method, Run, Stage, State, log_joint, optimise
+from doxa.method import (
+    Clock,
+    Info,
+    Method,
+    Run,
+    Stage,
+    State,
+    log_joint,
+    optimise,
+    slice_state,
+)
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
@@ -87,10 +97,10 @@ class Laplace(Method):
             raise MethodError("tune='evidence' scales a Gaussian prior; use Normal or FanInNormal")
         self._check_memory(run)
         one = torch.ones(run.size, device=run.device, dtype=torch.float64)
-        return {"theta": run.start(), "tau": one, **run.init_buffers()}
+        return {**run.init_network(), "tau": one}
 
     def _check_memory(self, run: Run) -> None:
-        size = len(run.subset_index())
+        size = len(run.subset_index)
         matrix = size if self.diagonal else size**2
         need = 3 * 8 * run.size * statistics.noise_groups(run) * matrix  # sum, copy and factor
         if need > 0.8 * free_memory(run.device):
@@ -104,18 +114,15 @@ class Laplace(Method):
     def diagonal(self) -> bool:
         return self.structure == "diagonal"
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
+    def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.train:
-            yield optimise(log_joint, steps)
+            yield optimise(log_joint, run.steps)
         if self.polish:
             yield Stage("polish", self._polish, self.polish, "all", capturable=False)
         yield Stage("curvature", self._add, 0, "pass", enter=self._start, capturable=False)
         yield Stage("settle", self._add, 0, "all", enter=self._settle, capturable=False)
-
-    def total_steps(self, steps: int) -> int:
-        return steps * self.train + self.polish
 
     def _start(self, run: Run, state: State) -> State:
         return state | statistics.empty(run, self.diagonal)
@@ -128,13 +135,13 @@ class Laplace(Method):
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise and prior scale."""
-        index, theta = run.subset_index(), state["theta"]
-        buffers = run.buffers(state) or None
+        index, theta = run.subset_index, state["theta"]
         local, _ = self._add(run, self._start(run, state), batch, clock)
         prior, _ = statistics.prior_curvature(run, theta)
         tau = state["tau"][:, None]
-        _, grad = run.grad(theta, batch, buffers=buffers)
-        slope = grad[:, index].double() + tau * run.prior.score(theta)[:, index].double()
+        _, grads, _ = run.value_and_grad(_log_likelihood, state, batch, clock)
+        slope = grads["theta"][:, index].double()
+        slope = slope + tau * run.prior.score(theta)[:, index].double()
         ones = torch.ones_like(local["chi"])
         direction = covariance(local["curvature"], ones, tau * prior).matmul(slope)
         with torch.no_grad():
@@ -154,12 +161,11 @@ class Laplace(Method):
 
     def _log_joint(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
         """Up to a constant, with the prior's precision times τ where that is free: [M]."""
-        buffers, tau = run.buffers(state), state["tau"]
+        tau = state["tau"]
         fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         for part in run.engine.chunks(run.size):
-            own = {k: v[part] for k, v in buffers.items()} or None
-            rows = batch.members(part)
-            fit[part] = run.log_likelihood(theta[part], rows, part, buffers=own).double()
+            own, rows = slice_state(state, part), batch.members(part)
+            fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
         if not self.tune:
             return fit + run.prior.log_prob(theta).double()
         return fit - 0.5 * tau * statistics.prior_curvature(run, theta)[1]
@@ -202,3 +208,7 @@ class Laplace(Method):
             return None
         each = state["fit"] + log_prior + 0.5 * logdet + run.units_log_jacobian()
         return float(torch.logsumexp(each, 0) - math.log(len(each)))
+
+
+def _log_likelihood(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
+    return run.log_likelihood(params["theta"], batch, params), {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from doxa.data import Batch
+from doxa.data import Batch, batch_rows
 from doxa.laplace.curvature import (
     Jacobians,
     flatten_outputs,
@@ -21,7 +21,7 @@ from doxa.laplace.curvature import (
 from doxa.laplace.evidence import reestimate
 from doxa.layout import Params
 from doxa.likelihoods import Gaussian
-from doxa.method import Run, State, batch_rows
+from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 
 _NOISE = "likelihood.log_noise"
@@ -38,7 +38,7 @@ def noise_groups(run: Run) -> int:
 
 
 def empty(run: Run, diagonal: bool) -> State:
-    size, groups = len(run.subset_index()), noise_groups(run)
+    size, groups = len(run.subset_index), noise_groups(run)
     shape = (size,) if diagonal else (size, size)
     zeros = lambda *s: torch.zeros(run.size, *s, device=run.device, dtype=torch.float64)  # noqa: E731
     return {"curvature": zeros(groups, *shape), "chi": zeros(groups), "fit": zeros()}
@@ -90,7 +90,7 @@ def _rows(batch: Batch, rows: slice) -> Batch:
 
 def prior_curvature(run: Run, theta: Tensor) -> tuple[Tensor, Tensor]:
     """The curvature Λ of the subset's prior, [M, p], and (θ − m)ᵀ Λ (θ − m), [M]."""
-    index = run.subset_index()
+    index = run.subset_index
     prior = run.prior.curvature(theta).expand_as(theta)[:, index].double()
     away = (theta - run.prior.mean).double()[:, index]
     return prior, (prior * away.square()).sum(1)

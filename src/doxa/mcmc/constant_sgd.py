@@ -33,16 +33,14 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batch
+from doxa.data import Batch, Data
 from doxa.mcmc.stochastic import (
     StochasticGradient,
     check_lengths,
     check_positive,
-    joint,
+    climb,
     report,
-    setting,
-)  # fmt: skip
-from doxa.mcmc.subset import uncertain
+)
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior
 
@@ -65,6 +63,7 @@ class ConstantSGD(StochasticGradient):
     name: ClassVar[str] = "constant-sgd"
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 32  # the batches are the noise
+    rows: ClassVar[str] = "independent"
     per_run: ClassVar[tuple[str, ...] | None] = ("rate", "temperature")
 
     draws: int = 100
@@ -78,82 +77,63 @@ class ConstantSGD(StochasticGradient):
         check_lengths(self, draws=1, burn_in=0, thin=1, probes=2)
         check_positive(self, "rate", "temperature")
 
-    def memory(self, theta: Tensor) -> State:
+    def memory(self, run: Run, theta: Tensor) -> State:
         one = theta.new_zeros(theta.shape[0], 1)
         return {"rate": one, "curvature": one.clone(), "limited": one.clone()}
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        free = uncertain(run)
-        yield optimise(log_joint, steps, name="maximum")
-        chosen = self.rate is not None or "rate" in run.hyper
-        if not chosen:
-            probe = Stage("gradient noise", self._probe(free), self.probes, batch="independent")
-            probe.enter = _start_probing
-            yield probe
-        settle = self._given if chosen else self._optimal(free)
-        if self.burn_in:
-            burn = Stage("burn-in", self.step_of(free), self.burn_in, batch="independent")
-            burn.enter, settle = settle, None
-            yield burn
-        sampled = self.draws * self.thin
-        yield Stage("sample", self.step_of(free), sampled, "independent", self.thin, enter=settle)
-
-    def total_steps(self, steps: int) -> int:
-        probes = self.probes if self.rate is None else 0
-        return steps + probes + self.burn_in + self.draws * self.thin
+    def maximum(self, run: Run) -> Iterable[Stage]:
+        """The optimum, always, and the rate there."""
+        yield optimise(log_joint, run.steps, name="maximum")
+        if self.rate is not None or "rate" in run.hyper:
+            yield Stage("rate", self._probe, 0, self.rows, enter=self._given)
+            return
+        yield Stage("gradient noise", self._probe, self.probes, self.rows, enter=_start_probing)
+        yield Stage("rate", self._probe, 0, self.rows, enter=self._optimal)
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         return {"theta": torch.addcmul(state["theta"], run.descent(grad), state["rate"], value=-1)}
 
     def _given(self, run: Run, state: State) -> State:
-        rate = setting(run, self, "rate")
+        rate = run.setting(self, "rate")
         return {**state, "rate": torch.zeros_like(state["rate"]) + rate}
 
-    def _probe(self, free: Tensor | None):  # type: ignore[no-untyped-def]
+    def _probe(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """At rest: the spread of ĝ over batches, and the largest curvature by power iteration,
         v ← Av/‖Av‖ with Av from the difference of two gradients."""
+        value, grad, changed = climb(run, state, batch, clock)
+        mean = run.descent(grad)
+        theta, v = state["theta"], state["probe.direction"]
+        v = torch.where(clock.t == 0, clock.noise(*theta.shape[1:]), v)
+        v = v if run.free is None else v * run.free
+        v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        width = torch.finfo(theta.dtype).eps ** 0.28 * (1 + theta.norm(dim=1, keepdim=True))
+        ahead = climb(run, {**state, "theta": theta + width * v}, batch, clock)[1]
+        bent = (run.descent(ahead) - mean) / width  # Av
+        count = clock.t.to(theta.dtype) + 1
+        away = mean - state["probe.mean"]
+        centre = state["probe.mean"] + away / count
+        spread = state["probe.spread"] + (away * (mean - centre)).sum(1, keepdim=True)
+        curvature = torch.maximum(state["curvature"], bent.norm(dim=1, keepdim=True))
+        new = {"probe.direction": bent, "probe.mean": centre, "probe.spread": spread,
+               "curvature": curvature}  # fmt: skip
+        return {**state, **changed, **new}, report(run, value)
 
-        def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad, changed = joint(run, state, batch)
-            mean = run.descent(grad)
-            theta, v = state["theta"], state["probe.direction"]
-            v = torch.where(clock.t == 0, clock.noise(theta.shape[1]), v)
-            if free is not None:
-                mean, v = mean * free, v * free
-            v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            width = torch.finfo(theta.dtype).eps ** 0.28 * (1 + theta.norm(dim=1, keepdim=True))
-            ahead = joint(run, {**state, "theta": theta + width * v}, batch)[1]
-            bent = (run.descent(ahead) - mean) / width  # Av
-            bent = bent if free is None else bent * free
-            count = clock.t.to(theta.dtype) + 1
-            away = mean - state["probe.mean"]
-            centre = state["probe.mean"] + away / count
-            spread = state["probe.spread"] + (away * (mean - centre)).sum(1, keepdim=True)
-            curvature = torch.maximum(state["curvature"], bent.norm(dim=1, keepdim=True))
-            new = {"probe.direction": bent, "probe.mean": centre, "probe.spread": spread,
-                   "curvature": curvature}  # fmt: skip
-            return {**state, **changed, **new}, report(run, value)
-
-        return step
-
-    def _optimal(self, free: Tensor | None):  # type: ignore[no-untyped-def]
-        def enter(run: Run, state: State) -> State:
-            heat = setting(run, self, "temperature")
-            trace = state["probe.spread"] / (self.probes - 1)  # tr C
-            size = state["theta"].shape[1] if free is None else int(free.sum())
-            best = 2.0 * heat * size / (run.n.unsqueeze(1) * trace.clamp_min(1e-30))
-            most = 1.0 / state["curvature"].clamp_min(1e-30)
-            if run.batch_size >= min(map(len, run.data.rows)):
-                log.warning("constant-sgd: batches hold all rows, and a gradient without noise "
-                            "samples nothing; give a smaller batch_size")  # fmt: skip
-            elif bool((best > most).any()):
-                log.warning("constant-sgd: the optimal rate %.3g would explode along the steepest "
-                            "direction; held at %.3g, one over its curvature",
-                            float(best.max()), float(most.min()))  # fmt: skip
-            limited = (best > most).to(best.dtype)
-            return {**state, "rate": torch.minimum(best, most), "limited": limited}
-
-        return enter
+    def _optimal(self, run: Run, state: State) -> State:
+        heat = run.setting(self, "temperature")
+        trace = state["probe.spread"] / (self.probes - 1)  # tr C
+        size = state["theta"].shape[1] if run.free is None else int(run.free.sum())
+        best = 2.0 * heat * size / (run.n.unsqueeze(1) * trace.clamp_min(1e-30))
+        most = 1.0 / state["curvature"].clamp_min(1e-30)
+        rows = min(map(len, run.data.rows)) if isinstance(run.data, Data) else 0
+        if run.settings.batch_size >= rows:
+            log.warning("constant-sgd: batches hold all rows, and a gradient without noise "
+                        "samples nothing; give a smaller batch_size")  # fmt: skip
+        elif bool((best > most).any()):
+            log.warning("constant-sgd: the optimal rate %.3g would explode along the steepest "
+                        "direction; held at %.3g, one over its curvature",
+                        float(best.max()), float(most.min()))  # fmt: skip
+        limited = (best > most).to(best.dtype)
+        return {**state, "rate": torch.minimum(best, most), "limited": limited}
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         posterior = super().finish(run, state, kept)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from doxa.chains import LEAST_DRAWS, finite, moved, rhat
+from doxa.data import Data
 from doxa.likelihoods import Categorical, Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 
@@ -40,7 +41,8 @@ def chain_status(
 ) -> None:
     """Fill diagnostics and status; whatever is worth a word is in `diagnostics["warnings"]`."""
     members, draws = posterior.samples.shape[:2]
-    if run.density is not None:
+    name = run.problem.compared
+    if name == "parameters":
         f = posterior.samples
     else:
         f = _functions(posterior, run).reshape(members, draws, -1)
@@ -48,7 +50,6 @@ def chain_status(
         posterior.record.status = Status("diverged", "some draws give non-finite functions")
         return
     found = list(worries)
-    name = "parameters" if run.density is not None else "functions"
     apart = math.inf
     if draws >= LEAST_DRAWS:
         apart = max(float(rhat(part).max()) for part in f.split(_columns(f), 2))
@@ -119,6 +120,7 @@ def worries(diagnostics: Mapping[str, Any]) -> list[Worry]:
 
 def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
     """Outputs at some training rows and the likelihood's parameters: [S, entries]."""
+    assert isinstance(run.data, Data)
     rows = run.data.rows[run.run_of[0]][:_ROWS]
     x, _ = run.data.take(rows, torch.tensor(run.run_of[0]))
     (draws,) = posterior.groups(None, 0)

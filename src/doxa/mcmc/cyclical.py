@@ -21,18 +21,8 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.mcmc.noise_ahead import normals, with_noise
-from doxa.mcmc.stochastic import (
-    StochasticGradient,
-    check_lengths,
-    check_positive,
-    plus,
-    rates,
-    root,
-    setting,
-)  # fmt: skip
-from doxa.mcmc.subset import uncertain
-from doxa.method import Clock, Run, Stage, State, log_joint, optimise
+from doxa.mcmc.stochastic import StochasticGradient, check_lengths, check_positive, rates
+from doxa.method import Clock, Run, Stage, State
 
 
 @store.register("cyclical")
@@ -84,26 +74,19 @@ class CyclicalSGMCMC(StochasticGradient):
         """Steps of a cycle."""
         return self.explored + self.draws * self.thin
 
-    def memory(self, theta: Tensor) -> State:
+    def memory(self, run: Run, theta: Tensor) -> State:
         return {"velocity": torch.zeros_like(theta)} if self.inner == "sghmc" else {}
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        free = uncertain(run)
-        if free is not None:  # the rest is a point estimate, found first
-            yield optimise(log_joint, steps, name="maximum")
-        sampled = self.draws * self.thin
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield from self.maximum(run)
+        sampled, first = self.draws * self.thin, self.explored
         at = torch.arange(self.length, dtype=torch.float64) / self.length
         size = rates(run, self, 0.5 * (1.0 + torch.cos(math.pi * at)))  # η_k
-        explore, sample = self.step_of(free, self._descend), self.step_of(free)
-        first = self.explored
+        explore, sample = self.step_of(run, self._descend), self.step_of(run)
         for i in range(1, self.cycles + 1):
             if first:
                 yield Stage(f"explore {i}", explore, first, rates=size[:first])
-            stage = Stage(f"sample {i}", sample, sampled, keep=self.thin, rates=size[first:])
-            yield with_noise(run, stage)
-
-    def total_steps(self, steps: int) -> int:
-        return self.cycles * self.length
+            yield Stage(f"sample {i}", sample, sampled, keep=self.thin, rates=size[first:])
 
     @property
     def _damping(self) -> float:
@@ -113,11 +96,12 @@ class CyclicalSGMCMC(StochasticGradient):
         return self._pushed(state, clock.rate * grad)
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
-        heat = root(clock.rate * (2.0 * self._damping * setting(run, self, "temperature")))
-        return self._pushed(state, plus(clock.rate * grad, heat, normals(state, clock)))
+        eta, t = clock.rate, run.setting(self, "temperature")
+        heat = 2.0 * self._damping * eta * t
+        return self._pushed(state, eta * grad + heat**0.5 * clock.noise(*grad.shape[1:]))
 
     def _pushed(self, state: State, push: Tensor) -> State:
         if self.inner == "sgld":
             return {"theta": state["theta"] + push}
-        velocity = plus(push, 1.0 - self._damping, state["velocity"])
+        velocity = (1.0 - self._damping) * state["velocity"] + push
         return {"theta": state["theta"] + velocity, "velocity": velocity}

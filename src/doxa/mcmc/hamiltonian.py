@@ -15,7 +15,6 @@ from doxa.mcmc.adaptation import average, seek_step, start_dual, windows
 from doxa.mcmc.kernel import Kernel, check_lengths
 from doxa.mcmc.leapfrog import Point, free
 from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
-from doxa.mcmc.recorded import mode_name, start_recorded
 from doxa.method import Clock, Info, Mark, Marks, Run, State
 
 
@@ -31,7 +30,7 @@ class Hamiltonian(Kernel):
         moving = unfixed.sum(1).clamp(min=1)
         step = 0.1 * moving**-0.25
         early = torch.full_like(step, float(bool(windows(self.burn_in))))
-        own = {**start_mass(unfixed, self.mass), **start_dual(step), **start_recorded(step)}
+        own = {**start_mass(unfixed, self.mass), **start_dual(step)}
         return {**own, "early": early}  # 1 until burn-in has learned a first mass
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
@@ -52,7 +51,7 @@ class Hamiltonian(Kernel):
         return self._seek(run, state, 0)
 
     def _seek(self, run: Run, state: State, t: int) -> State:
-        density = self.density(run, state, run.rows().batch(0))
+        density = self.density(run, state, run.all_rows())
         return {**state, **start_dual(seek_step(density, state, run.noise(f"step size/{t}")))}
 
     def settle(self, run: Run, state: State) -> State:
@@ -77,7 +76,6 @@ class Hamiltonian(Kernel):
             "leapfrogs": self.share(state, "leapfrogs").tolist(),
             "ebfmi": ratio.tolist(),
             "transitions": int(state["transitions"].max()),
-            "inner_mode": mode_name(state),
         }
 
 

@@ -24,12 +24,11 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.mcmc.ahead import Forethought
 from doxa.mcmc.hamiltonian import Hamiltonian, check
 from doxa.mcmc.kernel import Move, acceptance
 from doxa.mcmc.leapfrog import DIVERGENT, Point, leapfrog
-from doxa.mcmc.recorded import Recorded
 from doxa.method import Clock, Info, Run, State
+from doxa.recorded import Recorded
 
 Trajectory = Callable[[Point, Tensor], Point]  # from a point, with this step size [M, 1]
 
@@ -74,7 +73,7 @@ class HMC(Hamiltonian):
         recorded or compiled."""
         return run.device.type != "cpu"
 
-    def move(self, run: Run) -> Move:
+    def move(self, run: Run) -> tuple[Move, Recorded | None]:
         if self.captures(run):
             return super().move(run)
 
@@ -84,22 +83,20 @@ class HMC(Hamiltonian):
             there = leapfrog(density, point, values["metric"], values["step"])
             return {**values, **there._asdict()}
 
-        recorded = Recorded(run, inner, self.total_steps(0) * self.leapfrog)
-        ahead = Forethought()
+        recorded = Recorded(run, inner, self.transitions * self.leapfrog)
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            recorded.resume(state)
-
             def trajectory(point: Point, step: Tensor) -> Point:
                 values = {**point._asdict(), "metric": state["metric"], "step": step}
                 for _ in range(self.leapfrog):
                     values = recorded(state, batch, clock, values)
                 return Point(*(values[name] for name in Point._fields))
 
-            new, info = self._transition(state, ahead(clock), trajectory)
-            return recorded.after(new), info
+            found = self._transition(state, clock, trajectory)
+            recorded.end_transition()
+            return found
 
-        return move
+        return move, recorded
 
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         density = self.density(run, state, batch)

@@ -19,9 +19,9 @@ from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status, worries
 from doxa.mcmc.leapfrog import Density
-from doxa.mcmc.subset import uncertain
 from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
+from doxa.recorded import Recorded
 
 log = logging.getLogger("doxa")
 
@@ -47,9 +47,14 @@ class Kernel(Method):
         """Whether a transition is executed as one fixed sequence of tensor operations."""
         return True
 
-    def move(self, run: Run) -> Move:
-        """`transition`, with whatever the transitions of one run share."""
-        return partial(self.transition, run)
+    @property
+    def transitions(self) -> int:
+        """In burn-in and after it."""
+        return self.burn_in + self.draws * self.thin
+
+    def move(self, run: Run) -> tuple[Move, Recorded | None]:
+        """`transition`, and how its parts are executed where that is not as a whole."""
+        return partial(self.transition, run), None
 
     @abstractmethod
     def own_state(self, run: Run, unfixed: Tensor) -> State:
@@ -76,36 +81,33 @@ class Kernel(Method):
         return {}
 
     def init(self, run: Run) -> State:
-        if run.model is not None and run.model.batch_norm:
+        if run.problem.batch_norm:
             log.warning("%s: BatchNorm is frozen at the network's own statistics", self.name)
-        theta = run.start()
+        state = run.init_network()
+        theta = state["theta"]
         zero = theta.new_zeros(len(theta))
-        free = uncertain(run)
-        moving = torch.ones_like(theta) if free is None else free
+        moving = torch.ones_like(theta) if run.free is None else run.free
         counts = ("transitions", *(f"sum.{name}" for name in self.tallied), *_ENERGY)
-        buffers = run.init_buffers() if run.model is not None else {}
         return {
-            "theta": theta, "grad": torch.zeros_like(theta), "log_density": zero - torch.inf,
+            **state, "grad": torch.zeros_like(theta), "log_density": zero - torch.inf,
             **{name: zero.clone() for name in counts},
-            **self.own_state(run, moving.expand_as(theta)), **buffers,
+            **self.own_state(run, moving.expand_as(theta)),
         }  # fmt: skip
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        if run.model is not None and run.model.subset != "all":
-            yield optimise(log_joint, steps, name="maximum")  # the rest is a point, found first
-        move = self.move(run)
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if run.problem.partial:
+            yield optimise(log_joint, run.steps, name="maximum")  # the rest is a point, found first
+        move, recorded = self.move(run)
         if self.burn_in:
             burn_in = self._stage("burn-in", self.burn_in, move, adapting=True)
             burn_in.marks, burn_in.capturable = self.marks(), self.captures(run)
+            burn_in.recorded = recorded
             burn_in.enter = lambda run, state: self.begin(run, self._arrive(run, state))
             yield burn_in
         sample = self._stage("sample", self.draws * self.thin, move, adapting=False)
         sample.keep, sample.capturable = self.thin, self.captures(run)
-        sample.enter = self._enter_sampling
+        sample.recorded, sample.enter = recorded, self._enter_sampling
         yield sample
-
-    def total_steps(self, steps: int) -> int:
-        return self.burn_in + self.draws * self.thin
 
     def _stage(self, name: str, steps: int, move: Move, adapting: bool) -> Stage:
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
@@ -113,7 +115,7 @@ class Kernel(Method):
             new = self.adapt(run, new, info) if adapting else self._tally(new, info)
             return new, {**info, "log_density": new["log_density"]}
 
-        return Stage(name, step, steps, batch="all")
+        return Stage(name, step, steps, "all")
 
     def _enter_sampling(self, run: Run, state: State) -> State:
         state = self._arrive(run, state)
@@ -133,7 +135,7 @@ class Kernel(Method):
 
     def _arrive(self, run: Run, state: State) -> State:
         """The state with density and gradient at its position."""
-        value, grad = self.density(run, state, run.rows().batch(0))(state["theta"])
+        value, grad = self.density(run, state, run.all_rows())(state["theta"])
         return {**state, "log_density": value, "grad": grad}
 
     def _tally(self, state: State, info: Info) -> State:

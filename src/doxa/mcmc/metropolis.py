@@ -94,7 +94,7 @@ class Metropolis(Kernel):
 
     def _seek(self, run: Run, state: State, step: Tensor, t: int) -> State:
         """Halve the scale until a proposal is not hopeless."""
-        batch, noise = run.rows().batch(0), run.noise(f"scale/{t}")
+        batch, noise = run.all_rows(), run.noise(f"scale/{t}")
         seeking = torch.isfinite(state["log_density"])
         for trial in range(60):
             away = push(state["metric"], noise.normal((state["theta"].shape[1],), trial))

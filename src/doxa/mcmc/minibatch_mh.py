@@ -19,8 +19,8 @@ it to see why SGLD drops the acceptance step; for exact draws take `Metropolis`,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,16 +29,13 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.mcmc.stochastic import (
-    Step,
     StochasticGradient,
     check_lengths,
     check_positive,
     report,
-    setting,
     step_size,
-)  # fmt: skip
-from doxa.mcmc.subset import uncertain
-from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
+)
+from doxa.method import Clock, Info, Run, Stage, State, Step
 from doxa.posterior import Posterior
 
 _TARGET = {"langevin": 0.574, "walk": 0.234}  # optimal in high dimension (Roberts & Rosenthal 2001)
@@ -60,6 +57,7 @@ class MinibatchMH(StochasticGradient):
 
     name: ClassVar[str] = "minibatch-mh"
     per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
+    rows: ClassVar[str] = "independent"
     batch_norm: ClassVar[str] = "BatchNorm is frozen at the statistics that the network came with"
 
     draws: int = 500
@@ -78,43 +76,33 @@ class MinibatchMH(StochasticGradient):
         if self.target_accept is not None and not 0 < self.target_accept < 1:
             raise MethodError(f"target_accept must lie in (0, 1), not {self.target_accept!r}")
 
-    def init(self, run: Run) -> State:
-        state = super().init(run)
-        zero = state["theta"].new_zeros(run.size, 1)
-        return {**state, "step": zero + step_size(run, self), "accepted": zero}
+    def memory(self, run: Run, theta: Tensor) -> State:
+        zero = theta.new_zeros(run.size, 1)
+        return {"step": zero + step_size(run, self), "accepted": zero}
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        free = uncertain(run)
-        if free is not None:  # the rest is a point estimate, found first
-            yield optimise(log_joint, steps, name="maximum")
-        adapting = self.step is None and "step" not in run.hyper
-        if self.burn_in:
-            burn = self._transition(free, adapting)
-            yield Stage("burn-in", burn, self.burn_in, batch="independent")
-        sampled = self.draws * self.thin
-        sample = self._transition(free, adapting=False)
-        yield Stage("sample", sample, sampled, "independent", self.thin, enter=_count_anew)
+    def stages(self, run: Run) -> Iterable[Stage]:
+        *before, sample = super().stages(run)
+        yield from before
+        yield replace(sample, enter=_count_anew)
 
-    def total_steps(self, steps: int) -> int:
-        return self.burn_in + self.draws * self.thin
-
-    def _transition(self, free: Tensor | None, adapting: bool) -> Step:
+    def step_of(self, run: Run, move: Any = None, burning: bool = False) -> Step:
+        adapting = burning and self.step is None and "step" not in run.hyper
         target = self.target_accept or _TARGET[self.proposal]
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
             theta, size = state["theta"], state["step"]  # [M, P], [M, 1]
-            heat = setting(run, self, "temperature")
+            heat = run.setting(self, "temperature")
             noise = clock.noise(theta.shape[1])
-            noise = noise if free is None else noise * free
+            noise = noise if run.free is None else noise * run.free
             moved = (2.0 * size * heat).sqrt() * noise
             if self.proposal == "walk":
                 there = theta + moved
                 value, new = run.value(theta, batch, state), run.value(there, batch, state)
                 ways = torch.zeros_like(value)
             else:
-                value, pull = _pull(run, state, theta, batch, free)
+                value, pull = _pull(run, state, theta, batch)
                 there = theta + size * pull + moved
-                new, back = _pull(run, state, there, batch, free)
+                new, back = _pull(run, state, there, batch)
                 away = theta - there - size * back
                 there_and_back = 0.5 * noise.square() - away.square() / (4.0 * size * heat)
                 ways = there_and_back.sum(1)  # log q(θ | θ') − log q(θ' | θ)
@@ -144,12 +132,10 @@ class MinibatchMH(StochasticGradient):
         return float((state["accepted"] / (self.draws * self.thin)).min())
 
 
-def _pull(
-    run: Run, state: State, theta: Tensor, batch: Batch, free: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _pull(run: Run, state: State, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """−Û and −∇Û where weights are sampled."""
     value, grad = run.joint(theta, batch, state)
-    return value, grad if free is None else grad * free
+    return value, grad if run.free is None else grad * run.free
 
 
 def _count_anew(run: Run, state: State) -> State:

@@ -19,12 +19,11 @@ from typing import Any, ClassVar
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.mcmc.ahead import Forethought
 from doxa.mcmc.hamiltonian import Hamiltonian, check
 from doxa.mcmc.kernel import Move
-from doxa.mcmc.recorded import Recorded
 from doxa.mcmc.tree import Parts, close, grow, join, plant, sprout
 from doxa.method import Clock, Info, Run, State
+from doxa.recorded import Recorded
 
 _EARLY = 7  # depth before a first mass is known, when long trees cost much and lead nowhere
 
@@ -65,22 +64,21 @@ class NUTS(Hamiltonian):
     def captures(self, run: Run) -> bool:
         return False
 
-    def move(self, run: Run) -> Move:
+    def move(self, run: Run) -> tuple[Move, Recorded | None]:
         def leaf(state: State, batch: Batch, branch: State) -> State:
             return sprout(self.density(run, state, batch), branch)
 
-        recorded = Recorded(run, leaf, self.total_steps(0) * 2 ** min(self.max_depth, 4))
+        recorded = Recorded(run, leaf, self.transitions * 2 ** min(self.max_depth, 4))
         plants, closes, joins = (recorded.part(each) for each in (self._plant, close, join))
-        ahead = Forethought()
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            recorded.resume(state)
             leaves = lambda branch: recorded(state, batch, clock, branch)  # noqa: E731
             parts = Parts(plants, leaves, closes, joins)
-            new, info = self._transition(state, ahead(clock), parts)
-            return recorded.after(new), info
+            found = self._transition(state, clock, parts)
+            recorded.end_transition()
+            return found
 
-        return move
+        return move, recorded
 
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         density = self.density(run, state, batch)

@@ -22,9 +22,8 @@ Use it where weights have very different scales.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,19 +31,16 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.mcmc.noise_ahead import normals, with_noise
 from doxa.mcmc.stochastic import (
-    Step,
     StochasticGradient,
     check_lengths,
     check_positive,
-    joint,
+    climb,
+    held,
     report,
-    setting,
     step_size,
-)  # fmt: skip
-from doxa.mcmc.subset import uncertain
-from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
+)
+from doxa.method import Clock, Info, Run, State, Step
 
 
 @store.register("psgld")
@@ -89,39 +85,23 @@ class PSGLD(StochasticGradient):
                 "correction='none'"
             )
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        free = uncertain(run)
-        if free is not None:  # the rest is a point estimate, found first
-            yield optimise(log_joint, steps, name="maximum")
-        if self.burn_in:
-            burn = self._stage(free, adapting=True)
-            yield with_noise(run, Stage("burn-in", burn, self.burn_in))
-        sampled = self.draws * self.thin
-        sample = self._stage(free, adapting=self.correction != "freeze")
-        yield with_noise(run, Stage("sample", sample, sampled, keep=self.thin))
-
-    def total_steps(self, steps: int) -> int:
-        return self.burn_in + self.draws * self.thin
-
-    def memory(self, theta: Tensor) -> State:
+    def memory(self, run: Run, theta: Tensor) -> State:
         return {"square": torch.zeros_like(theta), "weight": theta.new_zeros(theta.shape[0], 1)}
 
-    def _stage(self, free: Tensor | None, adapting: bool) -> Step:
+    def step_of(self, run: Run, move: Any = None, burning: bool = False) -> Step:
+        adapting = burning or self.correction != "freeze"
+
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad, changed = joint(run, state, batch)
-            if free is not None:
-                grad = grad * free
-            mean = run.descent(grad)  # ḡ
+            value, grad, changed = climb(run, state, batch, clock)
+            theta, mean = state["theta"], run.descent(grad)  # ḡ
             new = self._adapted(state, mean) if adapting else {}
             scale = self._preconditioner({**state, **new})  # G, [M, P]
+            eta, t = step_size(run, self), run.setting(self, "temperature")
             drift = scale * grad
-            heat = setting(run, self, "temperature")
             if adapting and self.correction == "gamma":
-                drift = drift + heat * self._gamma(run, {**state, **new}, batch, clock, scale, mean)
-            size = step_size(run, self)
-            noise = (scale * (2.0 * size * heat)).sqrt() * normals(state, clock)
-            moved = state["theta"] + size * drift + noise
-            new["theta"] = moved if free is None else torch.where(free > 0, moved, state["theta"])
+                drift = drift + t * self._gamma(run, {**state, **new}, batch, clock, scale, mean)
+            noise = (2.0 * eta * t * scale).sqrt() * clock.noise(*theta.shape[1:])
+            new["theta"] = held(run, theta + eta * drift + noise, theta)
             return {**state, **changed, **new}, report(run, value)
 
         return step
@@ -146,7 +126,7 @@ class PSGLD(StochasticGradient):
         signs = torch.where(clock.uniform(theta.shape[1]) > 0.5, 1.0, -1.0).to(theta.dtype)
         width = torch.finfo(theta.dtype).eps ** (1 / 3)
         ahead, behind = (
-            joint(run, {**state, "theta": theta + side * signs}, batch)[1]
+            climb(run, {**state, "theta": theta + side * signs}, batch, clock)[1]
             for side in (width, -width)
         )
         curvature = run.descent(signs * (ahead - behind)) / (2.0 * width)  # ∂ḡ_i/∂θ_i

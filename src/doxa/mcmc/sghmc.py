@@ -18,7 +18,6 @@ instead of `SGLD` where curvatures differ: momentum crosses flat directions √(
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,17 +26,8 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.mcmc.noise_ahead import noisy, with_noise
-from doxa.mcmc.stochastic import (
-    StochasticGradient,
-    check_lengths,
-    check_positive,
-    root,
-    setting,
-    step_size,
-)  # fmt: skip
-from doxa.mcmc.subset import uncertain
-from doxa.method import Clock, Run, Stage, State, log_joint, optimise
+from doxa.mcmc.stochastic import StochasticGradient, check_lengths, check_positive, step_size
+from doxa.method import Clock, Run, State
 
 
 @store.register("sghmc")
@@ -78,27 +68,15 @@ class SGHMC(StochasticGradient):
                 "of the friction has its noise added"
             )
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        free = uncertain(run)
-        if free is not None:  # the rest is a point estimate, found first
-            yield optimise(log_joint, steps, name="maximum")
-        sampled = self.draws * self.thin
-        if self.burn_in:
-            yield with_noise(run, Stage("burn-in", self.step_of(free), self.burn_in))
-        yield with_noise(run, Stage("sample", self.step_of(free), sampled, keep=self.thin))
-
-    def total_steps(self, steps: int) -> int:
-        return self.burn_in + self.draws * self.thin
-
-    def memory(self, theta: Tensor) -> State:
+    def memory(self, run: Run, theta: Tensor) -> State:
         return {"velocity": torch.zeros_like(theta)}
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
-        theta, velocity = state["theta"], state["velocity"]  # [M, P]
-        step, friction = step_size(run, self), setting(run, self, "friction")
-        added = (friction - self.gradient_noise) * step * setting(run, self, "temperature")
-        velocity = noisy(state, clock, root(2.0 * added), step, grad, velocity, 1.0 - friction)
-        return {"theta": theta + velocity, "velocity": velocity}
+        theta, v = state["theta"], state["velocity"]  # [M, P]
+        eta, alpha = step_size(run, self), run.setting(self, "friction")
+        heat = 2.0 * (alpha - self.gradient_noise) * eta * run.setting(self, "temperature")
+        v = (1.0 - alpha) * v + eta * grad + heat**0.5 * clock.noise(*theta.shape[1:])
+        return {"theta": theta + v, "velocity": v}
 
 
 def momentum_sgd(

@@ -17,7 +17,6 @@ the paper weights them by η_t.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,17 +25,8 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.mcmc.noise_ahead import noisy, with_noise
-from doxa.mcmc.stochastic import (
-    StochasticGradient,
-    check_lengths,
-    check_positive,
-    rates,
-    root,
-    setting,
-)  # fmt: skip
-from doxa.mcmc.subset import uncertain
-from doxa.method import Clock, Run, Stage, State, log_joint, optimise
+from doxa.mcmc.stochastic import StochasticGradient, check_lengths, check_positive, rates
+from doxa.method import Clock, Run, State
 
 
 @store.register("sgld")
@@ -75,22 +65,10 @@ class SGLD(StochasticGradient):
                 "it lies in (0.5, 1], or is 0 for a constant step"
             )
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        free = uncertain(run)
-        if free is not None:  # the rest is a point estimate, found first
-            yield optimise(log_joint, steps, name="maximum")
-        sampled = self.draws * self.thin
-        at = torch.arange(self.burn_in + sampled, dtype=torch.float64)
-        size = rates(run, self, (1.0 + at / self.delay) ** -self.decay)  # η_t
-        step, before = self.step_of(free), self.burn_in
-        if before:
-            yield with_noise(run, Stage("burn-in", step, before, rates=size[:before]))
-        yield with_noise(run, Stage("sample", step, sampled, keep=self.thin, rates=size[before:]))
-
-    def total_steps(self, steps: int) -> int:
-        return self.burn_in + self.draws * self.thin
+    def sizes(self, run: Run, steps: int) -> Tensor:
+        at = torch.arange(steps, dtype=torch.float64)
+        return rates(run, self, (1.0 + at / self.delay) ** -self.decay)  # η_t
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
-        step = clock.rate  # η_t
-        heat = root(step * (2.0 * setting(run, self, "temperature")))
-        return {"theta": noisy(state, clock, heat, step, grad, state["theta"])}
+        theta, eta, t = state["theta"], clock.rate, run.setting(self, "temperature")
+        return {"theta": theta + eta * grad + (2.0 * eta * t) ** 0.5 * clock.noise(*theta.shape[1:])}

@@ -6,8 +6,8 @@ is the full-data potential, estimated on a batch, and a step size η multiplies 
 `step=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic gradient
 descent on the mean loss does at that rate: one number serves small and large data sets alike.
 
-A method of this family says how θ moves (`move`); its file is otherwise its settings and stages.
-Dropout is off. BatchNorm is in training mode with running statistics of each chain's own, which
+A method of this family says how θ moves (`move`), and perhaps at which rates; its file is otherwise
+its settings. Dropout is off. BatchNorm is in training mode with running statistics of each chain's own, which
 all draws of that chain share.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 import torch
@@ -25,34 +25,47 @@ from doxa.chains import finite
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status
-from doxa.method import Clock, Info, Method, Run, State
+from doxa.method import (
+    Clock,
+    Info,
+    Method,
+    Number,
+    Run,
+    Stage,
+    State,
+    Step,
+    log_joint,
+    optimise,
+    potential,
+)
 from doxa.posterior import Posterior, SamplePosterior, Status
 
 log = logging.getLogger("doxa")
 
-Step = Callable[[Run, State, Batch, Clock], tuple[State, Info]]
 Move = Callable[[Run, State, Tensor, Clock], State]
-Number = float | Tensor  # a float where all members share it, else [M, 1]
 
 
 class StochasticGradient(Method):
-    """A chain driven by mini-batch gradients of the log joint. Subclasses are the methods."""
+    """A chain driven by mini-batch gradients of the log joint. Subclasses are the methods: they
+    have the fields `draws`, `burn_in` and `thin`, or stages of their own."""
 
+    draws: int
+    burn_in: int
+    thin: int
     default_members: ClassVar[int] = 4
     default_rate: ClassVar[float] = 1e-3
+    rows: ClassVar[str] = "mini"  # where a step's rows come from
     batch_norm: ClassVar[str] = (
         "all draws of a chain share its running BatchNorm statistics, which follow the last of them"
     )
 
     def init(self, run: Run) -> State:
-        theta = run.start()
-        if run.model is None:
-            return {"theta": theta, **self.memory(theta)}
-        if run.net.batch_norm:
+        if run.problem.batch_norm:
             log.warning("%s: %s", self.name, self.batch_norm)
-        return {"theta": theta, **run.init_buffers(), **self.memory(theta)}
+        state = run.init_network()
+        return {**state, **self.memory(run, state["theta"])}
 
-    def memory(self, theta: Tensor) -> State:
+    def memory(self, run: Run, theta: Tensor) -> State:
         """What the method carries besides θ."""
         return {}
 
@@ -60,17 +73,36 @@ class StochasticGradient(Method):
         """The entries of the state that change; `grad` is −∇Û, [M, P]."""
         raise NotImplementedError
 
-    def step_of(self, free: Tensor | None, move: Move | None = None) -> Step:
-        """The step of a stage that moves by `move`; `free` as `uncertain` gives it."""
+    def stages(self, run: Run) -> Iterable[Stage]:
+        """Burn-in, then draws; before them the maximum, where some weights are points."""
+        yield from self.maximum(run)
+        sampled = self.draws * self.thin
+        sizes = self.sizes(run, self.burn_in + sampled)
+        cut = (lambda part: None) if sizes is None else (lambda part: sizes[part])
+        if self.burn_in:
+            step = self.step_of(run, burning=True)
+            before = slice(0, self.burn_in)
+            yield Stage("burn-in", step, self.burn_in, self.rows, rates=cut(before))
+        step, after = self.step_of(run), slice(self.burn_in, None)
+        yield Stage("sample", step, sampled, self.rows, keep=self.thin, rates=cut(after))
+
+    def maximum(self, run: Run) -> Iterable[Stage]:
+        """Weights outside the subset are a point estimate, found first."""
+        if run.free is not None:
+            yield optimise(log_joint, run.steps, name="maximum")
+
+    def sizes(self, run: Run, steps: int) -> Tensor | None:
+        """The step sizes η_t, where they change: what `clock.rate` is."""
+        return None
+
+    def step_of(self, run: Run, move: Move | None = None, burning: bool = False) -> Step:
+        """The step of a stage that moves by `move`, in burn-in or after it."""
         advance = move or self.move
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad, changed = joint(run, state, batch)
-            if free is not None:
-                grad = grad * free
-            new = advance(run, state, grad, clock)
-            if free is not None:
-                new["theta"] = torch.where(free > 0, new["theta"], state["theta"])
+            value, grad, changed = climb(run, state, batch, clock)
+            new = advance(run, {**state, **changed}, grad, clock)
+            new["theta"] = held(run, new["theta"], state["theta"])
             return {**state, **changed, **new}, report(run, value)
 
         return step
@@ -93,37 +125,29 @@ class StochasticGradient(Method):
         return 1.0
 
 
-def joint(run: Run, state: State, batch: Batch) -> tuple[Tensor, Tensor, State]:
-    """−Û [M], −∇Û [M, P], and the BatchNorm statistics that changed."""
-    theta = state["theta"]
-    if run.density is not None:
-        return *run.joint(theta, batch, state), {}
-    changed = {k: v.clone() for k, v in state.items() if k.startswith("buffer.")}
-    fit, grad = run.grad(theta, batch, buffers=run.buffers(changed) or None, training=bool(changed))
-    return fit + run.prior.log_prob(theta), run.prior.add_score(grad, theta), changed
+def climb(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tensor, Tensor, State]:
+    """−Û [M], −∇Û [M, P] where weights are sampled, and the BatchNorm statistics that changed."""
+    value, grads, changed = run.value_and_grad(potential, state, batch, clock)
+    grad = grads["theta"]
+    return value, grad if run.free is None else grad * run.free, changed
+
+
+def held(run: Run, moved: Tensor, before: Tensor) -> Tensor:
+    """Weights that are not sampled stay where they were."""
+    return moved if run.free is None else torch.where(run.free > 0, moved, before)
 
 
 def report(run: Run, value: Tensor) -> Info:
     """For people: the loss as optimisers count it, or the log density where there is no data."""
-    return {"log_density": value} if run.density is not None else {"loss": value * run.per_example}
-
-
-def setting(run: Run, method: Method, name: str) -> Number:
-    """A hyper-parameter: a number, or [M, 1] where a grid varies it."""
-    if name in run.hyper:
-        return run.hyper[name].unsqueeze(1)
-    return float(getattr(method, name))
+    bare = not run.data.has_rows
+    return {"log_density": value} if bare else {"loss": value * run.per_example}
 
 
 def step_size(run: Run, method: Method) -> Number:
     """η, which multiplies ∇Û: the method's `step`, or the rate of `fit` over n."""
     if "step" in run.hyper or getattr(method, "step", None) is not None:
-        return setting(run, method, "step")
-    if "lr" in run.hyper:
-        return (run.hyper["lr"] / run.n).unsqueeze(1)
-    if run._same_n is not None:
-        return run.rate / run._same_n
-    return (run.rate / run.n).unsqueeze(1)
+        return run.setting(method, "step")
+    return run.over_n(run.settings.rate)
 
 
 def rates(run: Run, method: Method, shape: Tensor) -> Tensor:
@@ -133,17 +157,6 @@ def rates(run: Run, method: Method, shape: Tensor) -> Tensor:
     if isinstance(size, Tensor):
         return (shape[:, None, None] * size.double()).to(run.dtype)
     return (shape * size).to(run.dtype)
-
-
-def root(value: Number) -> Number:
-    return value.sqrt() if isinstance(value, Tensor) else math.sqrt(value)
-
-
-def plus(base: Tensor, factor: Number, value: Tensor) -> Tensor:
-    """base + factor · value in one pass over memory."""
-    if isinstance(factor, Tensor):
-        return torch.addcmul(base, value, factor)
-    return torch.add(base, value, alpha=factor)
 
 
 def check_lengths(method: Method, **least: int) -> None:

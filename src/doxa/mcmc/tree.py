@@ -25,7 +25,7 @@ from torch import Tensor
 
 from doxa.mcmc.kernel import acceptance
 from doxa.mcmc.leapfrog import DIVERGENT, Density, Point, leapfrog
-from doxa.mcmc.recorded import Part
+from doxa.recorded import Part
 from doxa.run import Clock, State
 
 _AHEAD = 5  # doublings whose leaves' random numbers are drawn when the tree is planted

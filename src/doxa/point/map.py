@@ -28,11 +28,8 @@ class MAP(Method):
     name: ClassVar[str] = "map"
     default_validation: ClassVar[float] = 0.1
 
-    def init(self, run: Run) -> State:
-        return {"theta": run.start(), **run.init_buffers()}
-
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        yield optimise(log_joint, steps)
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield optimise(log_joint, run.steps)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         return SamplePosterior(

@@ -4,6 +4,7 @@ from doxa.posterior.base import Posterior, Record, Status, register_posterior
 from doxa.posterior.gaussian import GaussianPosterior
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior
+from doxa.posterior.process import ProcessPosterior
 from doxa.posterior.samples import SamplePosterior
 from doxa.posterior.saving import load
 from doxa.posterior.transformed import Transform, TransformedPosterior
@@ -15,6 +16,7 @@ __all__ = [
     "ImplicitPosterior",
     "MixturePosterior",
     "Posterior",
+    "ProcessPosterior",
     "Record",
     "SamplePosterior",
     "Status",

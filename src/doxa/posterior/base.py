@@ -8,6 +8,7 @@ drawn.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,12 +72,14 @@ class Posterior(ABC):
         likelihood: Likelihood,
         scales: Standardisation | None = None,
         inputs: Any = None,
+        ids: Sequence[int] | None = None,
     ) -> None:
         self.model = model
         self.method = method
         self.base_likelihood = likelihood
         self.scales = scales or Standardisation()
         self.inputs = inputs  # the shape of one row of x
+        self._ids = None if ids is None else list(ids)
         self.record = Record()
 
     @property
@@ -102,6 +105,16 @@ class Posterior(ABC):
     @property
     @abstractmethod
     def members(self) -> int: ...
+
+    @property
+    def ids(self) -> list[int]:
+        """Who the members are: their draws depend on it, not on who else there is."""
+        return list(range(self.members)) if self._ids is None else self._ids
+
+    def split(self, n: int) -> list[int]:
+        """n samples over the members, as evenly as they go."""
+        base, rest = divmod(n, self.members)
+        return [base + (k < rest) for k in range(self.members)]
 
     @property
     def device(self) -> torch.device:
@@ -140,6 +153,11 @@ class Posterior(ABC):
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Whole function draws at x, [n, N, ...], in the units of y: one weight draw each."""
         return self.predict(x, n, seed).samples
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Whole functions at x as they were believed in before the data, [n, N, ...], in the units
+        of y (logits for classes); of a learned prior, as it was learned."""
+        raise Unavailable(f"a {self.kind} posterior has no prior over functions to draw from")
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
         """Parameter dicts with leading axis n."""

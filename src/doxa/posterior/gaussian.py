@@ -69,7 +69,9 @@ class GaussianPosterior(WeightPosterior):
         params = self.layout.unflatten(self.mean[k])
         centre = self.subset.flatten(params)
         params |= self.subset.unflatten(centre + away)
-        constant = frozenset(self.layout.names) - set(names)
+        own = self._own_layers(k)
+        params |= own
+        constant = (frozenset(self.layout.names) - set(names)) | set(own)
         return Draws(params, len(away), constant, buffers=self._own_buffers(k, len(away)))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -78,7 +80,7 @@ class GaussianPosterior(WeightPosterior):
 
     def extra(self) -> dict[str, Any]:
         bounds = {"elbo": self.elbo, "evidence": self.log_evidence}
-        return {"structure": self.covariance.name} | bounds
+        return super().extra() | {"structure": self.covariance.name} | bounds
 
     @classmethod
     def restore(
@@ -87,7 +89,7 @@ class GaussianPosterior(WeightPosterior):
         prefix = "covariance."
         state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
         covariance = linalg.structure(extra["structure"], state)
-        new = cls(**common, **cls._shared(tensors), mean=tensors["mean"], covariance=covariance)
+        new = cls(**common, **cls._shared(tensors, extra), mean=tensors["mean"], covariance=covariance)
         new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
         return new
 

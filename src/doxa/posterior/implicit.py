@@ -1,4 +1,4 @@
-"""Point weights under random masks: a posterior with no density, only draws."""
+"""Point weights under layers' noise: a posterior with no density, only draws."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from doxa.posterior.weights import Draws, WeightPosterior
 
 @register_posterior
 class ImplicitPosterior(WeightPosterior):
-    """Dropout. theta: [K, P], the point weights; rates: {layer: p of each member, [K]}."""
+    """A function is the network under one draw of the noise that its layers take.
+
+    theta: [K, P], the point weights. values: what layers are given besides, of each member, {buffer:
+    [K, ...]} (dropout's p).
+    """
 
     kind = "implicit"
     objective: float | None = None
 
-    def __init__(self, *args: Any, theta: Tensor, rates: Params, **kw: Any) -> None:
+    def __init__(
+        self, *args: Any, theta: Tensor, values: Params | None = None, **kw: Any
+    ) -> None:
         super().__init__(*args, **kw)
         self.theta = theta
-        self.rates = rates
+        self.values = values or {}
 
     @property
     def members(self) -> int:
@@ -40,33 +46,41 @@ class ImplicitPosterior(WeightPosterior):
         for k, count in enumerate(self._split(n)):
             if count == 0:
                 continue
-            keys = [f"{self.ids[k]}/{j}" for j in range(count)]
-            masks = {}
-            for site, shape in self.network.sites.items():
-                p = self.rates[site][k]
-                u = Noise(seed, f"masks/{site}", keys, self.device, self.dtype).uniform((1, *shape))
-                masks[site] = (u > p).to(self.dtype) / (1 - p)
-            params = self.layout.unflatten(self.theta[k])
-            groups.append(
-                Draws(params, count, frozenset(params), masks, self._own_buffers(k, count))
-            )
+            own = {name: v[k].expand(count, *v.shape[1:]) for name, v in self.values.items()}
+            buffers = self._noise(k, count, seed) | own | self._own_buffers(k, count)
+            params = self.layout.unflatten(self.theta[k]) | self._own_layers(k)
+            groups.append(Draws(params, count, frozenset(params), buffers))
         return groups
 
+    def _noise(self, k: int, count: int, seed: int) -> Params:
+        """Each layer's noise, once a function: {buffer: [count, ...]}."""
+        keys = [f"{self.ids[k]}/{j}" for j in range(count)]
+        drawn = {}
+        for name, site in self.network.sites.items():
+            source = Noise(seed, f"masks/{name.removesuffix('.uniform')}", keys, self.device, self.dtype)
+            draw = source.normal if site.kind == "normal" else source.uniform
+            drawn[name] = draw(site.drawn(None))
+        return drawn
+
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
-        raise Unavailable("a dropout posterior draws masks, not weights; use functions(x, n)")
+        raise Unavailable("this posterior draws layers' noise, not weights; use functions(x, n)")
 
     def tensors(self) -> dict[str, Tensor]:
-        rates = {f"rate.{k}": v for k, v in self.rates.items()}
-        return super().tensors() | {"theta": self.theta} | rates
+        values = {f"value.{k}": v for k, v in self.values.items()}
+        return super().tensors() | {"theta": self.theta} | values
 
     def extra(self) -> dict[str, Any]:
-        return {"objective": self.objective}
+        return super().extra() | {"objective": self.objective}
 
     @classmethod
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> ImplicitPosterior:
-        rates = {k[5:]: v for k, v in tensors.items() if k.startswith("rate.")}
-        new = cls(**common, **cls._shared(tensors), theta=tensors["theta"], rates=rates)
+        values = {k[6:]: v for k, v in tensors.items() if k.startswith("value.")}
+        # until now only dropout's rates were kept, by layer
+        values |= {f"{k[5:]}.p": v for k, v in tensors.items() if k.startswith("rate.")}
+        new = cls(
+            **common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values
+        )
         new.objective = extra.get("objective")
         return new

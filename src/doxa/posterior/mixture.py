@@ -61,16 +61,21 @@ class MixturePosterior(Posterior):
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
+        counts = self._chosen(n, seed)
+        return torch.cat([p.functions(x, c, seed) for p, c in zip(self.parts, counts, strict=True) if c])
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Of the parts, as often as each is believed now."""
+        seed = self.sampling(n, seed, "samples")
+        counts = self._chosen(n, seed)
+        drawn = zip(self.parts, counts, strict=True)
+        return torch.cat([part.prior_functions(x, c, seed) for part, c in drawn if c])
+
+    def _chosen(self, n: int, seed: int) -> list[int]:
+        """How many of n draws come from each part."""
         chooser = torch.Generator().manual_seed(seed & 0xFFFFFFFF)
-        counts = torch.multinomial(self.weights, n, replacement=True, generator=chooser).bincount(
-            minlength=len(self.parts)
-        )
-        drawn = [
-            part.functions(x, int(c), seed)
-            for part, c in zip(self.parts, counts, strict=True)
-            if c > 0
-        ]
-        return torch.cat(drawn)
+        picks = torch.multinomial(self.weights, n, replacement=True, generator=chooser)
+        return picks.bincount(minlength=len(self.parts)).tolist()
 
     def condition(self, x: Any, y: Any) -> MixturePosterior:
         """Each part conditioned, and re-weighted by how well it predicted the new rows."""

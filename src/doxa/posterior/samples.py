@@ -15,6 +15,7 @@ from torch import Tensor
 
 from doxa import chains
 from doxa.errors import MethodError
+from doxa.layout import Params
 from doxa.posterior.base import register_posterior
 from doxa.posterior.weights import Draws, WeightPosterior
 
@@ -23,14 +24,24 @@ _GATHERED = 16 << 20  # bytes of draws that are copied at a time
 
 @register_posterior
 class SamplePosterior(WeightPosterior):
-    """Kept parameter vectors: ensembles, chains, snapshots. samples: [K members, T draws, P], in
-    memory on the posterior's device, or on disk."""
+    """Kept parameter vectors: ensembles, chains, snapshots, particles.
+
+    samples: [K members, T draws, P], in memory on the posterior's device, or on disk.
+    chain: a member's draws follow each other, so that it makes sense to ask whether they mix;
+        False where they are exchangeable (particles, snapshots). Default: where there are several.
+    per_draw: buffers and what layers learned are of each draw, [K, T, ...], not of each member.
+    """
 
     kind = "sample"
 
-    def __init__(self, *args: Any, samples: Tensor, **kw: Any) -> None:
+    def __init__(
+        self, *args: Any, samples: Tensor, chain: bool | None = None, per_draw: bool = False,
+        **kw: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kw)
         self.samples = samples
+        self.chain = samples.shape[1] > 1 if chain is None else chain
+        self.per_draw = per_draw
 
     @property
     def members(self) -> int:
@@ -57,20 +68,35 @@ class SamplePosterior(WeightPosterior):
             raise MethodError(f"{n} draws asked for, {total} kept; fit with more draws or members")
         flat = self.samples.reshape(total, size)
         if n is None or n == total:
-            yield self._group(flat, torch.arange(total) // kept)
+            yield self._group(flat, torch.arange(total))
             return
         counts = torch.tensor(self._split(n))  # evenly thinned within each member
         member = torch.repeat_interleave(torch.arange(members), counts)
         before = (counts.cumsum(0) - counts)[member]
         place = (torch.arange(n) - before) * kept // counts[member]
         for index in (member * kept + place).split(max(1, _GATHERED // flat[0].nbytes)):
-            yield self._group(flat[index.to(flat.device)], index // kept)
+            yield self._group(flat[index.to(flat.device)], index)
 
-    def _group(self, flat: Tensor, owner: Tensor) -> Draws:
-        """Draws [S, P] of these members [S]."""
-        owner = owner.to(self.device)
-        buffers = {name: v[owner] for name, v in self.buffers.items()}
-        return Draws(self.layout.unflatten(flat), len(flat), buffers=buffers, device=self.device)
+    def _group(self, flat: Tensor, index: Tensor) -> Draws:
+        """Draws [S, P] that have these numbers [S] of all."""
+        kept = self.samples.shape[1]
+        place = (index if self.per_draw else index // kept).to(self.device)
+        each = (lambda v: v.flatten(0, 1)) if self.per_draw else (lambda v: v)
+        buffers = {name: each(v)[place] for name, v in self.buffers.items()}
+        params = self.layout.unflatten(flat)
+        if self.layers is not None:
+            params |= self.network.layers.unflatten(each(self.layers)[place])
+        return Draws(params, len(flat), buffers=buffers, device=self.device)
+
+    def _own_buffers(self, k: int, count: int) -> Params:
+        if not self.per_draw:
+            return super()._own_buffers(k, count)
+        return {name: v[k, -1].expand(count, *v.shape[2:]) for name, v in self.buffers.items()}
+
+    def _own_layers(self, k: int) -> Params:
+        if self.layers is None or not self.per_draw:
+            return super()._own_layers(k)
+        return self.network.layers.unflatten(self.layers[k, -1])
 
     def to_arviz(self) -> Any:
         return chains.to_arviz(self.layout.unflatten(self.samples), self.record.stats)
@@ -78,8 +104,12 @@ class SamplePosterior(WeightPosterior):
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"samples": self.samples}
 
+    def extra(self) -> dict[str, Any]:
+        return super().extra() | {"chain": self.chain, "per_draw": self.per_draw}
+
     @classmethod
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> SamplePosterior:
-        return cls(**common, **cls._shared(tensors), samples=tensors["samples"])
+        facts = {name: extra[name] for name in ("chain", "per_draw") if name in extra}
+        return cls(**common, **cls._shared(tensors, extra), samples=tensors["samples"], **facts)

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from doxa import checks, nets, store
 from doxa.data import Standardisation, free_memory
 from doxa.errors import ModelError, StoreError
+from doxa.layers import Site
 from doxa.model import Model
+from doxa.network import trainable
 from doxa.posterior.base import Posterior, Record, Status, posterior_class
+from doxa.problem import Network
 
 FORMAT = 1
 
@@ -131,7 +134,7 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "subset": store.encode(subset, "subset"),
         "structure": [[e.name, list(e.shape)] for e in model.layout.entries],
         "output": store.encode(model.output, "output"),
-        "sites": store.encode(model.sites, "sites"),
+        "sites": {name: [s.kind, list(s.shape), s.rows] for name, s in model.sites.items()},
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
         "widths": store.encode(model.widths, "widths"),
@@ -156,17 +159,27 @@ def _rebuild(
                 "load(path, net=...)"
             )
         net = nets.build(*builder)
-    model = method.prepare(Model(net, likelihood, store.decode(meta["prior"], "prior")))
+    believed = Model(net, likelihood, store.decode(meta["prior"], "prior"))
+    model = method.prepare(Network(believed)).net
     model.subset = store.decode(meta["subset"], "subset")
     return _with_state(model, meta, tensors)
 
 
+def _sites(meta: dict[str, Any]) -> dict[str, Site]:
+    """The noise that layers take; an older artefact names dropout layers and their shapes."""
+    if all(isinstance(v, list) and v and isinstance(v[0], str) for v in meta.values()):
+        return {name: Site(kind, tuple(shape), rows) for name, (kind, shape, rows) in meta.items()}
+    old = store.decode(meta, "sites")
+    return {f"{layer}.uniform": Site("uniform", tuple(shape)) for layer, shape in old.items()}
+
+
 def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     dtype = store.decode(meta["dtype"], "dtype")
-    for name in ("output", "sites", "masked"):
+    for name in ("output", "masked"):
         setattr(model, name, store.decode(meta[name], name))
+    model.sites = _sites(meta["sites"])
     model.head, model.widths = meta["head"], store.decode(meta["widths"], "widths")
-    own = {n: list(p.shape) for n, p in model.net.named_parameters() if p.requires_grad}
+    own = {e.name: list(e.shape) for e in trainable(model.net)[0]}
     saved = {n: shape for n, shape in meta["structure"] if not n.startswith("likelihood.")}
     if own != saved:
         differ = sorted(n for n in own.keys() | saved.keys() if own.get(n) != saved.get(n))[:5]

@@ -55,7 +55,7 @@ class TransformedPosterior(Posterior):
     kind = "transformed"
 
     def __init__(self, base: Posterior, transform: Transform) -> None:
-        super().__init__(base.model, base.method, base.base_likelihood, base.scales, base.inputs)
+        super().__init__(base.model, base.method, base.base_likelihood, base.scales, base.inputs, base.ids)
         self.base = base
         self.transform = transform
         self.record = base.record
@@ -75,6 +75,9 @@ class TransformedPosterior(Posterior):
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         return self.base.functions(x, n, seed)
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        return self.base.prior_functions(x, n, seed)
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
         return self.base.draw(n, seed)

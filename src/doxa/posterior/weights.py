@@ -18,11 +18,13 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
-from doxa.errors import MemoryBudgetError, ModelError
+from doxa.errors import MemoryBudgetError, ModelError, Unavailable
 from doxa.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
+from doxa.noise import generator
 from doxa.posterior.base import Posterior, leaves
 from doxa.predictive import Moments, Predictive
+from doxa.priors import bind
 
 log = logging.getLogger("doxa")
 
@@ -34,12 +36,11 @@ _HEAVY = 4e6  # rows × weights
 class Draws:
     """Parameters of `count` functions; those named in `constant` are common to all of them.
 
-    Parameters that are elsewhere, such as on disk, come to the `device` with their part."""
+    `buffers` are layers' noise and values, and BatchNorm's statistics. Parameters that are elsewhere, such as on disk, come to the `device` with their part."""
 
     params: Params
     count: int
     constant: frozenset[str] = frozenset()
-    masks: Params = field(default_factory=dict)  # {layer: [count, 1, ...]}
     buffers: Params = field(default_factory=dict)  # {name: [count, ...]}
     device: torch.device | None = None  # None: where the parameters are
 
@@ -49,13 +50,11 @@ class Draws:
         if s.stop - s.start == 1:
             one = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
             params = self._here(one)
-            masks, buffers = ({k: v[s] for k, v in t.items()} for t in (self.masks, self.buffers))
-            return Draws(params, 1, frozenset(params), masks, buffers)
-        pick = lambda tree: {k: v[s] for k, v in tree.items()}  # noqa: E731
+            return Draws(params, 1, frozenset(params), {k: v[s] for k, v in self.buffers.items()})
         some = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
         params = self._here(some)
         count = len(range(*s.indices(self.count)))
-        return Draws(params, count, self.constant, pick(self.masks), pick(self.buffers))
+        return Draws(params, count, self.constant, {k: v[s] for k, v in self.buffers.items()})
 
     def _here(self, params: Params) -> Params:
         return params if self.device is None else {k: v.to(self.device) for k, v in params.items()}
@@ -77,7 +76,8 @@ class WeightPosterior(Posterior):
     ----------
     constants: fixed likelihood parameters, in fitted units.
     buffers: each member's own buffers, [K, ...] (BatchNorm).
-    ids: who the members are: their draws depend on it, not on who else there is.
+    layers: what rewritten layers brought and learned, flat, [K, Q].
+    priors: each member's own prior, where it was learned; None: the model's.
     """
 
     memory_budget: int | None = None  # bytes for what predict returns; default: a quarter of free
@@ -87,18 +87,16 @@ class WeightPosterior(Posterior):
         *args: Any,
         constants: Params | None = None,
         buffers: Params | None = None,
-        ids: Sequence[int] | None = None,
+        layers: Tensor | None = None,
+        priors: Sequence[Any] | None = None,
         **kw: Any,
     ) -> None:
         super().__init__(*args, **kw)
         self.constants = constants or {}
         self.buffers = buffers or {}
-        self._ids = None if ids is None else list(ids)
+        self.layers = layers
+        self.priors = None if priors is None else list(priors)
         self._engine: Engine | None = None
-
-    @property
-    def ids(self) -> list[int]:
-        return list(range(self.members)) if self._ids is None else self._ids
 
     @property
     def network(self) -> Model:
@@ -178,16 +176,15 @@ class WeightPosterior(Posterior):
             width = 2 * self.network.width()  # what goes in and what comes out, both in the cache
             cuts = list(tiles(1, rows, width, self.dtype.itemsize, self.device, trunk=True))
             return ((slice(s, s + 1), r) for s in range(draws.count) for _, r in cuts)
-        varying = [name.rpartition(".")[0] for name in draws.params if name not in draws.constant]
-        width = self.network.width([*varying, *draws.masks])
+        varying = [name for name in draws.params if name not in draws.constant] + [*draws.buffers]
+        width = self.network.width([name.rpartition(".")[0] for name in varying])
         trunk = bool(draws.constant)
         return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk)
 
     def _forward(self, draws: Draws, x: Any) -> Any:
         engine = self._engine or choose(self.network, max(2, draws.count), self.device)
         call = lambda engine: engine.forward(  # noqa: E731
-            self.network, draws.params, x, constant=draws.constant,
-            masks=draws.masks or None, buffers=draws.buffers or None,
+            self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
         )  # fmt: skip
         with torch.no_grad():
             try:
@@ -249,26 +246,59 @@ class WeightPosterior(Posterior):
         """One representative parameter vector a member, [K, P]."""
 
     def _split(self, n: int | None) -> list[int]:
-        """n samples over the members, as evenly as they go."""
-        total = DEFAULT_SAMPLES if n is None else n
-        base, rest = divmod(total, self.members)
-        return [base + (k < rest) for k in range(self.members)]
+        return self.split(DEFAULT_SAMPLES if n is None else n)
 
     def _own_buffers(self, k: int, count: int) -> Params:
         return {name: v[k].expand(count, *v.shape[1:]) for name, v in self.buffers.items()}
 
+    def _own_layers(self, k: int) -> Params:
+        """What member k's layers learned."""
+        if self.layers is None:
+            return {}
+        return self.network.layers.unflatten(self.layers[k].to(self.device))
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """The network at weights drawn from the prior; layers' own trainables as they are."""
+        seed = self.sampling(n, seed, "samples")
+        x = self.check_inputs(x)
+        drawn = []
+        for k, count in enumerate(self.split(n)):
+            if count == 0:
+                continue
+            prior = self.network.bound_prior if self.priors is None else bind(
+                self.priors[k], self.layout
+            )  # fmt: skip
+            flat = prior.sample(count, generator("prior functions", seed, self.ids[k]))
+            params = self.layout.unflatten(flat.to(self.device, self.dtype))
+            own = self._own_layers(k)
+            draws = Draws(
+                {**params, **own}, count, frozenset(own), self._own_buffers(k, count)
+            )
+            drawn.append(self._evaluate(draws, x))
+        f = concatenate(drawn, 0)
+        if not isinstance(f, Tensor):
+            raise Unavailable("functions of a model with several heads are not drawn")
+        return self.likelihood.location(f, 1)
+
     def tensors(self) -> dict[str, Tensor]:
         constants = {f"constant.{k}": v for k, v in self.constants.items()}
         buffers = {f"buffer.{k}": v for k, v in self.buffers.items()}
-        return {"ids": torch.tensor(self.ids), **constants, **buffers}
+        layers = {} if self.layers is None else {"layers": self.layers}
+        return {"ids": torch.tensor(self.ids), **constants, **buffers, **layers}
+
+    def extra(self) -> dict[str, Any]:
+        return {} if self.priors is None else {"priors": self.priors}
 
     @staticmethod
-    def _shared(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    def _shared(tensors: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any]:
         def under(prefix: str) -> Params:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
-        ids = tensors["ids"].tolist()
-        return {"constants": under("constant."), "buffers": under("buffer."), "ids": ids}
+        return {
+            "constants": under("constant."), "buffers": under("buffer."),
+            "ids": tensors["ids"].tolist(), "layers": tensors.get("layers"),
+            "priors": extra.get("priors"),
+        }  # fmt: skip
 
 
 def each(fn: Callable[..., Any], *trees: Any) -> Any:

@@ -12,21 +12,24 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from doxa import checks, store
-from doxa.driver import Callback, Driver, Options
+from doxa import checks, likelihoods, store
+from doxa.data import NoData
+from doxa.driver import Callback, Options
 from doxa.engine import Engine, works
 from doxa.errors import MethodError, NumericalError
 from doxa.layout import Layout
 from doxa.method import Method, as_method
-from doxa.outcome import posteriors_of
+from doxa.outcome import launch
 from doxa.posterior import SamplePosterior
 from doxa.priors import bind
+from doxa.problem import LogDensity
 from doxa.run import Run
 from doxa.runs import RunSpec
 from doxa.sampling.check import check_density, check_gradient
@@ -95,19 +98,16 @@ def sample(
     starts = _starts(density, given, _jitter(jitter), seed, ids)
     run = _run(density, starts, ids, seed)
     options = Options(
-        steps=0, batch_size=1, seed=seed, schedule="constant", callbacks=callbacks,
-        checkpoint_seconds=checkpoint_every,
+        schedule="constant", callbacks=callbacks, checkpoint_seconds=checkpoint_every,
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
-    values = _choose_engine(run, density, engine, options)
+    chosen, values = _engine(run, density, engine)
+    run = replace(run, engine=chosen)
     if checkpoint is not None:
-        options.checkpoint = store.Checkpoints(checkpoint)
         options.fingerprint = _fingerprint(run, density, method, values)
-    result = Driver(run, method, options).drive()
     specs = [RunSpec(seed=seed)]
-    seconds = time.monotonic() - began
-    (posterior,) = posteriors_of(run, method, result, specs, len(ids), seconds)
+    (posterior,), result = launch(run, method, options, specs, checkpoint, began)
     if not isinstance(posterior, SamplePosterior) or result.kept is None:
         raise MethodError(f"{method.name} keeps no draws; sample with nuts, hmc or metropolis")
     if not result.kept:
@@ -151,25 +151,23 @@ def _starts(density: Density, given: list[Any], jitter: float, seed: int, ids: l
 def _run(density: Density, starts: Tensor, ids: list[int], seed: int) -> Run:
     count = len(ids)
     return Run(
-        model=None, likelihood=None, layout=density.layout, prior=bind(None, Layout(())),  # type: ignore[arg-type]
-        data=None, engine=Engine(), members=ids, run_of=[0] * count, seeds=[seed] * count,  # type: ignore[arg-type]
-        n=torch.ones(count, device=starts.device, dtype=starts.dtype), device=starts.device,
-        dtype=starts.dtype, initial=starts, density=density,
+        LogDensity(density, density.layout), likelihoods.likelihood("gaussian"),
+        NoData(starts.device, starts.dtype), Engine(), members=ids, run_of=[0] * count,
+        seeds=[seed] * count, n=torch.ones(count, device=starts.device, dtype=starts.dtype),
+        prior=bind(None, Layout(())), initial=starts,
     )  # fmt: skip
 
 
-def _choose_engine(run: Run, density: Density, engine: str | Engine, options: Options) -> Tensor:
+def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, Tensor]:
     """All chains at once if that works and gives what each chain gives alone; the values [M]."""
-    chosen = Engine("stack", reason="all chains at once, vmap")
+    chosen = Engine("stack", None, reason="all chains at once, vmap")
     if engine != "auto":
         chosen = Engine.parse(engine)
-        options.mode = chosen.mode
     with torch.no_grad():
         alone = torch.cat([density(theta.unsqueeze(0)) for theta in run.start()])
 
     def trial(engine: Engine) -> None:
-        run.engine = engine
-        value, grad = run.joint(run.start(), None, {})
+        value, grad = replace(run, engine=engine).joint(run.start(), run.all_rows(), {})
         loose = 1e-3 if run.dtype.itemsize < 8 else 1e-8
         if value.shape != alone.shape or grad.shape != run.start().shape:
             raise ValueError("its shape is not that of one chain at a time")
@@ -177,20 +175,20 @@ def _choose_engine(run: Run, density: Density, engine: str | Engine, options: Op
             raise ValueError("its value differs from that of one chain at a time")
 
     density.apart = False
-    run.engine = works(chosen, trial)
+    found = works(chosen, trial)
     density.apart = True
-    if run.engine.kind == "loop" and chosen.kind == "stack":
+    if found.kind == "loop" and chosen.kind == "stack":
         log.warning(
             "the log density runs one chain at a time; for speed write it without .item(), "
             "without `if` on tensors and without in-place updates"
         )
-    return alone
+    return found, alone
 
 
 def _fingerprint(run: Run, density: Density, method: Method, values: Tensor) -> str:
     """Tells one run from another; a density is told by its values at the starts."""
     facts = {
-        "method": store.encode(method), "members": run.members, "seeds": run.seeds,
+        "method": store.encode(method), "members": list(run.members), "seeds": list(run.seeds),
         "dtype": str(run.dtype), "shapes": {k: list(v) for k, v in density.shapes.items()},
         "transforms": store.encode(density.transforms),
         "values": [f"{v:.6g}" for v in values.tolist()],

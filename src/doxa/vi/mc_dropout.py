@@ -14,18 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from doxa import store
-from doxa.data import Batch, Pass
+from doxa.data import Batch
 from doxa.errors import MethodError, ModelError
-from doxa.method import Clock, Method, Objective, Run, Stage, State, batch_rows, optimise
-from doxa.model import Model
+from doxa.layers import MaskedDropout, with_input_dropout
+from doxa.method import Clock, Known, Method, Problem, Run, Stage, State, optimise
 from doxa.posterior import ImplicitPosterior, Posterior
-from doxa.stacked import MaskedDropout, add_input_dropout
+from doxa.problem import Network
 
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -57,64 +57,49 @@ class MCDropout(Method):
         if self.insert not in ("hidden", "all", "never"):
             raise MethodError(f"insert must be 'hidden', 'all' or 'never', not {self.insert!r}")
 
-    def prepare(self, model: Model) -> Model:
-        rewritten = model.rewrite(lambda _name, _layer: None)
-        if any(isinstance(layer, MaskedDropout) for layer in rewritten.net.modules()):
-            return rewritten
-        layers = [layer for layer in rewritten.net.modules() if isinstance(layer, _WEIGHTED)]
+    def prepare(self, problem: Problem) -> Problem:
+        """Layers that mask take the method's p; where there are none they are inserted."""
+        net = problem.net.net
+        has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
+        layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
         chosen = layers if self.insert == "all" else layers[1:]
-        if self.insert == "never" or not chosen:
+        if not has and (self.insert == "never" or not chosen):
             raise ModelError(
                 "the network has no dropout layer and none can be inserted: MC dropout needs "
                 "insert='hidden' and two weight layers, or insert='all'"
             )
-        for layer in chosen:
-            add_input_dropout(layer, 0.1 if self.p is None else self.p)
-        return rewritten
+
+        def rule(name: str, layer: nn.Module) -> nn.Module | None:
+            if isinstance(layer, MaskedDropout):
+                return MaskedDropout(self.p or layer.rate or 0.1, layer.channels)
+            inserted = not has and name in chosen
+            return with_input_dropout(layer, self.p or 0.1) if inserted else None
+
+        assert isinstance(problem, Network)
+        return problem.rewrite(rule)
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield optimise(self._objective, run.steps)
 
     def init(self, run: Run) -> State:
-        return {"theta": run.start(), **run.init_buffers()}
-
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        yield optimise(self._objective(run), steps)
+        factor, entropy = self._kl_terms(run, self.rates(run))
+        return {**run.init_network(), "factor": factor, "entropy": entropy}
 
     def rates(self, run: Run) -> dict[str, Tensor]:
-        """The dropout probability of each layer and member: {layer: [M]}."""
+        """The dropout probability of each layer and member, as the buffers that layers are given:
+        {"LAYER.p": [M]}."""
+        layers = (name.removesuffix(".uniform") for name in run.net.sites)
         if self.p is not None or "p" in run.hyper:
-            return {site: run.field(self, "p") for site in run.net.sites}
-        own = {site: run.net._site(site).p for site in run.net.sites}
-        return {site: torch.full_like(run.n, p) for site, p in own.items()}
+            return {f"{layer}.p": run.field(self, "p") for layer in layers}
+        own = {layer: run.net.net.get_submodule(layer).rate for layer in layers}
+        return {f"{layer}.p": torch.full_like(run.n, float(p)) for layer, p in own.items()}  # type: ignore[arg-type]
 
-    def _objective(self, run: Run) -> Objective:
-        rates = self.rates(run)
-        factor, entropy = self._kl_terms(run, rates)
-
-        def objective(
-            run: Run, state: State, batch: Batch, clock: Clock
-        ) -> tuple[Tensor, Tensor, State]:
-            changed = {k: v.clone() for k, v in state.items() if k.startswith("buffer.")}
-            fit, grad = run.grad(
-                state["theta"], batch, masks=self._masks(run, rates, batch_rows(batch), clock),
-                buffers=run.buffers(changed) or None, training=bool(changed),
-            )  # fmt: skip
-            score = factor * run.prior.score(state["theta"])
-            return fit - self._kl(run, state, score) + entropy, grad + score, changed
-
-        return objective
-
-    def _masks(
-        self, run: Run, rates: dict[str, Tensor], rows: int, clock: Clock
-    ) -> dict[str, Tensor]:
-        """A mask a row for every dropout layer: {layer: [M, rows, ...]}."""
-        masks = {}
-        for site, shape in run.net.sites.items():
-            p = rates[site].reshape(-1, *(1,) * (1 + len(shape)))
-            masks[site] = (clock.uniform(rows, *shape) > p).to(run.dtype) / (1 - p)
-        return masks
-
-    def _kl(self, run: Run, state: State, score: Tensor) -> Tensor:
-        """Σ (θ − m)² / 2s²(1 − p), from the score of the prior with its factors: [M]."""
-        return -0.5 * (score * (state["theta"] - run.prior.mean)).sum(1)
+    def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        fit = run.train(params["theta"], params, batch, clock, **self.rates(run))
+        theta = params["theta"].detach()
+        score = params["factor"] * run.prior.score(theta)
+        value = params["entropy"] - _kl(run, theta, score)
+        return fit.value, fit.changed, Known(value, {"theta": lambda grad: grad + score})
 
     def _kl_terms(self, run: Run, rates: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """1/(1 − p) for each masked weight, [M, P], and Σ Q·H(p), [M]."""
@@ -122,7 +107,8 @@ class MCDropout(Method):
             raise MethodError("MC dropout's objective needs Gaussian priors on the weights")
         factor = torch.ones(run.size, run.layout.size, device=run.device, dtype=run.dtype)
         entropy = torch.zeros_like(run.n)
-        for site, p in rates.items():
+        for name, p in rates.items():
+            site = name.removesuffix(".p")
             layer = run.net.masked.get(site)
             if layer is None:
                 continue
@@ -130,29 +116,31 @@ class MCDropout(Method):
             if weight in run.layout.slices:
                 factor[:, run.layout.slices[weight]] = 1 / (1 - p).unsqueeze(1)
             bits = -(p * p.log() + (1 - p) * torch.log1p(-p))
-            entropy += math.prod(run.net.sites[site]) * bits
+            entropy += math.prod(run.net.sites[f"{site}.uniform"].shape) * bits
         return factor, entropy
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        rates = self.rates(run)
         posterior = ImplicitPosterior(
-            theta=state["theta"], rates=rates, **run.common(self), **run.shared(state)
+            theta=state["theta"], values=self.rates(run), **run.common(self), **run.shared(state)
         )
         posterior.objective = self._final_objective(run, state)
         return posterior
 
     def _final_objective(self, run: Run, state: State) -> float:
         """The objective at the answer over all rows, one mask a row; the mean over members."""
-        rates = self.rates(run)
-        factor, entropy = self._kl_terms(run, rates)
-        rows, noise = Pass(run.data, run.run_of, 4096), run.noise("objective")
-        total = entropy - self._kl(run, state, factor * run.prior.score(state["theta"]))
-        for t in range(rows.steps):
-            batch, at = rows.batch(t), torch.tensor(t, device=run.device)
-            clock = Clock(at, at, rows.steps, noise)
-            masks = self._masks(run, rates, batch_rows(batch), clock)
-            with torch.no_grad():
-                total = total + run.log_likelihood(
-                    state["theta"], batch, masks=masks, buffers=run.buffers(state) or None
+        rows, noise = run.passes(), run.noise("objective")
+        score = state["factor"] * run.prior.score(state["theta"])
+        total = state["entropy"] - _kl(run, state["theta"], score)
+        with torch.no_grad():
+            for t in range(rows.count):
+                at = torch.tensor(t, device=run.device)
+                clock = Clock(at, at, rows.count, noise)
+                total = total + run.masked_log_likelihood(
+                    state["theta"], state, rows.batch(t), clock, **self.rates(run)
                 )
         return float((total.double() + run.units_log_jacobian()).mean())
+
+
+def _kl(run: Run, theta: Tensor, score: Tensor) -> Tensor:
+    """Σ (θ − m)² / 2s²(1 − p), from the score of the prior with its factors: [M]."""
+    return -0.5 * (score * (theta - run.prior.mean)).sum(1)

@@ -4,8 +4,7 @@
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
 Blundell et al. (2015). The expected log-likelihood is estimated with one draw θ = μ + σε a member
-and step; its gradient flows to μ as ∇θ and to ρ as ∇θ · ε · sigmoid(ρ). With a Gaussian prior the
-KL is exact; with another, log p is averaged over the same draw. Parameters outside the model's
+and step. With a Gaussian prior the KL is exact; with another, log p is averaged over the same draw. Parameters outside the model's
 subset, and the likelihood's own, are point estimates on the ELBO.
 The family cannot hold correlations, so it is too narrow where the posterior has them.
 """
@@ -13,18 +12,18 @@ The family cannot hold correlations, so it is too narrow where the posterior has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from doxa import linalg, store
-from doxa.data import Batch, Pass
+from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.method import Clock, Method, Run, Stage, State, optimise
+from doxa.method import Clock, Known, Method, Run, Stage, State, averaged, optimise
 from doxa.posterior import GaussianPosterior, Posterior
 
 
@@ -59,95 +58,88 @@ class MeanField(Method):
             )
 
     def init(self, run: Run) -> State:
-        index = run.subset_index()
+        state = run.init_network()
         std = run.field(self, "initial_std").unsqueeze(1)
-        rho = (std.expm1()).log().expand(run.size, len(index))
-        theta = torch.cat([run.start(), rho], 1)
-        return {"theta": theta, "mean": theta.clone(), **run.init_buffers()}
+        rho = std.expm1().log().expand(run.size, len(run.subset_index)).clone()
+        return {**state, "mean": state.pop("theta"), "rho": rho}
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        stage = optimise(self._elbo, steps)
-        first = steps - max(1, math.ceil(self.average * steps))
-        update = stage.step
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield optimise(self._elbo, run.steps, over=("mean", "rho"), average=self.average)
 
-        def averaged(run: Run, state: State, batch: Batch, clock: Clock):  # type: ignore[no-untyped-def]
-            new, info = update(run, state, batch, clock)
-            weight = 1.0 / (clock.t - first + 1).clamp(min=1).to(run.dtype)
-            new["mean"] = torch.lerp(state["mean"], new["theta"], weight)
-            return new, info
+    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        mean, rho = params["mean"], params["rho"]
+        eps = clock.noise(rho.shape[1])
+        theta = add_at(mean, run.subset_where, softplus(rho) * eps)
+        fit = run.train(theta, params, batch, None)
+        value = fit.value
+        if run.prior.precision is None:
+            value = value + run.prior.log_prob(theta)
+        return value, fit.changed, self._known(run, mean.detach(), rho.detach())
 
-        stage.step = averaged
-        yield stage
-
-    def _elbo(
-        self, run: Run, state: State, batch: Batch, clock: Clock
-    ) -> tuple[Tensor, Tensor, State]:
-        size, index = run.layout.size, run.subset_index()
-        mu, rho = state["theta"].split([size, len(index)], 1)
-        eps = clock.noise(len(index))
+    def _known(self, run: Run, mean: Tensor, rho: Tensor) -> Known:
+        """T·H[q], and E_q log p(θ) under a Gaussian prior, with their gradients."""
         std, slope = softplus(rho), torch.sigmoid(rho)
-        theta = _add_at(mu, run.subset_where(), std * eps)
-        changed = {k: v.clone() for k, v in state.items() if k.startswith("buffer.")}
-        fit, grad = run.grad(
-            theta, batch, buffers=run.buffers(changed) or None, training=bool(changed)
-        )
-        value, prior_mu, prior_std = self._prior(run, mu, std, eps, theta)
         temperature = run.field(self, "temperature").unsqueeze(1)
-        entropy = (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
-        grad_std = grad[:, run.subset_where()] * eps + prior_std + temperature / std
-        value = fit + value + temperature.squeeze(1) * entropy
-        return value, torch.cat([grad + prior_mu, grad_std * slope], 1), changed
-
-    def _prior(
-        self, run: Run, mu: Tensor, std: Tensor, eps: Tensor, theta: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """E_q log p(θ) and its gradients in μ and σ: exact for a Gaussian prior."""
-        precision, where = run.prior.precision, run.subset_where()
-        if precision is None:
-            score = run.prior.score(theta)
-            return run.prior.log_prob(theta), score, score[:, where] * eps
-        own = precision[..., where]
-        value = run.prior.log_prob(mu) - 0.5 * (std.square() * own).sum(1)
-        return value, run.prior.score(mu), -std * own
+        value = temperature.squeeze(1) * entropy(std)
+        pull = temperature / std
+        add: dict[str, Callable[[Tensor], Tensor]] = {}
+        precision = run.prior.precision
+        if precision is not None:
+            own = precision[..., run.subset_where]
+            value = value + expected_log_prior(run, mean, std)
+            pull = pull - std * own
+            add["mean"] = lambda grad: run.prior.add_score(grad, mean)
+        add["rho"] = lambda grad: torch.addcmul(grad, pull, slope)
+        return Known(value, add)
 
     def parameters(self, run: Run, state: State) -> Tensor:
-        return state["theta"][:, : run.layout.size]
+        return state["mean"]
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        size, index = run.layout.size, run.subset_index()
-        final = state["mean"] if self.average > 0 else state["theta"]
-        mu, rho = final.split([size, len(index)], 1)
+        mean, std = averaged(state, "mean"), softplus(averaged(state, "rho"))
         posterior = GaussianPosterior(
-            mean=mu, covariance=linalg.Diagonal(softplus(rho).square()),
+            mean=mean, covariance=linalg.Diagonal(std.square()),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
         if self.temperature == 1.0 and "temperature" not in run.hyper:
-            posterior.elbo = self._final_elbo(run, mu, softplus(rho), state)
+            posterior.elbo = self._final_elbo(run, mean, std, state)
         return posterior
 
-    def _final_elbo(self, run: Run, mu: Tensor, std: Tensor, state: State) -> float:
+    def _final_elbo(self, run: Run, mean: Tensor, std: Tensor, state: State) -> float:
         """The bound at the answer, over all rows, with fresh draws; the mean over members."""
-        index = run.subset_index()
-        rows = Pass(run.data, run.run_of, 4096)
-        noise = run.noise("elbo")
-        buffers = run.buffers(state) or None
+        rows, noise = run.passes(), run.noise("elbo")
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
-        for s in range(self.elbo_samples):
-            eps = noise.normal((len(index),), s)
-            theta = _add_at(mu, run.subset_where(), std * eps)
-            for t in range(rows.steps):
-                with torch.no_grad():
-                    fit = run.log_likelihood(theta, rows.batch(t), buffers=buffers)
-                total += fit.double()
-            total += self._prior(run, mu, std, eps, theta)[0].double()
-        entropy = (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(1).double()
-        elbo = total / self.elbo_samples + entropy + run.units_log_jacobian()
+        with torch.no_grad():
+            for s in range(self.elbo_samples):
+                eps = noise.normal((std.shape[1],), s)
+                theta = add_at(mean, run.subset_where, std * eps)
+                for t in range(rows.count):
+                    total += run.log_likelihood(theta, rows.batch(t), state).double()
+                if run.prior.precision is None:
+                    total += run.prior.log_prob(theta).double()
+                else:
+                    total += expected_log_prior(run, mean, std).double()
+        elbo = total / self.elbo_samples + entropy(std).double() + run.units_log_jacobian()
         return float(elbo.mean())
 
 
-def _add_at(base: Tensor, where: slice | Tensor, value: Tensor) -> Tensor:
+def entropy(std: Tensor) -> Tensor:
+    """H[q] of a factorised Gaussian, [M]."""
+    return (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
+
+
+def expected_log_prior(run: Run, mean: Tensor, std: Tensor) -> Tensor:
+    """E_q log p(θ) under a Gaussian prior, [M]."""
+    assert run.prior.precision is not None
+    own = run.prior.precision[..., run.subset_where]
+    return run.prior.log_prob(mean) - 0.5 * (std.square() * own).sum(1)
+
+
+def add_at(base: Tensor, where: slice | Tensor, value: Tensor) -> Tensor:
     """base with `value` added in some columns."""
     if isinstance(where, Tensor):
         return base.index_add(1, where, value)
+    if base.shape[1] == value.shape[1]:
+        return base + value
     parts = [base[:, : where.start], base[:, where] + value, base[:, where.stop :]]
     return torch.cat(parts, 1)

@@ -3,9 +3,9 @@
 A transition of NUTS is no fixed sequence of operations, and one of HMC repeats the same leapfrog
 step many times, which takes minutes to compile as a whole. The step with the gradient in it is
 fixed and small. How it is executed is chosen by measurement when a run begins; where only time can
-tell how often it will be called, it is compiled after so many calls. Both are kept in the state: a
-run that is resumed goes on as it began, bit for bit. What else is repeated follows it: beside a
-compiled gradient a dozen small operations are what takes time.
+tell how often it will be called, it is compiled after so many calls. A checkpoint has both
+(`memory`): a run that is resumed goes on as it began, bit for bit. What else is repeated follows
+it: beside a compiled gradient a dozen small operations are what takes time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from typing import Any
 import torch
 
 from doxa.data import Batch
-from doxa.engine import MODES
 from doxa.execute import Executor, choose_executor, compile_after
-from doxa.method import Clock, Run, State
+from doxa.run import Clock, Run, State
 
 Inner = Callable[[State, Batch, State], State]  # the state, rows, and the values it advances
 Part = Callable[[State], State]
 
-_NEVER = 1e30  # calls; a state must be finite
 _FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by its next call
 
 
@@ -40,15 +38,23 @@ class Recorded:
         self.run, self.inner, self.calls = run, inner, calls
         self._executor: Executor | None = None
         self._state: State = {}
-        self._done, self._after = 0.0, math.inf
+        self._done, self._after = 0, math.inf
 
-    def resume(self, state: State) -> None:
-        """Before a transition: go on as the run that left this state did."""
-        before = int(state["inner.mode"][0]) if self._executor is None else -1
-        if before >= 0:
-            rest = float(state["inner.rest"][0])
-            self._after = rest if rest < _NEVER / 2 else math.inf
-            self._executor = Executor(self._step, MODES[before])
+    @property
+    def mode(self) -> str | None:
+        """How the step is executed; None before that is chosen."""
+        return None if self._executor is None else self._executor.mode
+
+    def memory(self) -> dict[str, Any]:
+        """What a resumed run must know: the mode, and the calls after which it is compiled."""
+        rest = self._after - self._done
+        return {"mode": self.mode, "rest": rest if math.isfinite(rest) else None}
+
+    def resume(self, memory: dict[str, Any]) -> None:
+        """Go on as the run did that left this memory."""
+        if memory["mode"] is not None:
+            self._done, self._after = 0, math.inf if memory["rest"] is None else memory["rest"]
+            self._executor = Executor(self._step, memory["mode"])
 
     def __call__(self, state: State, batch: Batch, clock: Clock, values: State) -> State:
         self._state = state  # for buffers, which stay as they are
@@ -60,16 +66,10 @@ class Recorded:
             return {name: value.clone() for name, value in new.items()}
         return new
 
-    def after(self, state: State) -> State:
-        """The state at the end of a transition, with what a resumed run must know."""
-        if self._executor is None:
-            return state
+    def end_transition(self) -> None:
+        """Compile from the next transition on, where there have been enough calls."""
         if self._done >= self._after:
             self._executor, self._after = Executor(self._step, "compiled"), math.inf
-        like = state["inner.mode"]
-        mode = torch.full_like(like, MODES.index(self._executor.mode))
-        rest = torch.full_like(like, min(self._after - self._done, _NEVER))
-        return {**state, "inner.mode": mode, "inner.rest": rest}
 
     def part(self, inner: Part) -> Part:
         """Another fixed sequence of operations, without a gradient, executed as `inner` is; eagerly
@@ -93,21 +93,10 @@ class Recorded:
         return self.inner(self._state, batch, values), {}
 
     def _chosen(self, batch: Batch, clock: Clock, values: State) -> Executor:
-        if self.run.engine.mode != "eager" or self.run.engine.reason == "asked for":
+        if self.run.engine.mode is not None:
             return Executor(self._step, self.run.engine.mode)
         trial = lambda: (dict(values), batch, clock.t, clock.rate)  # noqa: E731
-        found = choose_executor(self._step, trial, self.run, self.calls, False, worth=1.0)
+        found = choose_executor(self._step, trial, self.run, self.calls, worth=1.0)
         if found.mode in ("eager", "traced"):
             self._after = compile_after(found, trial, self.run)
         return found
-
-
-def start_recorded(like: torch.Tensor) -> State:
-    """How the inner step is executed: the number of the mode, −1 before it is chosen, and the calls
-    after which it is compiled; [M]."""
-    return {"inner.mode": torch.full_like(like, -1.0), "inner.rest": torch.zeros_like(like)}
-
-
-def mode_name(state: State) -> str | None:
-    number = int(state["inner.mode"][0])
-    return MODES[number] if number >= 0 else None

@@ -1,0 +1,125 @@
+"""Random numbers of a stage's steps on the CPU, drawn some steps ahead by the machine's generator.
+
+The counter hash of `doxa.noise` can be captured in a graph, which a GPU needs, but is some forty
+small operations: beside the step of a small network that is as much as the gradient itself. Here
+each member fills a block of the next steps' numbers with a generator seeded by (seed, stage,
+member, call, block): still a pure function of the step, so that nothing random is checkpointed and
+no member depends on which others run. (The generator takes 32 bits of the seed: two of many
+thousand blocks may hold the same numbers.)
+
+A recorded step cannot draw for itself: `listening` notes what a step asks for, and `giving` hands
+those numbers in as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from doxa.noise import Noise, digest
+
+_STEPS = 64  # in a block at most
+_NUMBERS = 1 << 14  # in a member's block, where one step needs fewer
+
+
+class Request(NamedTuple):
+    """What a step asks for: which members' source, the distribution, the shape, which call."""
+
+    source: tuple[object, ...]
+    kind: str
+    shape: tuple[int, ...]
+    call: int
+
+
+class Ahead:
+    """The numbers of a stage's steps, with the interface of `Noise`."""
+
+    def __init__(
+        self, noise: Noise, path: tuple[object, ...] = (), root: Ahead | None = None
+    ) -> None:
+        self.noise, self.path = noise, path
+        self.device, self.dtype = noise.device, noise.dtype
+        self._root = self if root is None else root
+        self._sources: dict[tuple[object, ...], Ahead] = {}
+        self._blocks: dict[Request, tuple[int, Tensor]] = {}
+        self._generator = torch.Generator()
+        self._asked: dict[Request, None] | None = None
+        self._given: Mapping[Request, Tensor] | None = None
+        self._root._sources[path] = self
+
+    def normal(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
+        """[M, *shape] standard normals."""
+        return self._number("normal", shape, step, call)
+
+    def uniform(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
+        """[M, *shape] in (0, 1]."""
+        return self._number("uniform", shape, step, call)
+
+    def part(self, members: slice) -> Ahead:
+        path = (*self.path, (members.start, members.stop))
+        known = self._root._sources.get(path)
+        return known or Ahead(self.noise.part(members), path, self._root)
+
+    def times(self, k: int) -> Ahead:
+        path = (*self.path, k)
+        known = self._root._sources.get(path)
+        return known or Ahead(self.noise.times(k), path, self._root)
+
+    def _number(self, kind: str, shape: Sequence[int], step: Tensor, call: int) -> Tensor:
+        request, root = Request(self.path, kind, tuple(shape), call), self._root
+        if root._given is not None:
+            return root._given[request]
+        if root._asked is not None:
+            root._asked[request] = None
+        return self._draw(request, int(step))
+
+    def drawn(self, request: Request, step: int) -> Tensor:
+        """What a request gets at a step."""
+        return self._root._sources[request.source]._draw(request, step)
+
+    def _draw(self, request: Request, step: int) -> Tensor:
+        length = max(1, min(_STEPS, _NUMBERS // max(1, math.prod(request.shape))))
+        block, place = divmod(step, length)
+        held = self._blocks.get(request)
+        if held is None or held[0] != block:
+            held = self._blocks[request] = block, self._filled(request, block, length)
+        return held[1][place]
+
+    def _filled(self, request: Request, block: int, length: int) -> Tensor:
+        """[length, M, *shape]."""
+        members, noise = self.noise.members, self.noise
+        size = (len(members), length, *request.shape)
+        numbers = torch.empty(size, device=self.device, dtype=self.dtype)
+        for m, member in enumerate(members):
+            name = ("ahead", noise.seed, noise.purpose, member, request.call, block)
+            self._generator.manual_seed(digest(*name) & 0xFFFFFFFF)
+            if request.kind == "normal":
+                numbers[m].normal_(generator=self._generator)
+            else:
+                numbers[m].uniform_(generator=self._generator)
+        if request.kind == "uniform":
+            numbers = numbers.neg_().add_(1.0)  # (0, 1] in place of [0, 1)
+        return numbers.transpose(0, 1).contiguous()
+
+    @contextmanager
+    def listening(self) -> Iterator[dict[Request, None]]:
+        """Note what is asked for."""
+        self._asked = {}
+        try:
+            yield self._asked
+        finally:
+            self._asked = None
+
+    @contextmanager
+    def giving(self, numbers: Mapping[Request, Tensor]) -> Iterator[None]:
+        """Answer from these, and from nothing else."""
+        self._given = numbers
+        try:
+            yield
+        finally:
+            self._given = None

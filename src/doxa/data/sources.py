@@ -1,0 +1,271 @@
+"""How a stage gets its rows: a source says which, and opens a feed of batches.
+
+    mini          random rows, every row once an epoch
+    independent   random rows with replacement: batches that know nothing of each other
+    all           every row, every step
+    pass          every row once, in order; the feed says how many steps that takes
+    tasks         random tasks, each cut into a context and targets (`doxa.data.tasks`)
+
+The batch at step t is a pure function of (seed, stage, member, t): data order needs no checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from doxa.data.batches import Batch, Data, NoData
+from doxa.data.rows import BLOCK_BYTES
+from doxa.errors import MethodError
+from doxa.noise import generator
+
+
+class Feed(Protocol):
+    """Batches by the step. `steps`: how many there are, None where the stage decides."""
+
+    steps: int | None
+
+    def batch(self, t: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Who asks for rows: the members' runs and keys, how many rows at a time, for which stage."""
+
+    data: Data | NoData
+    run_of: Sequence[int]
+    keys: Sequence[str]
+    size: int
+    stage: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Opens a feed; without a data set there is nothing to feed."""
+
+    def open(self, ask: Ask) -> Feed:
+        if isinstance(ask.data, NoData):
+            return NoRows(len(ask.keys), ask.data.device, ask.data.dtype)
+        return self.rows(ask.data, ask)
+
+    @abstractmethod
+    def rows(self, data: Data, ask: Ask) -> Feed: ...
+
+
+@dataclass(frozen=True)
+class Mini(Source):
+    """Random rows. independent: with replacement, else every row once an epoch."""
+
+    independent: bool = False
+
+    def rows(self, data: Data, ask: Ask) -> Feed:
+        return Batches(data, ask.run_of, ask.keys, ask.size, ask.stage, self.independent)
+
+
+@dataclass(frozen=True)
+class All(Source):
+    """Every row, every step."""
+
+    def rows(self, data: Data, ask: Ask) -> Feed:
+        return Pass(data, ask.run_of, repeats=True)
+
+
+@dataclass(frozen=True)
+class OnePass(Source):
+    """Every row once, in order."""
+
+    def rows(self, data: Data, ask: Ask) -> Feed:
+        return Pass(data, ask.run_of, ask.size)
+
+
+SOURCES: dict[str, Source] = {
+    "mini": Mini(), "independent": Mini(independent=True), "all": All(), "pass": OnePass(),
+}  # fmt: skip
+
+
+def source(spec: str | Source) -> Source:
+    """A source from its name, or itself."""
+    if isinstance(spec, Source):
+        return spec
+    if spec not in SOURCES:
+        raise MethodError(f"a stage asks for unknown rows {spec!r}; known: {sorted(SOURCES)}")
+    return SOURCES[spec]
+
+
+class NoRows:
+    """Batches that hold nothing: there is no data set."""
+
+    steps: int | None = None
+
+    def __init__(self, members: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._batch = Batch((), (), torch.ones(members, device=device, dtype=dtype))
+
+    def batch(self, t: int) -> Batch:
+        return self._batch
+
+
+class Batches:
+    """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time."""
+
+    steps: int | None = None
+
+    def __init__(
+        self, data: Data, run_of: Sequence[int], keys: Sequence[object], size: int, stage: str,
+        independent: bool = False,
+    ) -> None:  # fmt: skip
+        self.data = data
+        self.run_of = list(run_of)
+        self.keys = list(keys)
+        self.counts = [len(data.rows[r]) for r in self.run_of]
+        self.sizes = [max(1, min(size, count)) for count in self.counts]  # of each member's own
+        self.size = max(self.sizes)
+        self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
+        self.stage = stage
+        self.independent = independent  # rows with replacement, else every row once an epoch
+        self.scale = torch.tensor(
+            [c / own for c, own in zip(self.counts, self.sizes, strict=True)],
+            device=data.device, dtype=data.dtype,
+        )  # fmt: skip
+        self._real: Tensor | None = None  # [M, B], 0 where a short run is padded
+        if min(self.sizes) < self.size:
+            real = torch.arange(self.size) < torch.tensor(self.sizes)[:, None]
+            self._real = real.to(data.device, data.dtype)
+        self._place = data.place
+        self._runs = torch.tensor(self.run_of, device=self._place)
+        self._orders: dict[tuple[int, int], Tensor] = {}
+        self._ahead: tuple[int, Tensor] | None = None  # row numbers of the next steps
+        self._block: tuple[int, Any, Any, Tensor | None] | None = None
+        x, y = data.take(data.rows[0][:1], torch.tensor(0))
+        row = sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
+        budget = BLOCK_BYTES if data.device.type == "cpu" else 8 * BLOCK_BYTES
+        self.block = max(1, min(64, budget // max(1, row * self.size * len(self.keys))))
+        self.span = self.block * (64 // self.block)
+
+    def _order(self, m: int, epoch: int) -> Tensor:
+        """The rows of member m in the order of an epoch."""
+        if self.sizes[m] == self.counts[m]:  # a batch holds all rows, in whatever order
+            return self.data.rows[self.run_of[m]]
+        key = (m, epoch)
+        if key not in self._orders:
+            self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
+            g = generator("batches", 0, self.stage, self.keys[m], epoch)
+            rows = self.data.rows[self.run_of[m]]
+            if self.independent:
+                drawn = torch.randint(self.counts[m], (self.counts[m],), generator=g)
+            else:
+                drawn = torch.randperm(self.counts[m], generator=g)
+            self._orders[key] = rows[drawn]
+        return self._orders[key]
+
+    def index(self, t: int, steps: int) -> Tensor:
+        """Row numbers of steps t … t + steps − 1: [steps, M, B]."""
+        columns = []
+        for m, (per_epoch, size) in enumerate(zip(self.per_epoch, self.sizes, strict=True)):
+            parts, at, left = [], t, steps
+            while left > 0:
+                epoch, step = divmod(at, per_epoch)
+                count = min(left, per_epoch - step)
+                order = self._order(m, epoch)
+                parts.append(order[step * size : (step + count) * size])
+                at, left = at + count, left - count
+            own = torch.cat(parts).reshape(steps, size)
+            columns.append(torch.cat([own, own[:, :1].expand(-1, self.size - size)], 1))
+        return torch.stack(columns, dim=1)
+
+    def _numbers(self, t: int) -> Tensor:
+        """Row numbers of the block that starts at t, where the rows lie: many blocks are sent
+        there at once, because each sending waits for a GPU to finish."""
+        if self._ahead is None or not self._ahead[0] <= t < self._ahead[0] + self.span:
+            start = t - t % self.span
+            self._ahead = (start, self.index(start, self.span).to(self._place))
+        start, numbers = self._ahead
+        return numbers[t - start : t - start + self.block]
+
+    def batch(self, t: int) -> Batch:
+        if self._block is None or not self._block[0] <= t < self._block[0] + self.block:
+            start = t - t % self.block
+            index = self._numbers(start)
+            x, y = self.data.take(index, self._runs[None, :, None])
+            weight = _gather_weight(self.data, index)
+            if self._real is not None:
+                weight = self._real.expand(index.shape) if weight is None else weight * self._real
+            self._block = (start, x, y, weight)
+        start, x, y, weight = self._block
+        j = t - start
+        shared = len(self.keys) == 1
+        pick = (lambda v: v[j, 0]) if shared else (lambda v: v[j])
+        return Batch(
+            tree_map(pick, x), tree_map(pick, y), self.scale,
+            None if weight is None else weight[j], shared,
+        )  # fmt: skip
+
+
+class Pass:
+    """Every row exactly once, in order, in `count` batches, or again and again; short runs are
+    padded with weight 0."""
+
+    def __init__(
+        self, data: Data, run_of: Sequence[int], size: int | None = None, repeats: bool = False
+    ) -> None:
+        self.data = data
+        self.run_of = list(run_of)
+        counts = [len(data.rows[r]) for r in self.run_of]
+        self.longest = max(counts)
+        self.size = self.longest if size is None else max(1, min(size, self.longest))
+        self.count = math.ceil(self.longest / self.size)
+        self.steps: int | None = None if repeats else self.count
+        self.single = len(set(self.run_of)) == 1
+        self.scale = torch.ones(len(self.run_of), device=data.device, dtype=data.dtype)
+        self._cache: Batch | None = None
+
+    def batch(self, t: int) -> Batch:
+        if self._cache is not None:
+            return self._cache
+        start = t % self.count * self.size  # "all" repeats the one batch at every step
+        stop = min(start + self.size, self.longest)
+        if self.single:
+            run = self.run_of[0]
+            index = self.data.rows[run][start:stop]
+            x, y = self.data.take(index, torch.tensor(run))
+            members = index.expand(len(self.run_of), -1)
+            batch = Batch(x, y, self.scale, _gather_weight(self.data, members))
+        else:
+            index, real = self._padded(start, stop)
+            x, y = self.data.take(index, torch.tensor(self.run_of)[:, None])
+            weight = _gather_weight(self.data, index)
+            real = real.to(self.data.device, self.data.dtype)
+            if weight is not None:
+                real = real * weight
+            padded = weight is not None or not bool(real.all())
+            batch = Batch(x, y, self.scale, real if padded else None, shared=False)
+        if self.count == 1:
+            self._cache = batch
+        return batch
+
+    def _padded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        index = torch.zeros(len(self.run_of), stop - start, dtype=torch.long)
+        real = torch.zeros(index.shape, dtype=torch.bool)
+        for m, r in enumerate(self.run_of):
+            rows = self.data.rows[r][start:stop]
+            index[m, : len(rows)] = rows
+            index[m, len(rows) :] = self.data.rows[r][0]
+            real[m, : len(rows)] = True
+        return index, real
+
+
+def _gather_weight(data: Data, index: Tensor) -> Tensor | None:
+    """Weights of rows [..., M, B]."""
+    if data.weight is None:
+        return None
+    index = index.to(data.weight.device)
+    if data.weight.ndim == 1:
+        return data.weight[index]
+    members = torch.arange(data.weight.shape[0], device=index.device)[:, None]
+    return data.weight[members, index]

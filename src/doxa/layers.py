@@ -1,0 +1,183 @@
+"""Layers that take their noise as an argument, give terms, or have trainables of their own.
+
+A method puts such layers into a copy of the network (`Model.rewrite`). A layer draws nothing and
+keeps nothing: its noise and its terms are *buffers*, swapped in and read out by `functional_call`.
+
+    noise   declared by `noise(x)`, drawn by the run, found in the buffer of that name: a draw a row
+            in training, one draw a function in prediction; None means that there is none
+    terms   named in `gives`; the forward pass sets the buffer, and the caller reads it (a KL, an
+            activation)
+    own     names of trainables that belong to the layer and not to the weights: they are not in
+            the weights' layout, have no weight prior, and start anew for each member
+            (`reset_parameters`)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where noise goes in: what it is drawn from, and its shape.
+
+    shape: without the axis of rows. rows: entries of that axis for each row of x (more than 1 after
+    a reshape [B, T, d] to [B·T, d]); 0 where the noise does not depend on the rows.
+    """
+
+    kind: str  # "normal" or "uniform"
+    shape: Shape
+    rows: int = 1
+
+    def drawn(self, rows: int | None) -> Shape:
+        """The shape of one draw, for so many rows of x; None: once for a whole function."""
+        if self.rows == 0:
+            return self.shape
+        return (1 if rows is None else rows * self.rows, *self.shape)
+
+
+class Slots:
+    """What a layer's batched form reads and writes: tensors by the layer's own names.
+
+    Parameters
+    ----------
+    path: the layer's name. tensors: all of the network's. stacked: whether one has a member axis.
+    terms: where what the layer gives is put, [M, ...].
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tensors: Mapping[str, Tensor],
+        stacked: Callable[[str], bool],
+        terms: dict[str, Tensor],
+    ) -> None:
+        self._prefix = f"{path}." if path else ""
+        self._tensors, self._stacked, self._terms = tensors, stacked, terms
+
+    def take(self, name: str) -> Tensor | None:
+        return self._tensors.get(self._prefix + name)
+
+    def has_axis(self, name: str) -> bool:
+        return self._stacked(self._prefix + name)
+
+    def give(self, name: str, value: Tensor) -> None:
+        self._terms[self._prefix + name] = value
+
+    def child(self, name: str) -> Slots:
+        return Slots(self._prefix + name, self._tensors, self._stacked, self._terms)
+
+
+Value = tuple[Any, bool]  # an activation, and whether it has the member axis
+
+
+class Noisy:
+    """Mixin of layers that take noise, give terms, or have trainables of their own."""
+
+    own: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ()
+    inner: ClassVar[type[nn.Module] | None] = None  # the plain layer that `batched` calls, if any
+
+    def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
+        """{buffer: (kind, shape)} for the input x; a shape that grows with x's rows is noise a
+        row, and its first axis is theirs."""
+        return {}
+
+    # A layer may bring a form for all members at once, which is faster than vmap:
+    #     batched(self, h, has_axis, slots, inner) -> (out, whether it has the member axis)
+    # `inner(h, has_axis)` runs the plain layer of type `inner` on stacked parameters.
+    batched: ClassVar[Any] = None
+
+
+class MaskedDropout(Noisy, nn.Module):
+    """Dropout by given uniforms u: x ∘ 1[u > p] / (1 − p), and the identity without them.
+
+    p is the probability to drop, a buffer, so that members may differ in it. `channels` masks whole
+    channels (Dropout2d).
+    """
+
+    p: Tensor
+    uniform: Tensor | None
+
+    def __init__(self, p: float, channels: bool = False) -> None:
+        super().__init__()
+        self.channels = channels
+        self.rate = float(p)
+        self.register_buffer("p", torch.tensor(p, dtype=torch.float64))
+        self.register_buffer("uniform", None)
+
+    def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
+        if self.rate == 0.0:
+            return {}
+        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else tuple(x.shape)
+        return {"uniform": ("uniform", shape)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.uniform is None else x * mask(self.uniform, self.p)
+
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: Any) -> Value:
+        u = slots.take("uniform")
+        if u is None:
+            return h, has_axis
+        p = slots.take("p")
+        assert p is not None
+        if slots.has_axis("p"):
+            p = p.reshape(-1, *(1,) * (u.ndim - 1))
+        return h * mask(u, p), True  # noise always has the member axis
+
+
+def mask(uniform: Tensor, p: Tensor) -> Tensor:
+    """1[u > p] / (1 − p)."""
+    return (uniform > p).to(uniform.dtype) / (1.0 - p).to(uniform.dtype)
+
+
+class InputDropout(Noisy):
+    """Mixin of layers whose input is masked: W(x ∘ m), with the mask's layer as the child
+    `dropout`; weights keep their names."""
+
+    dropout: MaskedDropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.dropout(x))  # type: ignore[misc]
+
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: Any) -> Value:
+        return inner(*self.dropout.batched(h, has_axis, slots.child("dropout"), None))
+
+
+_dropped: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def with_input_dropout(layer: nn.Module, p: float) -> nn.Module:
+    """A layer with the same tensors under the same names, whose input is masked."""
+    plain = type(layer)
+    if plain not in _dropped:
+        _dropped[plain] = type(f"Dropped{plain.__name__}", (InputDropout, plain), {"inner": plain})
+    new = _dropped[plain].__new__(_dropped[plain])
+    new.__dict__ = {k: copy.copy(v) if isinstance(v, dict) else v for k, v in layer.__dict__.items()}
+    new.dropout = MaskedDropout(p)
+    return new
+
+
+_DROPOUTS: dict[type[nn.Module], bool] = {
+    nn.Dropout: False,
+    nn.Dropout1d: True,
+    nn.Dropout2d: True,
+    nn.Dropout3d: True,
+}
+
+
+def swap_dropout(net: nn.Module) -> None:
+    """Replace dropout layers, in place, by ones that take their noise."""
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            kind = type(child)
+            if kind in _DROPOUTS:
+                setattr(parent, name, MaskedDropout(float(child.p), _DROPOUTS[kind]))  # type: ignore[arg-type]

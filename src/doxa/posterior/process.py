@@ -1,0 +1,103 @@
+"""A posterior over functions themselves: Gaussian processes, neural processes, functional methods.
+
+A subclass says what a member believes of f at some rows, one by one (`marginals`) and together
+(`joint`), and what it believed before the data (`prior_joint`); `predict` gives marginals,
+`functions` draws jointly over rows.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.data import free_memory, rows_of
+from doxa.errors import MemoryBudgetError
+from doxa.layout import Params
+from doxa.noise import Noise
+from doxa.posterior.base import Posterior
+from doxa.predictive import Predictive
+
+
+class ProcessPosterior(Posterior):
+    """An equal mixture over members, each a Gaussian process over functions.
+
+    event: the shape of one target.
+    """
+
+    event: tuple[int, ...]
+
+    @abstractmethod
+    def marginals(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at each row of fitted x, [K, N, *event] each."""
+
+    @abstractmethod
+    def joint(self, x: Any, k: int) -> tuple[Tensor, Tensor]:
+        """Member k's mean of f at all rows, [N, O], and a square root of its covariance over them,
+        [O', N, N], with O' = 1 where all outputs share it."""
+
+    @abstractmethod
+    def prior_joint(self, x: Any, k: int) -> tuple[Tensor, Tensor]:
+        """The same before the data."""
+
+    @abstractmethod
+    def theta(self) -> Params:
+        """The likelihood's parameters, of each member: {name: [K, ...]}."""
+
+    def prepared(self, x: Any) -> Any:
+        """x as the functions above take it."""
+        return self.check_inputs(x)
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """The closed form: a Gaussian for each row, whatever n; `functions` draws jointly."""
+        self.sampling(n, seed, keep)
+        f, variance = (part.to(self.dtype) for part in self.marginals(self.prepared(x)))
+        return Predictive(f, self.likelihood, self.theta(), f_variance=variance)
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Draws of f, jointly over the rows of x: [n, N, ...], in units of y."""
+        return self._jointly(self.joint, x, n, seed, "draws")
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        return self._jointly(self.prior_joint, x, n, seed, "prior")
+
+    def _jointly(self, of: Any, x: Any, n: int, seed: int | None, purpose: str) -> Tensor:
+        seed = self.sampling(n, seed, "samples")
+        x = self.prepared(x)
+        rows = rows_of(x, "x")
+        need = 8 * rows * (4 * rows + n * max(1, torch.Size(self.event).numel()))
+        if need > free_memory(self.device) // 2:
+            raise MemoryBudgetError(
+                f"joint draws at {rows} rows take {need / 2**30:.3g} GiB; ask for fewer rows, or "
+                "for marginals with predict"
+            )
+        drawn = []
+        for k, count in enumerate(self.split(n)):
+            if count == 0:
+                continue
+            mean, root = of(x, k)  # [N, O], [O', N, N]
+            keys = [f"{self.ids[k]}/{j}" for j in range(count)]
+            noise = Noise(seed, purpose, keys, mean.device, mean.dtype)
+            eps = noise.normal(tuple(mean.shape))  # [count, N, O]
+            if len(root) == 1:
+                drawn.append(mean + root[0] @ eps)
+            else:
+                drawn.append(mean + torch.einsum("onm,cmo->cno", root, eps))
+        f = torch.cat(drawn).reshape(n, rows, *self.event).to(self.dtype)
+        return self.likelihood.location(f, 1)
+
+
+def square_root(covariance: Tensor) -> Tensor:
+    """R with RRᵀ = the covariance, which may be singular where rows are close."""
+    size = float(covariance.diagonal().amax())
+    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    for jitter in (1e-13, 1e-11):  # of the largest variance: far below what a draw could show
+        factor, info = torch.linalg.cholesky_ex(covariance + jitter * size * eye)
+        if int(info) == 0:
+            return factor
+    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
+    return vectors * values.clamp_min(0.0).sqrt()

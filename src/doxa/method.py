@@ -14,6 +14,7 @@ from torch import Tensor
 
 from doxa.data import Batch
 from doxa.errors import MethodError
+from doxa.fields import check_fields, rules
 from doxa.model import Model
 from doxa.registry import get_method
 from doxa.run import Clock, Info, Run, State, batch_rows, slice_state
@@ -56,7 +57,8 @@ class Stage:
 
 
 class Method:
-    """Base of all methods: subclasses are frozen dataclasses."""
+    """Base of all methods: subclasses are frozen dataclasses, whose fields declare what they may
+    hold (`doxa.fields`)."""
 
     name: ClassVar[str]
     default_members: ClassVar[int] = 1
@@ -67,9 +69,15 @@ class Method:
     needs_network: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
     regression_only: ClassVar[bool] = False
-    per_run: ClassVar[tuple[str, ...] | None] = (
-        None  # fields a grid may vary; None: it checks itself
-    )
+
+    def __post_init__(self) -> None:
+        """A method that compares two of its fields does so after super().__post_init__()."""
+        check_fields(self)
+
+    @property
+    def per_run(self) -> tuple[str, ...]:
+        """The fields that a grid of runs may vary."""
+        return tuple(name for name, rule in rules(self).items() if rule.per_run)
 
     def prepare(self, model: Model) -> Model:
         """Rewrite the network, on a copy."""

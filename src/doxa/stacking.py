@@ -97,13 +97,12 @@ def _hyper(
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise MethodError(f"grid over unknown fields {unknown}; {method.name} has {sorted(known)}")
-    if method.per_run is not None:
-        common = set(method.settings()) - set(method.per_run)
-        if common & set(fields):
-            raise MethodError(
-                f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
-                f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
-            )
+    common = set(method.settings()) - set(method.per_run)
+    if common & set(fields):
+        raise MethodError(
+            f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
+            f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
+        )
     hyper = {}
     for name in fields:
         if name in OBJECTS:
@@ -112,7 +111,8 @@ def _hyper(
             values = [float(spec.hyper[name]) for spec in specs for _ in range(count)]
         except (TypeError, ValueError) as error:
             raise MethodError(f"a grid stacks numbers only; {name} has {error}") from error
-        for value in {spec.hyper[name] for spec in specs}:
+        given = (spec.hyper[name] for spec in specs)
+        for value in {one.item() if isinstance(one, Tensor) else one for one in given}:
             if name == "lr":
                 checks.positive("lr", value)
             else:

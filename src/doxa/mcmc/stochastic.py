@@ -23,7 +23,6 @@ from torch import Tensor
 
 from doxa.chains import finite
 from doxa.data import Batch
-from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status
 from doxa.method import Clock, Info, Method, Run, State
 from doxa.posterior import Posterior, SamplePosterior, Status
@@ -144,19 +143,3 @@ def plus(base: Tensor, factor: Number, value: Tensor) -> Tensor:
     if isinstance(factor, Tensor):
         return torch.addcmul(base, value, factor)
     return torch.add(base, value, alpha=factor)
-
-
-def check_lengths(method: Method, **least: int) -> None:
-    """Whole numbers of draws and steps, each at least so many."""
-    for name, bound in least.items():
-        value = getattr(method, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-            raise MethodError(f"{name} must be a whole number, at least {bound}, not {value!r}")
-
-
-def check_positive(method: Method, *names: str) -> None:
-    """Positive numbers; None, where it is the default, stands for what `fit` decides."""
-    for name in names:
-        value = getattr(method, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise MethodError(f"{name} must be a positive number, not {value!r}")

@@ -23,7 +23,7 @@ from torch.nn.functional import softplus
 
 from doxa import linalg, store
 from doxa.data import Batch, Pass
-from doxa.errors import MethodError
+from doxa.fields import between, positive, whole
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.posterior import GaussianPosterior, Posterior
 
@@ -44,19 +44,11 @@ class MeanField(Method):
 
     name: ClassVar[str] = "mean-field"
     default_steps: ClassVar[int] = 4000
-    per_run: ClassVar[tuple[str, ...] | None] = ("initial_std", "temperature")
 
-    initial_std: float = 0.05
-    temperature: float = 1.0
-    average: float = 0.25
-    elbo_samples: int = 8
-
-    def __post_init__(self) -> None:
-        if self.initial_std <= 0 or self.temperature <= 0 or not 0 <= self.average < 1:
-            raise MethodError(
-                "mean-field needs initial_std > 0, temperature > 0 and 0 ≤ average < 1, not "
-                f"{self.initial_std}, {self.temperature}, {self.average}"
-            )
+    initial_std: float = positive(0.05, per_run=True)
+    temperature: float = positive(1.0, per_run=True)
+    average: float = between(0.25, 0, 1, "[)")
+    elbo_samples: int = whole(8, least=1)
 
     def init(self, run: Run) -> State:
         index = run.subset_index()

@@ -129,6 +129,8 @@ def test_every_field_a_grid_may_vary_makes_the_run_it_would_be_alone(
 ) -> None:
     case, options = regression, {"dtype": torch.float64, "steps": 5, "members": 2}
     x, y = case.data()
+    known = {key.partition(".")[2] for key in GRIDS if key.startswith(f"{case.name}.")}
+    assert known <= set(case.method().per_run)
     for name in case.method().per_run:
         default = getattr(case.cls(), name) or 2e-4
         values, needed = GRIDS.get(f"{case.name}.{name}", ([0.9 * default, default], {}))

@@ -19,7 +19,7 @@ SOURCE = Path(doxa.__file__).parent
 # From left to right, as the data flows. Parts on one line may not import each other.
 LAYERS = [
     ["errors", "suggest", "interrupt"],
-    ["noise", "layout", "progress", "checks", "chains"],
+    ["noise", "layout", "progress", "checks", "chains", "fields"],
     ["store", "likelihoods", "linalg", "nets", "optim", "stacked", "data_sets"],
     ["priors", "network", "replay", "transforms"],
     ["registry", "data"],

@@ -20,11 +20,11 @@ from torch import Tensor
 from doxa import store
 from doxa.ahead import Ahead
 from doxa.data import Batch, Data, Feed, Pass
+from doxa.engine import Engine
 from doxa.errors import MethodError, StoreError
 from doxa.execute import Executor, choose_executor
 from doxa.interrupt import Interrupts
 from doxa.keeping import storage
-from doxa.engine import Engine
 from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
 from doxa.optim import schedule
 from doxa.progress import Progress

@@ -108,7 +108,9 @@ def fit(
     specs = (runs or Runs()).expand(seed)
     problem = _problem(model, method, likelihood, prior, subset)
     believed = problem.model
-    noise_model = believed.likelihood if believed else likelihoods.likelihood(likelihood or "gaussian")
+    noise_model = (
+        believed.likelihood if believed else likelihoods.likelihood(likelihood or "gaussian")
+    )
     if method.regression_only and not noise_model.is_normal:
         raise MethodError(
             f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"

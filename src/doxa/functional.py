@@ -1,7 +1,7 @@
 """A module as a pure function of one flat row of its trainables.
 
-What a method brings besides a network (a flow, an encoder, a kernel, an auxiliary network) becomes a
-`Functional`: it has a layout, starts anew for each member, and is called on stacked rows [M, P].
+What a method brings besides a network (a flow, an encoder, a kernel, an auxiliary network) becomes
+a `Functional`: it has a layout, starts anew for each member, and is called on stacked rows [M, P].
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def fixed_tensors(net: nn.Module) -> Params:
 
 
 def fresh_rows(
-    net: nn.Module, layout: Layout, starts: Sequence[Start], others: Mapping[str, Tensor] | None = None
+    net: nn.Module,
+    layout: Layout,
+    starts: Sequence[Start],
+    others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """What is in the layout of a newly initialised net, for each (seed, member id), [M, P]; the
     global RNG is left as it was. `others` are entries of the layout that are not the net's."""

@@ -161,7 +161,9 @@ def with_input_dropout(layer: nn.Module, p: float) -> nn.Module:
     if plain not in _dropped:
         _dropped[plain] = type(f"Dropped{plain.__name__}", (InputDropout, plain), {"inner": plain})
     new = _dropped[plain].__new__(_dropped[plain])
-    new.__dict__ = {k: copy.copy(v) if isinstance(v, dict) else v for k, v in layer.__dict__.items()}
+    new.__dict__ = {
+        k: copy.copy(v) if isinstance(v, dict) else v for k, v in layer.__dict__.items()
+    }
     new.dropout = MaskedDropout(p)
     return new
 

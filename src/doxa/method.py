@@ -1,8 +1,8 @@
 """The protocol every method follows.
 
-A method is a frozen dataclass of hyper-parameters. It says what it fits (`prepare`), where it starts
-(`init`), which `Stage`s it runs, and what comes out (`finish`); each stage's step advances all
-members at once.
+A method is a frozen dataclass of hyper-parameters. It says what it fits (`prepare`), where it
+starts (`init`), which `Stage`s it runs, and what comes out (`finish`); each stage's step advances
+all members at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from doxa.data import Batch, Source
 from doxa.errors import MethodError
+from doxa.fields import check_fields, rules
 from doxa.optim import Optimizer
 from doxa.problem import Problem
 from doxa.registry import get_method
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective", "Problem", "Run",
-    "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint", "optimise", "potential", "slice_state", "unfolded",
+    "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint", "optimise",
+    "potential", "slice_state", "unfolded",
 ]  # fmt: skip
 
 
@@ -82,7 +84,8 @@ class Stage:
 
 
 class Method:
-    """Base of all methods: subclasses are frozen dataclasses."""
+    """Base of all methods: subclasses are frozen dataclasses, whose fields declare what they may
+    hold (`doxa.fields`)."""
 
     name: ClassVar[str]
     default_members: ClassVar[int] = 1
@@ -92,9 +95,15 @@ class Method:
     default_validation: ClassVar[float] = 0.0  # of a table's rows, held out to stop in time
     needs_network: ClassVar[bool] = True
     regression_only: ClassVar[bool] = False
-    per_run: ClassVar[tuple[str, ...] | None] = (
-        None  # fields a grid may vary; None: it checks itself
-    )
+
+    def __post_init__(self) -> None:
+        """A method that compares two of its fields does so after super().__post_init__()."""
+        check_fields(self)
+
+    @property
+    def per_run(self) -> tuple[str, ...]:
+        """The fields that a grid of runs may vary."""
+        return tuple(name for name, rule in rules(self).items() if rule.per_run)
 
     @property
     def width(self) -> int:

@@ -1,7 +1,7 @@
 """Optimisers on named stacked tensors, and learning-rate schedules.
 
-One update advances all members of every name: each operation acts on [M, ...]. The rate is a tensor,
-[] or [M, 1], so that it may differ between runs and be an input of a compiled step.
+One update advances all members of every name: each operation acts on [M, ...]. The rate is a
+tensor, [] or [M, 1], so that it may differ between runs and be an input of a compiled step.
 """
 
 from __future__ import annotations

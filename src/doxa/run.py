@@ -392,9 +392,7 @@ class Run:
     ) -> Tensor:
         """The log-likelihood with layers' noise but BatchNorm frozen, [M]."""
         noise = self.layer_noise(clock, batch_rows(batch))
-        return _summed(
-            self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch
-        )
+        return _summed(self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch)
 
     def layer_noise(self, clock: Clock, rows: int) -> Params:
         """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""

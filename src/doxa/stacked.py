@@ -1,7 +1,7 @@
 """A network's forward pass for all members at once, without vmap.
 
-A net made of linear layers, pointwise functions, layer norms and layers that bring a batched form of
-their own (`layers.Noisy`) is traced once with `torch.fx` and replayed on stacked parameters: a
+A net made of linear layers, pointwise functions, layer norms and layers that bring a batched form
+of their own (`layers.Noisy`) is traced once with `torch.fx` and replayed on stacked parameters: a
 linear layer becomes one `baddbmm`. Values that depend on no stacked parameter or noise (a frozen
 trunk, everything before the first dropout) are computed once. A net with anything else is not
 handled here: `Plan.of` returns None and the engine uses vmap.

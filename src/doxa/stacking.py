@@ -35,7 +35,9 @@ def stack(
     """Runs × members as one axis M; the engine is chosen later."""
     count = len(ids)
     run_of = [r for r in range(len(specs)) for _ in ids]
-    if method.needs_network and all(name.startswith("likelihood.") for name in problem.layout.names):
+    if method.needs_network and all(
+        name.startswith("likelihood.") for name in problem.layout.names
+    ):
         raise ModelError("the network has no trainable parameter: requires_grad is False on all")
     if problem.batch_norm:
         _say_batch_norm(problem.net)
@@ -115,13 +117,12 @@ def _hyper(
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise MethodError(f"grid over unknown fields {unknown}; {method.name} has {sorted(known)}")
-    if method.per_run is not None:
-        common = set(method.settings()) - set(method.per_run)
-        if common & set(fields):
-            raise MethodError(
-                f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
-                f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
-            )
+    common = set(method.settings()) - set(method.per_run)
+    if common & set(fields):
+        raise MethodError(
+            f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
+            f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
+        )
     hyper = {}
     for name in fields:
         if name in OBJECTS:
@@ -130,7 +131,8 @@ def _hyper(
             values = [float(spec.hyper[name]) for spec in specs for _ in range(count)]
         except (TypeError, ValueError) as error:
             raise MethodError(f"a grid stacks numbers only; {name} has {error}") from error
-        for value in {spec.hyper[name] for spec in specs}:
+        given = (spec.hyper[name] for spec in specs)
+        for value in {one.item() if isinstance(one, Tensor) else one for one in given}:
             if name == "lr":
                 checks.positive("lr", value)
             else:

@@ -148,7 +148,9 @@ def test_a_network_of_ones_own(numbers, tmp_path, monkeypatch) -> None:
 
 def test_settings_of_a_method_are_flags(numbers, tmp_path) -> None:
     said = doxa("methods", "mc-dropout")
-    assert "--set" in said and "p" in said
+    assert "--set" in said and "allowed" in said
+    assert "0 < p < 1" in " ".join(said.split())
+    assert all(choice in said for choice in ("'hidden'", "'all'", "'never'"))
     doxa(
         "fit",
         numbers,
@@ -182,6 +184,14 @@ def test_the_table_of_methods_lists_every_method() -> None:
         (["fit", "{csv}", "-t", "y", "-m", "deep-ensembel"], "did you mean 'deep-ensemble'"),
         (["fit", "{csv}", "-t", "y", "-m", "mc-dropout", "--set", "q=1"], "no setting 'q'"),
         (["fit", "{csv}", "-t", "y", "-m", "mc-dropout", "--set", "p"], "NAME=VALUE"),
+        (
+            ["fit", "{csv}", "-t", "y", "-m", "mc-dropout", "--set", "p=2"],
+            "0 < p < 1, or None, not 2",
+        ),
+        (
+            ["fit", "{csv}", "-t", "y", "-m", "nuts", "--set", "mass=x"],
+            "'diagonal', 'dense', not 'x'",
+        ),
         (["fit", "{csv}", "-t", "y", "--likelihood", "normal"], "unknown likelihood 'normal'"),
         (["fit", "{csv}", "-t", "y", "--epochs", "2", "--steps", "3"], "not both"),
         (["fit", "{csv}", "-t", "y", "--hidden", "a,b"], "--hidden takes widths"),

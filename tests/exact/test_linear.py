@@ -294,8 +294,12 @@ def test_what_it_cannot_do() -> None:
         doxa.fit(nn.Linear(2, 1).double(), (x, y), doxa.BayesianLinear("rbf"))
     with pytest.raises(MethodError, match="monomials"):
         fit(rows(inputs=40), features="polynomial", degree=6)
-    with pytest.raises(MethodError, match="different shapes"):
+    with pytest.raises(MethodError, match=r"'count'.*a grid may vary.*'degree', 'lengthscale'"):
         fit((x, y), doxa.Runs(grid={"count": [3, 5]}), features="rbf")
+    with pytest.raises(MethodError, match="different shapes"):
+        fit((x, y), doxa.Runs(grid={"degree": [1, 2]}), features="rbf")
+    with pytest.raises(MethodError, match="degree must be a whole number"):
+        fit((x, y), doxa.Runs(grid={"degree": [1, 1.5]}), features="polynomial")
     with pytest.raises(DataError, match="row 3"):
         bad = x.clone()
         bad[3, 1] = math.nan

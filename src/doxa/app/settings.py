@@ -1,7 +1,8 @@
 """A method's hyper-parameters on the command line: its dataclass fields are the flags.
 
 `--set rank=20 --set temperature=0.1` makes `SWAG(rank=20, temperature=0.1)`. Values are read as
-Python literals (numbers, true/false, none, tuples), and as plain text where they are none.
+Python literals (numbers, true/false, none, tuples), and as plain text where they are none. What a
+field declares to allow (`doxa.fields`) is shown beside it and checked by the method.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rich.table import Table
 
 import doxa
 from doxa.errors import MethodError
+from doxa.fields import Choice, Rule, rules
 from doxa.suggest import did_you_mean
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
@@ -27,6 +29,7 @@ def make_method(name: str, settings: Sequence[str] = ()) -> Any:
     """The method with `--set` values applied; a value it refuses is its own error."""
     cls = doxa.get_method(name)
     fields = {field.name for field in dataclasses.fields(cls) if field.init}
+    declared = rules(cls)
     chosen: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -36,17 +39,17 @@ def make_method(name: str, settings: Sequence[str] = ()) -> Any:
         if key not in fields:
             hint = did_you_mean(key, sorted(fields)) if fields else "; it has no settings"
             raise MethodError(f"method {name!r} has no setting {key!r}{hint}")
-        chosen[key] = read_value(text)
+        chosen[key] = read_value(text, declared.get(key))
     try:
         return cls(**chosen)
-    except (TypeError, AttributeError) as error:  # a check in __post_init__ met the wrong type
+    except (TypeError, AttributeError) as error:  # a check of its own met the wrong type
         shown = ", ".join(settings)
         raise MethodError(f"method {name!r} cannot use {shown}: {error}") from error
 
 
-def fields_of(cls: Any) -> list[tuple[str, str, str]]:
-    """(setting, type, default) of every hyper-parameter."""
-    rows = []
+def fields_of(cls: Any) -> list[tuple[str, str, str, str]]:
+    """(setting, type, default, what is allowed) of every hyper-parameter."""
+    rows, declared = [], rules(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
@@ -57,7 +60,8 @@ def fields_of(cls: Any) -> list[tuple[str, str, str]]:
         else:
             default = "required"
         kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
-        rows.append((field.name, str(kind), default))
+        allowed = declared[field.name].words(field.name) if field.name in declared else ""
+        rows.append((field.name, str(kind), default, allowed))
     return rows
 
 
@@ -80,14 +84,17 @@ def show_method(name: str, console: Console) -> None:
     for what in ("paper", "needs", "cost"):
         console.print(f"{what}: {escape(getattr(row, what))}", highlight=False)
     console.print(escape(inspect.cleandoc(cls.__doc__ or "")), highlight=False)
-    table = Table("--set", "type", "default")
+    table = Table("--set", "type", "default", "allowed")
     for field in fields_of(cls):
         table.add_row(*map(escape, field))
     console.print(table if table.row_count else "no settings")
 
 
-def read_value(text: str) -> Any:
+def read_value(text: str, rule: Rule | None = None) -> Any:
+    """The value as it was meant: the name of a choice is a name, also where it reads "none"."""
     text = text.strip()
+    if isinstance(rule, Choice) and text in rule.choices:
+        return text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

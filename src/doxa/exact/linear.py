@@ -27,11 +27,10 @@ from doxa.exact import evidence
 from doxa.exact.features import Basis, random_features
 from doxa.exact.linear_posterior import LinearPosterior, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
+from doxa.fields import flag, one_of, positive, whole
 from doxa.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.posterior import Posterior, Status
-
-_BASES = ("polynomial", "rbf", "fourier")
 
 
 @store.register("linear")
@@ -64,30 +63,21 @@ class BayesianLinear(Method):
     needs_network: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
 
-    features: str | Callable[[Any], Tensor] | None = None
-    degree: int = 3
-    count: int = 50
-    lengthscale: float = 1.0
-    intercept: bool = True
-    prior_std: float | None = None
-    noise: float | None = None
-    fit_by: str | None = "evidence"
+    features: str | Callable[[Any], Tensor] | None = one_of(
+        None, "polynomial", "rbf", "fourier", or_a=Callable, called="a function"
+    )
+    degree: int = whole(3, least=0, per_run=True)
+    count: int = whole(50, least=1)
+    lengthscale: float = positive(1.0, per_run=True)
+    intercept: bool = flag(True)
+    prior_std: float | None = positive(None, per_run=True)
+    noise: float | None = positive(None, per_run=True)
+    fit_by: str | None = one_of("evidence", "ml", None)
 
     def __post_init__(self) -> None:
-        if not (self.features is None or self.features in _BASES or callable(self.features)):
-            raise MethodError(
-                f"features must be None, one of {_BASES} or a function, not {self.features!r}"
-            )
-        if self.fit_by not in ("evidence", "ml", None):
-            raise MethodError(f"fit_by must be 'evidence', 'ml' or None, not {self.fit_by!r}")
-        if self.degree < 0 or self.count < 1 or self.lengthscale <= 0:
-            raise MethodError("degree must be at least 0, count at least 1, lengthscale positive")
+        super().__post_init__()
         if self.degree == 0 and self.features == "polynomial" and not self.intercept:
             raise MethodError("a polynomial of degree 0 without intercept has no features")
-        for name in ("prior_std", "noise"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise MethodError(f"{name} must be positive, not {value}")
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)

@@ -25,6 +25,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
+from doxa.fields import flag, one_of, positive, whole
 from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
 from doxa.function.process import GPPosterior, log_evidence, solve
 from doxa.function.quasi_newton import quasi_newton
@@ -64,31 +65,23 @@ class GP(Method):
     needs_network: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
 
-    kernel: str | KernelSpec | Kernel = "rbf"
-    noise: float | None = None
-    fit_hyper: bool = True
-    lengthscale: float | None = None
-    variance: float | None = None
-    ard: bool = False
-    refine: int = 40
+    kernel: str | KernelSpec | Kernel = one_of(
+        *NAMED, or_a=(Kernel, KernelSpec), called="a gpytorch kernel"
+    )
+    noise: float | None = positive(None, per_run=True)
+    fit_hyper: bool = flag(True)
+    lengthscale: float | None = positive(None, per_run=True)
+    variance: float | None = positive(None, per_run=True)
+    ard: bool = flag(False)
+    refine: int = whole(40, least=0)
 
     def __post_init__(self) -> None:
         if isinstance(self.kernel, Kernel):
             object.__setattr__(self, "kernel", KernelSpec.of(self.kernel) or self.kernel)
-        elif isinstance(self.kernel, str) and self.kernel not in NAMED:
-            raise MethodError(
-                f"kernel must be one of {NAMED} or a gpytorch kernel, not {self.kernel!r}"
-            )
-        elif not isinstance(self.kernel, str | KernelSpec):
-            raise MethodError(f"kernel must be a name or a gpytorch kernel, not {self.kernel!r}")
-        for name in ("noise", "lengthscale", "variance"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise MethodError(f"{name} must be positive, not {value}")
-            if value is not None and name != "noise" and not isinstance(self.kernel, str):
+        super().__post_init__()
+        for name in ("lengthscale", "variance"):
+            if getattr(self, name) is not None and not isinstance(self.kernel, str):
                 raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
-        if self.refine < 0:
-            raise MethodError(f"refine must be at least 0, not {self.refine}")
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
@@ -154,9 +147,7 @@ class GP(Method):
             parts = solve(function(kernel, x, x), y, noise, weight)
             return log_evidence(parts, noise, float(run.n[m]))
 
-        def objective(
-            run: Run, params: State, batch: Batch, clock: Clock
-        ) -> tuple[Tensor, State]:
+        def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
             each = [one(run, batch, m, row) for m, row in enumerate(params["theta"])]
             return torch.stack(each), {}
 

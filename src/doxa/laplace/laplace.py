@@ -26,6 +26,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
+from doxa.fields import flag, one_of, positive, whole
 from doxa.laplace import statistics
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
@@ -64,31 +65,21 @@ class Laplace(Method):
     """
 
     name: ClassVar[str] = "laplace"
-    per_run: ClassVar[tuple[str, ...] | None] = ("temperature",)
 
-    structure: str = "full"
-    predictive: str = "linearised"
-    temperature: float = 1.0
-    tune: str | None = None
-    polish: int = 0
-    train: bool = True
+    structure: str = one_of("full", "diagonal")
+    predictive: str = one_of("linearised", "sampled")
+    temperature: float = positive(1.0, per_run=True)
+    tune: str | None = one_of(None, "evidence")
+    polish: int = whole(0, least=0)
+    train: bool = flag(True)
 
     def __post_init__(self) -> None:
-        if self.structure in ("kronecker", "low-rank"):
+        if isinstance(self.structure, str) and self.structure in ("kronecker", "low-rank"):
             raise MethodError(
                 f"structure={self.structure!r} comes later; use 'diagonal', or 'full' with "
                 "subset='last_layer'"
             )
-        choices = {
-            "structure": ("full", "diagonal"),
-            "predictive": ("linearised", "sampled"),
-            "tune": (None, "evidence"),
-        }
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                raise MethodError(f"{field} must be one of {known}, not {getattr(self, field)!r}")
-        if self.temperature <= 0 or self.polish < 0:
-            raise MethodError("laplace needs temperature > 0 and polish ≥ 0")
+        super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
 

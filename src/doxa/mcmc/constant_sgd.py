@@ -34,10 +34,9 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch, Data
+from doxa.fields import positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
-    check_lengths,
-    check_positive,
     climb,
     report,
 )
@@ -64,18 +63,13 @@ class ConstantSGD(StochasticGradient):
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 32  # the batches are the noise
     rows: ClassVar[str] = "independent"
-    per_run: ClassVar[tuple[str, ...] | None] = ("rate", "temperature")
 
-    draws: int = 100
-    burn_in: int = 500
-    thin: int = 10
-    rate: float | None = None
-    probes: int = 100
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_lengths(self, draws=1, burn_in=0, thin=1, probes=2)
-        check_positive(self, "rate", "temperature")
+    draws: int = whole(100, least=1)
+    burn_in: int = whole(500, least=0)
+    thin: int = whole(10, least=1)
+    rate: float | None = positive(None, per_run=True)
+    probes: int = whole(100, least=2)
+    temperature: float = positive(1.0, per_run=True)
 
     def memory(self, run: Run, theta: Tensor) -> State:
         one = theta.new_zeros(theta.shape[0], 1)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.errors import MethodError
-from doxa.mcmc.stochastic import StochasticGradient, check_lengths, check_positive, rates
+from doxa.fields import between, one_of, positive, whole
+from doxa.mcmc.stochastic import StochasticGradient, rates
 from doxa.method import Clock, Run, Stage, State
 
 
@@ -43,26 +43,15 @@ class CyclicalSGMCMC(StochasticGradient):
 
     name: ClassVar[str] = "cyclical"
     default_rate: ClassVar[float] = 1e-2
-    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
 
-    inner: str = "sgld"
-    cycles: int = 4
-    draws: int = 25
-    thin: int = 10
-    exploration: float = 0.8
-    step: float | None = None
-    friction: float = 0.1
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_lengths(self, cycles=1, draws=1, thin=1)
-        check_positive(self, "step", "temperature")
-        if self.inner not in ("sgld", "sghmc"):
-            raise MethodError(f"inner must be 'sgld' or 'sghmc', not {self.inner!r}")
-        if not 0 <= self.exploration < 1:
-            raise MethodError(f"exploration must lie in [0, 1), not {self.exploration!r}")
-        if not 0 < self.friction <= 1:
-            raise MethodError(f"friction must lie in (0, 1], not {self.friction!r}")
+    inner: str = one_of("sgld", "sghmc")
+    cycles: int = whole(4, least=1)
+    draws: int = whole(25, least=1)
+    thin: int = whole(10, least=1)
+    exploration: float = between(0.8, 0, 1, "[)")
+    step: float | None = positive(None, per_run=True)
+    friction: float = between(0.1, 0, 1, "(]")
+    temperature: float = positive(1.0, per_run=True)
 
     @property
     def explored(self) -> int:

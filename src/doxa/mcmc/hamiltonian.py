@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from doxa.errors import MethodError
 from doxa.mcmc.adaptation import average, seek_step, start_dual, windows
-from doxa.mcmc.kernel import Kernel, check_lengths
+from doxa.mcmc.kernel import Kernel
 from doxa.mcmc.leapfrog import Point, free
-from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
+from doxa.mcmc.mass import learn_mass, observe, start_mass, window_marks
 from doxa.method import Clock, Info, Mark, Marks, Run, State
 
 
@@ -77,11 +76,3 @@ class Hamiltonian(Kernel):
             "ebfmi": ratio.tolist(),
             "transitions": int(state["transitions"].max()),
         }
-
-
-def check(method: Hamiltonian) -> None:
-    check_lengths(method)
-    if not 0 < method.target_accept < 1:
-        raise MethodError("target_accept must lie in (0, 1)")
-    if method.mass not in KINDS:
-        raise MethodError(f"mass must be one of {KINDS}, not {method.mass!r}")

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import MethodError
-from doxa.mcmc.hamiltonian import Hamiltonian, check
+from doxa.fields import between, one_of, positive, whole
+from doxa.mcmc.hamiltonian import Hamiltonian
 from doxa.mcmc.kernel import Move, acceptance
 from doxa.mcmc.leapfrog import DIVERGENT, Point, leapfrog
+from doxa.mcmc.mass import KINDS
 from doxa.method import Clock, Info, Run, State
 from doxa.recorded import Recorded
 
@@ -50,23 +51,15 @@ class HMC(Hamiltonian):
 
     name: ClassVar[str] = "hmc"
     default_members: ClassVar[int] = 4
-    per_run: ClassVar[tuple[str, ...] | None] = ("target_accept", "temperature")
 
-    draws: int = 500
-    burn_in: int = 500
-    leapfrog: int = 20
-    target_accept: float = 0.8
-    thin: int = 1
-    temperature: float = 1.0
-    mass: str = "diagonal"
-    jitter: float = 0.3
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.leapfrog < 1:
-            raise MethodError("leapfrog must be at least 1")
-        if not 0 < self.jitter <= 1:
-            raise MethodError("jitter must lie in (0, 1]")
+    draws: int = whole(500, least=1)
+    burn_in: int = whole(500, least=0)
+    leapfrog: int = whole(20, least=1)
+    target_accept: float = between(0.8, 0, 1, "()", per_run=True)
+    thin: int = whole(1, least=1)
+    temperature: float = positive(1.0, per_run=True)
+    mass: str = one_of(*KINDS)
+    jitter: float = between(0.3, 0, 1, "(]")
 
     def captures(self, run: Run) -> bool:
         """On a GPU a whole transition becomes one graph; on the CPU one leapfrog step at a time is

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch
-from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status, worries
 from doxa.mcmc.leapfrog import Density
 from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
@@ -177,10 +176,3 @@ def _energies(state: State, energy: Tensor, count: Tensor) -> State:
         "energy.square": state["energy.square"] + away * (energy - mean),
         "energy.jumps": state["energy.jumps"] + jump.square(),
     }  # fmt: skip
-
-
-def check_lengths(method: Kernel) -> None:
-    if min(method.draws, method.thin) < 1 or method.burn_in < 0:
-        raise MethodError("draws and thin must be at least 1, burn_in at least 0")
-    if not method.temperature > 0:
-        raise MethodError("temperature must be positive")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import MethodError
-from doxa.mcmc.kernel import Kernel, acceptance, check_lengths
+from doxa.fields import one_of, positive, whole
+from doxa.mcmc.kernel import Kernel, acceptance
 from doxa.mcmc.leapfrog import free, push
 from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
 from doxa.method import Clock, Info, Mark, Marks, Run, State
@@ -43,21 +43,13 @@ class Metropolis(Kernel):
     name: ClassVar[str] = "metropolis"
     default_members: ClassVar[int] = 4
     tallied: ClassVar[tuple[str, ...]] = ("accept", "undefined")
-    per_run: ClassVar[tuple[str, ...] | None] = ("scale", "temperature")
 
-    draws: int = 2000
-    burn_in: int = 2000
-    scale: float = 1.0
-    thin: int = 1
-    temperature: float = 1.0
-    covariance: str = "dense"
-
-    def __post_init__(self) -> None:
-        check_lengths(self)
-        if not 0 < self.scale < float("inf"):
-            raise MethodError("scale must be positive")
-        if self.covariance not in KINDS:
-            raise MethodError(f"covariance must be one of {KINDS}, not {self.covariance!r}")
+    draws: int = whole(2000, least=1)
+    burn_in: int = whole(2000, least=0)
+    scale: float = positive(1.0, per_run=True)
+    thin: int = whole(1, least=1)
+    temperature: float = positive(1.0, per_run=True)
+    covariance: str = one_of(*KINDS, default="dense")
 
     def own_state(self, run: Run, unfixed: Tensor) -> State:
         moving = unfixed.sum(1).clamp(min=1)

@@ -27,11 +27,9 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import MethodError
+from doxa.fields import between, one_of, positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
-    check_lengths,
-    check_positive,
     report,
     step_size,
 )
@@ -56,25 +54,16 @@ class MinibatchMH(StochasticGradient):
     """
 
     name: ClassVar[str] = "minibatch-mh"
-    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
     rows: ClassVar[str] = "independent"
     batch_norm: ClassVar[str] = "BatchNorm is frozen at the statistics that the network came with"
 
-    draws: int = 500
-    burn_in: int = 1000
-    thin: int = 10
-    proposal: str = "langevin"
-    step: float | None = None
-    target_accept: float | None = None
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_lengths(self, draws=1, burn_in=0, thin=1)
-        check_positive(self, "step", "temperature")
-        if self.proposal not in _TARGET:
-            raise MethodError(f"proposal must be one of {sorted(_TARGET)}, not {self.proposal!r}")
-        if self.target_accept is not None and not 0 < self.target_accept < 1:
-            raise MethodError(f"target_accept must lie in (0, 1), not {self.target_accept!r}")
+    draws: int = whole(500, least=1)
+    burn_in: int = whole(1000, least=0)
+    thin: int = whole(10, least=1)
+    proposal: str = one_of(*_TARGET)
+    step: float | None = positive(None, per_run=True)
+    target_accept: float | None = between(None, 0, 1, "()")
+    temperature: float = positive(1.0, per_run=True)
 
     def memory(self, run: Run, theta: Tensor) -> State:
         zero = theta.new_zeros(run.size, 1)

@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import MethodError
-from doxa.mcmc.hamiltonian import Hamiltonian, check
+from doxa.fields import between, one_of, positive, whole
+from doxa.mcmc.hamiltonian import Hamiltonian
 from doxa.mcmc.kernel import Move
+from doxa.mcmc.mass import KINDS
 from doxa.mcmc.tree import Parts, close, grow, join, plant, sprout
 from doxa.method import Clock, Info, Run, State
 from doxa.recorded import Recorded
@@ -45,21 +46,15 @@ class NUTS(Hamiltonian):
 
     name: ClassVar[str] = "nuts"
     default_members: ClassVar[int] = 4
-    per_run: ClassVar[tuple[str, ...] | None] = ("target_accept", "temperature")
     tallied: ClassVar[tuple[str, ...]] = (*Hamiltonian.tallied, "depth", "saturated")
 
-    draws: int = 500
-    burn_in: int = 500
-    target_accept: float = 0.8
-    max_depth: int = 10
-    mass: str = "diagonal"
-    thin: int = 1
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not 1 <= self.max_depth <= 20:
-            raise MethodError("max_depth must lie between 1 and 20")
+    draws: int = whole(500, least=1)
+    burn_in: int = whole(500, least=0)
+    target_accept: float = between(0.8, 0, 1, "()", per_run=True)
+    max_depth: int = whole(10, least=1, most=20)
+    mass: str = one_of(*KINDS)
+    thin: int = whole(1, least=1)
+    temperature: float = positive(1.0, per_run=True)
 
     def captures(self, run: Run) -> bool:
         return False

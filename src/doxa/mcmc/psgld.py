@@ -31,10 +31,9 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
+from doxa.fields import between, one_of, positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
-    check_lengths,
-    check_positive,
     climb,
     held,
     report,
@@ -59,26 +58,18 @@ class PSGLD(StochasticGradient):
     """
 
     name: ClassVar[str] = "psgld"
-    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
 
-    draws: int = 100
-    burn_in: int = 1000
-    thin: int = 10
-    step: float | None = None
-    smoothing: float = 0.99
-    floor: float = 1e-3
-    correction: str = "freeze"
-    temperature: float = 1.0
+    draws: int = whole(100, least=1)
+    burn_in: int = whole(1000, least=0)
+    thin: int = whole(10, least=1)
+    step: float | None = positive(None, per_run=True)
+    smoothing: float = between(0.99, 0, 1, "[)")
+    floor: float = positive(1e-3)
+    correction: str = one_of("freeze", "none", "gamma")
+    temperature: float = positive(1.0, per_run=True)
 
     def __post_init__(self) -> None:
-        check_lengths(self, draws=1, burn_in=0, thin=1)
-        check_positive(self, "step", "floor", "temperature")
-        if not 0 <= self.smoothing < 1:
-            raise MethodError(f"smoothing must lie in [0, 1), not {self.smoothing!r}")
-        if self.correction not in ("none", "gamma", "freeze"):
-            raise MethodError(
-                f"correction must be 'none', 'gamma' or 'freeze', not {self.correction!r}"
-            )
+        super().__post_init__()
         if self.correction == "freeze" and not self.burn_in:
             raise MethodError(
                 "correction='freeze' adapts in burn-in only: burn_in must be above 0, or "

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.mcmc.stochastic import StochasticGradient, check_lengths, check_positive, step_size
+from doxa.fields import between, positive, whole
+from doxa.mcmc.stochastic import StochasticGradient, step_size
 from doxa.method import Clock, Run, State
 
 
@@ -47,22 +48,18 @@ class SGHMC(StochasticGradient):
     """
 
     name: ClassVar[str] = "sghmc"
-    per_run: ClassVar[tuple[str, ...] | None] = ("step", "friction", "temperature")
 
-    draws: int = 100
-    burn_in: int = 1000
-    thin: int = 10
-    step: float | None = None
-    friction: float = 0.1
-    gradient_noise: float = 0.0
-    temperature: float = 1.0
+    draws: int = whole(100, least=1)
+    burn_in: int = whole(1000, least=0)
+    thin: int = whole(10, least=1)
+    step: float | None = positive(None, per_run=True)
+    friction: float = between(0.1, 0, 1, "(]", per_run=True)
+    gradient_noise: float = between(0.0, 0, 1, "[)")
+    temperature: float = positive(1.0, per_run=True)
 
     def __post_init__(self) -> None:
-        check_lengths(self, draws=1, burn_in=0, thin=1)
-        check_positive(self, "step", "temperature")
-        if not 0 < self.friction <= 1:
-            raise MethodError(f"friction must lie in (0, 1], not {self.friction!r}")
-        if not 0 <= self.gradient_noise < self.friction:
+        super().__post_init__()
+        if self.gradient_noise >= self.friction:
             raise MethodError(
                 f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): what is left "
                 "of the friction has its noise added"

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.errors import MethodError
-from doxa.mcmc.stochastic import StochasticGradient, check_lengths, check_positive, rates
+from doxa.fields import between, positive, whole
+from doxa.mcmc.stochastic import StochasticGradient, rates
 from doxa.method import Clock, Run, State
 
 
@@ -46,24 +46,18 @@ class SGLD(StochasticGradient):
 
     name: ClassVar[str] = "sgld"
     default_rate: ClassVar[float] = 1e-2
-    per_run: ClassVar[tuple[str, ...] | None] = ("step", "temperature")
 
-    draws: int = 100
-    burn_in: int = 1000
-    thin: int = 10
-    step: float | None = None
-    decay: float = 0.55
-    delay: float = 1000.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_lengths(self, draws=1, burn_in=0, thin=1)
-        check_positive(self, "step", "delay", "temperature")
-        if self.decay != 0 and not 0.5 < self.decay <= 1:
-            raise MethodError(
-                f"decay={self.decay!r} breaks Σ η_t = ∞ or Σ η_t² < ∞ of η_t = a (b + t)^−decay: "
-                "it lies in (0.5, 1], or is 0 for a constant step"
-            )
+    draws: int = whole(100, least=1)
+    burn_in: int = whole(1000, least=0)
+    thin: int = whole(10, least=1)
+    step: float | None = positive(None, per_run=True)
+    decay: float = between(
+        0.55, 0.5, 1, "(]", also=(0,),
+        because="a falling step η_t = a (b + t)^−decay needs Σ η_t = ∞ and Σ η_t² < ∞, "
+        "and 0 keeps it constant",
+    )  # fmt: skip
+    delay: float = positive(1000.0)
+    temperature: float = positive(1.0, per_run=True)
 
     def sizes(self, run: Run, steps: int) -> Tensor:
         at = torch.arange(steps, dtype=torch.float64)
@@ -71,4 +65,6 @@ class SGLD(StochasticGradient):
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         theta, eta, t = state["theta"], clock.rate, run.setting(self, "temperature")
-        return {"theta": theta + eta * grad + (2.0 * eta * t) ** 0.5 * clock.noise(*theta.shape[1:])}
+        return {
+            "theta": theta + eta * grad + (2.0 * eta * t) ** 0.5 * clock.noise(*theta.shape[1:])
+        }

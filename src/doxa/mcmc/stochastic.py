@@ -7,14 +7,13 @@ is the full-data potential, estimated on a batch, and a step size η multiplies 
 descent on the mean loss does at that rate: one number serves small and large data sets alike.
 
 A method of this family says how θ moves (`move`), and perhaps at which rates; its file is otherwise
-its settings. Dropout is off. BatchNorm is in training mode with running statistics of each chain's own, which
-all draws of that chain share.
+its settings. Dropout is off. BatchNorm is in training mode with running statistics of each chain's
+own, which all draws of that chain share.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from doxa.chains import finite
 from doxa.data import Batch
-from doxa.errors import MethodError
 from doxa.mcmc.convergence import chain_status
 from doxa.method import (
     Clock,
@@ -157,19 +155,3 @@ def rates(run: Run, method: Method, shape: Tensor) -> Tensor:
     if isinstance(size, Tensor):
         return (shape[:, None, None] * size.double()).to(run.dtype)
     return (shape * size).to(run.dtype)
-
-
-def check_lengths(method: Method, **least: int) -> None:
-    """Whole numbers of draws and steps, each at least so many."""
-    for name, bound in least.items():
-        value = getattr(method, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-            raise MethodError(f"{name} must be a whole number, at least {bound}, not {value!r}")
-
-
-def check_positive(method: Method, *names: str) -> None:
-    """Positive numbers; None, where it is the default, stands for what `fit` decides."""
-    for name in names:
-        value = getattr(method, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise MethodError(f"{name} must be a positive number, not {value!r}")

@@ -89,7 +89,9 @@ class GaussianPosterior(WeightPosterior):
         prefix = "covariance."
         state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
         covariance = linalg.structure(extra["structure"], state)
-        new = cls(**common, **cls._shared(tensors, extra), mean=tensors["mean"], covariance=covariance)
+        new = cls(
+            **common, **cls._shared(tensors, extra), mean=tensors["mean"], covariance=covariance
+        )
         new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
         return new
 

@@ -17,16 +17,14 @@ from doxa.posterior.weights import Draws, WeightPosterior
 class ImplicitPosterior(WeightPosterior):
     """A function is the network under one draw of the noise that its layers take.
 
-    theta: [K, P], the point weights. values: what layers are given besides, of each member, {buffer:
-    [K, ...]} (dropout's p).
+    theta: [K, P], the point weights. values: what layers are given besides, of each member:
+    {buffer: [K, ...]} (dropout's p).
     """
 
     kind = "implicit"
     objective: float | None = None
 
-    def __init__(
-        self, *args: Any, theta: Tensor, values: Params | None = None, **kw: Any
-    ) -> None:
+    def __init__(self, *args: Any, theta: Tensor, values: Params | None = None, **kw: Any) -> None:
         super().__init__(*args, **kw)
         self.theta = theta
         self.values = values or {}
@@ -57,7 +55,9 @@ class ImplicitPosterior(WeightPosterior):
         keys = [f"{self.ids[k]}/{j}" for j in range(count)]
         drawn = {}
         for name, site in self.network.sites.items():
-            source = Noise(seed, f"masks/{name.removesuffix('.uniform')}", keys, self.device, self.dtype)
+            source = Noise(
+                seed, f"masks/{name.removesuffix('.uniform')}", keys, self.device, self.dtype
+            )
             draw = source.normal if site.kind == "normal" else source.uniform
             drawn[name] = draw(site.drawn(None))
         return drawn
@@ -79,8 +79,6 @@ class ImplicitPosterior(WeightPosterior):
         values = {k[6:]: v for k, v in tensors.items() if k.startswith("value.")}
         # until now only dropout's rates were kept, by layer
         values |= {f"{k[5:]}.p": v for k, v in tensors.items() if k.startswith("rate.")}
-        new = cls(
-            **common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values
-        )
+        new = cls(**common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values)
         new.objective = extra.get("objective")
         return new

@@ -62,7 +62,9 @@ class MixturePosterior(Posterior):
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
         counts = self._chosen(n, seed)
-        return torch.cat([p.functions(x, c, seed) for p, c in zip(self.parts, counts, strict=True) if c])
+        return torch.cat(
+            [p.functions(x, c, seed) for p, c in zip(self.parts, counts, strict=True) if c]
+        )
 
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Of the parts, as often as each is believed now."""

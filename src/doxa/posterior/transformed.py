@@ -55,7 +55,9 @@ class TransformedPosterior(Posterior):
     kind = "transformed"
 
     def __init__(self, base: Posterior, transform: Transform) -> None:
-        super().__init__(base.model, base.method, base.base_likelihood, base.scales, base.inputs, base.ids)
+        super().__init__(
+            base.model, base.method, base.base_likelihood, base.scales, base.inputs, base.ids
+        )
         self.base = base
         self.transform = transform
         self.record = base.record

@@ -36,7 +36,8 @@ _HEAVY = 4e6  # rows × weights
 class Draws:
     """Parameters of `count` functions; those named in `constant` are common to all of them.
 
-    `buffers` are layers' noise and values, and BatchNorm's statistics. Parameters that are elsewhere, such as on disk, come to the `device` with their part."""
+    `buffers` are layers' noise and values, and BatchNorm's statistics. Parameters that are
+    elsewhere, such as on disk, come to the `device` with their part."""
 
     params: Params
     count: int
@@ -271,9 +272,7 @@ class WeightPosterior(Posterior):
             flat = prior.sample(count, generator("prior functions", seed, self.ids[k]))
             params = self.layout.unflatten(flat.to(self.device, self.dtype))
             own = self._own_layers(k)
-            draws = Draws(
-                {**params, **own}, count, frozenset(own), self._own_buffers(k, count)
-            )
+            draws = Draws({**params, **own}, count, frozenset(own), self._own_buffers(k, count))
             drawn.append(self._evaluate(draws, x))
         f = concatenate(drawn, 0)
         if not isinstance(f, Tensor):

@@ -20,7 +20,7 @@ from doxa.transforms import Shape, Transform
 
 log = logging.getLogger("doxa")
 
-LogDensity = Callable[[Params], Tensor]
+Written = Callable[[Params], Tensor]
 
 
 class Density:
@@ -34,7 +34,7 @@ class Density:
 
     def __init__(
         self,
-        log_density: LogDensity,
+        log_density: Written,
         shapes: Mapping[str, Shape],
         transforms: Mapping[str, Transform],
     ) -> None:

@@ -33,7 +33,7 @@ from doxa.problem import LogDensity
 from doxa.run import Run
 from doxa.runs import RunSpec
 from doxa.sampling.check import check_density, check_gradient
-from doxa.sampling.density import Density, LogDensity
+from doxa.sampling.density import Density, Written
 from doxa.sampling.draws import Draws
 from doxa.sampling.start import check_value, free_starts, parse_constraints, parse_init, spread
 from doxa.sampling.verdict import judge
@@ -43,7 +43,7 @@ log = logging.getLogger("doxa")
 
 
 def sample(
-    log_density: LogDensity,
+    log_density: Written,
     init: Any,
     method: str | Method | type[Method] = "nuts",
     members: int | Sequence[int] = 4,

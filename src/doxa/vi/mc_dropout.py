@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ModelError
+from doxa.fields import between, one_of
 from doxa.layers import MaskedDropout, with_input_dropout
 from doxa.method import Clock, Known, Method, Problem, Run, Stage, State, optimise
 from doxa.posterior import ImplicitPosterior, Posterior
@@ -46,16 +47,11 @@ class MCDropout(Method):
 
     name: ClassVar[str] = "mc-dropout"
     default_validation: ClassVar[float] = 0.1
-    per_run: ClassVar[tuple[str, ...] | None] = ("p",)
 
-    p: float | None = None
-    insert: str = "hidden"
-
-    def __post_init__(self) -> None:
-        if self.p is not None and not 0.0 < self.p < 1.0:
-            raise MethodError(f"p is the probability to drop, 0 < p < 1, not {self.p}")
-        if self.insert not in ("hidden", "all", "never"):
-            raise MethodError(f"insert must be 'hidden', 'all' or 'never', not {self.insert!r}")
+    p: float | None = between(
+        None, 0, 1, "()", because="it is the probability to drop", per_run=True
+    )
+    insert: str = one_of("hidden", "all", "never")
 
     def prepare(self, problem: Problem) -> Problem:
         """Layers that mask take the method's p; where there are none they are inserted."""

@@ -4,8 +4,8 @@
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
 Blundell et al. (2015). The expected log-likelihood is estimated with one draw θ = μ + σε a member
-and step. With a Gaussian prior the KL is exact; with another, log p is averaged over the same draw. Parameters outside the model's
-subset, and the likelihood's own, are point estimates on the ELBO.
+and step. With a Gaussian prior the KL is exact; with another, log p is averaged over the same draw.
+Parameters outside the model's subset, and the likelihood's own, are point estimates on the ELBO.
 The family cannot hold correlations, so it is too narrow where the posterior has them.
 """
 
@@ -22,7 +22,7 @@ from torch.nn.functional import softplus
 
 from doxa import linalg, store
 from doxa.data import Batch
-from doxa.errors import MethodError
+from doxa.fields import between, positive, whole
 from doxa.method import Clock, Known, Method, Run, Stage, State, averaged, optimise
 from doxa.posterior import GaussianPosterior, Posterior
 
@@ -43,19 +43,11 @@ class MeanField(Method):
 
     name: ClassVar[str] = "mean-field"
     default_steps: ClassVar[int] = 4000
-    per_run: ClassVar[tuple[str, ...] | None] = ("initial_std", "temperature")
 
-    initial_std: float = 0.05
-    temperature: float = 1.0
-    average: float = 0.25
-    elbo_samples: int = 8
-
-    def __post_init__(self) -> None:
-        if self.initial_std <= 0 or self.temperature <= 0 or not 0 <= self.average < 1:
-            raise MethodError(
-                "mean-field needs initial_std > 0, temperature > 0 and 0 ≤ average < 1, not "
-                f"{self.initial_std}, {self.temperature}, {self.average}"
-            )
+    initial_std: float = positive(0.05, per_run=True)
+    temperature: float = positive(1.0, per_run=True)
+    average: float = between(0.25, 0, 1, "[)")
+    elbo_samples: int = whole(8, least=1)
 
     def init(self, run: Run) -> State:
         state = run.init_network()

@@ -140,7 +140,7 @@ ROWS = (
         "Random-walk Metropolis on the full data, its proposal learned in burn-in",
         "Metropolis et al. 1953; Haario et al. 2001", "a few dozen parameters at most",
         "10⁴ evaluations and more",
-        gives="exact draws of a few parameters, without gradients",
+        gives="draws of a few parameters, without gradients",
         short={"draws": 20, "burn_in": 20},
         demo=Demo(left_out="a random walk does not get around in 2,700 dimensions"),
         docs="sampling.md"),

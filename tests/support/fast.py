@@ -142,7 +142,7 @@ def grid(cls: Any, row: Row) -> dict[str, list[Any]]:
     for name in free:
         if isinstance(known[name], float) and known[name] != 0:
             return {name: [0.5 * known[name], known[name]]}
-    return {"lr": [3e-3, 1e-2]} if trains(row) else {}
+    return {"lr": [0.3 * cls.default_rate, cls.default_rate]} if trains(row) else {}
 
 
 def trains(row: Row) -> bool:

@@ -26,40 +26,39 @@ from doxa.model import Model
 from doxa.posterior import MixturePosterior, Posterior, load
 from doxa.predictive import Predictive
 from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
-from doxa.registry import get_method, methods
+from doxa.registry import ROWS, get_method, methods
 from doxa.runs import Runs, Sweep
 from doxa.sampling import Draws, sample
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import diagnose, evaluate
-    from doxa.ensemble.deep import DeepEnsemble
-    from doxa.exact.linear import BayesianLinear
-    from doxa.function.gp import GP
-    from doxa.laplace.laplace import Laplace
-    from doxa.mcmc.constant_sgd import ConstantSGD
-    from doxa.mcmc.cyclical import CyclicalSGMCMC
-    from doxa.mcmc.hmc import HMC
-    from doxa.mcmc.metropolis import Metropolis
-    from doxa.mcmc.minibatch_mh import MinibatchMH
-    from doxa.mcmc.nuts import NUTS
-    from doxa.mcmc.psgld import PSGLD
-    from doxa.mcmc.sghmc import SGHMC
-    from doxa.mcmc.sgld import SGLD
-    from doxa.point.map import MAP
-    from doxa.vi.mc_dropout import MCDropout
-    from doxa.vi.mean_field import MeanField
+    from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
+    from doxa.exact.linear import BayesianLinear as BayesianLinear
+    from doxa.function.gp import GP as GP
+    from doxa.laplace.laplace import Laplace as Laplace
+    from doxa.mcmc.constant_sgd import ConstantSGD as ConstantSGD
+    from doxa.mcmc.cyclical import CyclicalSGMCMC as CyclicalSGMCMC
+    from doxa.mcmc.hmc import HMC as HMC
+    from doxa.mcmc.metropolis import Metropolis as Metropolis
+    from doxa.mcmc.minibatch_mh import MinibatchMH as MinibatchMH
+    from doxa.mcmc.nuts import NUTS as NUTS
+    from doxa.mcmc.psgld import PSGLD as PSGLD
+    from doxa.mcmc.sghmc import SGHMC as SGHMC
+    from doxa.mcmc.sgld import SGLD as SGLD
+    from doxa.point.map import MAP as MAP
+    from doxa.vi.mc_dropout import MCDropout as MCDropout
+    from doxa.vi.mean_field import MeanField as MeanField
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "GP", "HMC", "MAP", "NUTS", "PSGLD", "SGHMC", "SGLD", "BayesianLinear", "Bernoulli",
-    "Categorical", "ConstantSGD", "CyclicalSGMCMC", "DeepEnsemble", "Draws", "Engine",
-    "FanInNormal", "Gaussian", "HeteroscedasticGaussian", "Laplace", "LaplacePrior", "MCDropout",
-    "MeanField", "Method", "Metropolis", "MinibatchMH", "MixturePosterior", "Model", "Normal",
+    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "Gaussian",
+    "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
     "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
     "Sweep", "diagnose", "errors", "evaluate", "fit", "get_method", "load", "methods", "nets",
     "sample", "transforms",
 ]  # fmt: skip
+__all__ += [row.class_name for row in ROWS]  # the methods themselves
 
 
 def __getattr__(name: str) -> Any:
@@ -67,6 +66,6 @@ def __getattr__(name: str) -> Any:
     if name in ("diagnose", "evaluate"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():
-        if row.target.endswith(f":{name}"):
+        if row.class_name == name:
             return get_method(row.name)
     raise AttributeError(f"module 'doxa' has no attribute {name!r}")

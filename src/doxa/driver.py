@@ -220,8 +220,7 @@ class Driver:
         """Score the current parameters on the held-out rows; True when no member may improve.
         A member that is not due, has waited long enough or diverged keeps its best."""
         run = self.run
-        assert isinstance(run.data, Data)
-        held = replace(run.data, rows=run.data.validation or [], weight=None)
+        held = replace(run.rows, rows=run.rows.validation or [], weight=None)
         rows = Pass(held, run.run_of, 4096)
         total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
         with torch.no_grad():

@@ -205,9 +205,8 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
         chosen = choose(run.net, run.size * width, run.device)
     if own:
         return chosen
-    assert isinstance(run.data, Data)
     wide = run.times(width) if width > 1 else run
-    rows = Batches(run.data, wide.run_of, wide.keys, min(run.settings.batch_size, 8), "trial")
+    rows = Batches(run.rows, wide.run_of, wide.keys, min(run.settings.batch_size, 8), "trial")
     zero = torch.zeros((), device=run.device)
     clock = Clock(zero, zero, 1, wide.noise("trial"))
     state = wide.init_network()
@@ -227,7 +226,7 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
 
 def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:
     """Tells one fit from another: what would make a checkpoint meaningless if it differed."""
-    assert isinstance(run.data, Data)
+    data = run.rows
     digest = hashlib.sha256()
     facts = {
         "method": store.encode(method), "steps": run.steps, "batch": run.settings.batch_size,
@@ -237,17 +236,17 @@ def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[Run
         "members": list(run.members), "seeds": list(run.seeds), "dtype": str(run.dtype),
         "grid": [repr(dict(spec.hyper)) for spec in specs],
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
-        "rows": [len(r) for r in run.data.rows], "total": run.data.total,
+        "rows": [len(r) for r in data.rows], "total": data.total,
     }  # fmt: skip
     digest.update(json.dumps(facts, sort_keys=True).encode())
-    leaves = tree_flatten((run.data.x, run.data.y))[0]
-    leaves += [t for t in (run.data.weight, run.initial) if t is not None]
+    leaves = tree_flatten((data.x, data.y))[0]
+    leaves += [t for t in (data.weight, run.initial) if t is not None]
     fixed = {} if run.problem.model is None else run.net.fixed
     leaves += [t.flatten() for t in fixed.values()]
     for leaf in leaves:
         part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
         digest.update(part.double().numpy().tobytes())
-    for rows in run.data.rows:
+    for rows in data.rows:
         digest.update(rows.numpy().tobytes())
     return digest.hexdigest()
 

@@ -158,7 +158,8 @@ def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
     """The trainable parameters: where each lies, its fan-in, and where a prior is centred; and
     those that belong to layers, which are no weights."""
     owners = {id(p): module for module in net.modules() for p in module.parameters(recurse=False)}
-    weights, own = [], []
+    weights: list[Entry] = []
+    own: list[Entry] = []
     for name, p in net.named_parameters():
         if not p.requires_grad:
             continue

@@ -117,9 +117,8 @@ def _judge(posterior: Posterior, result: Progressed, rows: slice) -> None:
 
 def _validation_score(posterior: Posterior, run: Run, r: int) -> float:
     """Mean log predictive of the held-out rows, in the units of y."""
-    assert isinstance(run.data, Data)
-    x, y = run.data.held_out(r)
-    scales = run.data.scales[r].to(run.device, torch.float64)
+    x, y = run.rows.held_out(r)
+    scales = run.rows.scales[r].to(run.device, torch.float64)
     if scales.x_loc is not None:
         x = tree_map(
             lambda t, loc, scale: t.double() * scale + loc if t.is_floating_point() else t,

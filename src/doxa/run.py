@@ -160,6 +160,13 @@ class Run:
         """How long `fit` was asked to optimise."""
         return self.settings.steps
 
+    @property
+    def rows(self) -> Data:
+        """The data set; an error where there is none."""
+        if not isinstance(self.data, Data):
+            raise MethodError("this method needs data, and a bare log density has none")
+        return self.data
+
     @cached_property
     def keys(self) -> list[str]:
         """Who each row is: what its noise and its data order depend on."""
@@ -257,8 +264,7 @@ class Run:
 
     def passes(self, size: int = 4096) -> Pass:
         """Every row once, `size` at a time."""
-        assert isinstance(self.data, Data)
-        return Pass(self.data, self.run_of, size)
+        return Pass(self.rows, self.run_of, size)
 
     @cached_property
     def free(self) -> Tensor | None:
@@ -305,14 +311,13 @@ class Run:
 
     def units_log_jacobian(self) -> Tensor:
         """log |d fitted / dy| of each member's rows: densities are reported in units of y. [M]"""
-        assert isinstance(self.data, Data)
         each = []
         for m, r in enumerate(self.run_of):
-            scale = self.data.scales[r].y_scale
+            scale = self.rows.scales[r].y_scale
             if scale is None:
                 each.append(0.0)
                 continue
-            event = self.data.y[0].numel()
+            event = self.rows.y[0].numel()
             logs = torch.as_tensor(scale).double().log()
             each.append(-float(self.n[m]) * float(logs.sum()) * (event / max(1, logs.numel())))
         return torch.tensor(each, dtype=torch.float64, device=self.device)

@@ -63,8 +63,7 @@ def _with_weights(run: Run, method: Method) -> Run:
     weights = method.row_weights(run)
     if weights is None:
         return run
-    data = run.data
-    assert isinstance(data, Data)
+    data = run.rows
     if weights.shape != (run.size, data.total):
         raise MethodError(
             f"{method.name} gives row weights of shape {list(weights.shape)}, not one for each "

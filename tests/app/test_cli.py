@@ -175,6 +175,19 @@ def test_the_table_of_methods_lists_every_method() -> None:
     said = doxa("methods")
     for row in package.methods():
         assert row.name in said
+    typed = doxa("methods", "--markdown")
+    assert typed == " ".join(package.methods().markdown().split())
+
+
+def test_a_method_is_shown_as_its_row_describes_it() -> None:
+    said = doxa("methods", "laplace")
+    assert "for: regression, classification gives: evidence, uncertainty after training" in said
+    assert "model selection by: evidence" in said
+    assert "described in: docs/methods.md" in said
+    said = doxa("methods", "gp")
+    assert "for: regression gives" in said and "extra: pip install 'doxa[gp]'" in said
+    assert "model selection by: ELBO" in doxa("methods", "mean-field")
+    assert "model selection" not in doxa("methods", "hmc")
 
 
 @pytest.mark.parametrize(

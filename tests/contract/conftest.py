@@ -1,9 +1,8 @@
 """Every registered method × every task it has, as fixtures that a test asks for by name.
 
 `case` is all of them, `trained` those that train a network, `regression` and `classification` one
-task; each runs on the CPU and, marked `gpu`, on a GPU. A method joins by being registered. What it
-needs to be quick is in `FAST`; what makes a run hopeless, a single step, or a grid of its own is
-there too, and has a default.
+task; each runs on the CPU and, marked `gpu`, on a GPU. A method joins by its row in the registry,
+which also says what makes it quick; `fast` derives the rest from its fields.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import importlib
 import importlib.util
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from short import SETTINGS
+from fast import Fast, fast, trains
 from torch import Tensor
 
 import doxa
@@ -27,117 +26,6 @@ from doxa.registry import Row
 
 N = 40
 STEPS = 60
-
-
-@dataclass(frozen=True)
-class Fast:
-    """Settings for a small machine; `settings` go to the method, `options` to `fit`."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    one_step: dict[str, Any] = field(default_factory=dict)
-    many_steps: dict[str, Any] = field(default_factory=dict)  # where engines are compared
-    hopeless: dict[str, Any] = field(default_factory=dict)
-    hopeless_options: dict[str, Any] = field(default_factory=lambda: {"lr": 1e6})
-    changed: dict[str, Any] = field(default_factory=dict)  # settings that are not the defaults
-    rounding: float = 1e-8  # of float64, grown by a fit: a burn-in that adapts is chaotic
-    grid: dict[str, list[Any]] = field(default_factory=lambda: {"lr": [3e-3, 1e-2]})
-
-
-FAST = {
-    "hmc": Fast(
-        SETTINGS["hmc"],
-        one_step={"draws": 1, "burn_in": 0, "leapfrog": 2},
-        many_steps={"draws": 20, "burn_in": 0, "leapfrog": 2},
-        hopeless={"draws": 4, "burn_in": 0, "leapfrog": 1},
-        hopeless_options={},
-        changed={"draws": 7, "target_accept": 0.7},
-        rounding=1e-6,
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "nuts": Fast(
-        SETTINGS["nuts"],
-        one_step={"draws": 1, "burn_in": 0, "max_depth": 2},
-        many_steps={"draws": 20, "burn_in": 0, "max_depth": 2},
-        hopeless={"draws": 4, "burn_in": 0, "max_depth": 1},
-        hopeless_options={},
-        changed={"draws": 7, "target_accept": 0.7, "mass": "dense"},
-        rounding=1e-4,
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "metropolis": Fast(
-        SETTINGS["metropolis"],
-        one_step={"draws": 1, "burn_in": 0, "scale": 0.05},
-        many_steps={"draws": 20, "burn_in": 0, "scale": 0.05},
-        hopeless={"draws": 4, "burn_in": 0, "scale": 100.0},
-        hopeless_options={},
-        changed={"draws": 7, "scale": 0.7, "covariance": "diagonal"},
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "sgld": Fast(
-        SETTINGS["sgld"],
-        one_step={"draws": 1, "burn_in": 0},
-        many_steps={"draws": 20, "burn_in": 20},
-        hopeless={"step": 1e6},
-        hopeless_options={},
-        changed={"draws": 7, "decay": 0.0, "step": 0.01},
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "psgld": Fast(
-        SETTINGS["psgld"],
-        one_step={"draws": 1, "burn_in": 0, "correction": "none"},
-        many_steps={"draws": 20, "burn_in": 20},
-        hopeless={"step": 1e6},
-        hopeless_options={},
-        changed={"draws": 7, "correction": "gamma", "smoothing": 0.9},
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "sghmc": Fast(
-        SETTINGS["sghmc"],
-        one_step={"draws": 1, "burn_in": 0},
-        many_steps={"draws": 20, "burn_in": 20},
-        hopeless={"step": 1e6},
-        hopeless_options={},
-        changed={"draws": 7, "friction": 0.2, "gradient_noise": 0.01},
-        grid={"step": [1e-4, 2e-4]},
-    ),
-    "constant-sgd": Fast(
-        SETTINGS["constant-sgd"],
-        one_step={"draws": 1, "burn_in": 0, "probes": 2},
-        many_steps={"draws": 20, "burn_in": 10, "rate": 0.01},
-        hopeless={"rate": 1e6},
-        hopeless_options={},
-        changed={"draws": 7, "rate": 0.1},
-        grid={"rate": [0.01, 0.03]},
-    ),
-    "cyclical": Fast(
-        SETTINGS["cyclical"],
-        one_step={"cycles": 1, "draws": 1, "exploration": 0.0},
-        many_steps={"cycles": 2, "draws": 10},
-        hopeless={"step": 1e6},
-        hopeless_options={},
-        changed={"inner": "sghmc", "cycles": 3, "friction": 0.2},
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "minibatch-mh": Fast(
-        SETTINGS["minibatch-mh"],
-        one_step={"draws": 1, "burn_in": 0, "step": 1e-4},
-        many_steps={"draws": 20, "burn_in": 0, "step": 1e-4},
-        hopeless={"draws": 8, "burn_in": 0, "step": 1e6},
-        hopeless_options={},
-        changed={"draws": 7, "proposal": "walk", "target_accept": 0.3},
-        grid={"temperature": [0.5, 1.0]},
-    ),
-    "mean-field": Fast(
-        changed={"initial_std": 0.02, "elbo_samples": 3}, grid={"initial_std": [0.02, 0.1]}
-    ),
-    "mc-dropout": Fast(changed={"p": 0.2, "insert": "all"}, grid={"p": [0.05, 0.3]}),
-    "laplace": Fast(
-        changed={"structure": "diagonal", "temperature": 0.5}, grid={"temperature": [0.5, 1.0]}
-    ),
-    "linear": Fast(grid={}),
-    "gp": Fast(grid={}),
-}
 
 
 @dataclass(frozen=True)
@@ -161,7 +49,7 @@ class Case:
 
     @property
     def fast(self) -> Fast:
-        return FAST.get(self.name, Fast())
+        return fast(self.name)
 
     @property
     def cls(self) -> Any:
@@ -169,8 +57,7 @@ class Case:
 
     @property
     def trains(self) -> bool:
-        """The others bring their own functions, found without drawing anything."""
-        return self.row.family not in ("exact", "process")
+        return trains(self.row)
 
     def method(self, **settings: Any) -> Any:
         return self.cls(**{**self.fast.settings, **settings})
@@ -191,7 +78,6 @@ class Case:
             "device": self.device,
             "dtype": torch.float32,
             "progress": False,
-            **self.fast.options,
             **options,
         }
         network = chosen.pop("net") if "net" in chosen else self.net()

@@ -43,7 +43,8 @@ def test_the_order_of_members_does_not_matter(trained: Any, assert_close: Check)
 
 def test_early_stopping_is_each_members_own(trained: Any, assert_close: Check) -> None:
     """A member that has stopped is not taken up again because others go on."""
-    options = {"dtype": torch.float64, "validation": 0.3, "patience": 1, "lr": 0.3}
+    high = 30 * trained.cls.default_rate
+    options = {"dtype": torch.float64, "validation": 0.3, "patience": 1, "lr": high}
     together = trained.fit(members=3, **options)
     for k in range(3):
         alone = trained.fit(members=[k], **options)

@@ -64,7 +64,22 @@ def test_the_table_names_a_task_and_a_paper(case: Any) -> None:
     assert set(case.row.tasks) <= {"regression", "classification"}
     assert case.row.paper
     assert case.row.summary
+    assert case.row.gives
     assert case.name in repr(doxa.methods())
+
+
+def test_the_settings_that_a_row_names_are_the_methods_own(case: Any) -> None:
+    for settings in (case.row.short, case.row.demo.settings):
+        method = case.cls(**settings)
+        assert {name: getattr(method, name) for name in settings} == dict(settings)
+
+
+def test_a_row_needs_no_more_than_what_it_always_had() -> None:
+    """As rows of other packages do."""
+    row = doxa.registry.Row("n", "m:C", "point", "what it is", "a paper", "a network", "1")
+    assert (row.module, row.class_name) == ("m", "C")
+    assert row.demo.left_out == "" and not row.short
+    assert "| `n` | what it is | 1 |  |" in doxa.registry.MethodTable([row]).markdown()
 
 
 def test_a_regression_method_refuses_classes(case: Any) -> None:

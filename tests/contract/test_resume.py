@@ -72,7 +72,8 @@ def test_killed_after_a_checkpoint(case: Any, answers: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 def test_with_early_stopping(trained: Any, error: Any, answers: Any, tmp_path: Path) -> None:
     """An epoch is 3 steps, so that three validations without gain come after step 10."""
-    options = {"validation": 0.3, "patience": 3, "batch_size": 8, "lr": 0.05}
+    high = 5 * trained.cls.default_rate
+    options = {"validation": 0.3, "patience": 3, "batch_size": 8, "lr": high}
     want = trained.fit(**options)
     every = 0 if error is Killed else 30
     got = interrupted(trained, tmp_path / "run", error, 10, checkpoint_every=every, **options)

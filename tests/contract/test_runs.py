@@ -112,7 +112,8 @@ def test_nothing_to_select_by(case: Any) -> None:
 
 def test_early_stopping_is_each_runs_own(trained: Any, assert_close: Check) -> None:
     options = {
-        "dtype": torch.float64, "validation": 0.3, "patience": 1, "lr": 0.1, "batch_size": 8,
+        "dtype": torch.float64, "validation": 0.3, "patience": 1, "batch_size": 8,
+        "lr": 10 * trained.cls.default_rate,
     }  # fmt: skip
     sweep = trained.fit(runs=doxa.Runs(rows=ROWS), **options)
     for posterior, spec in zip(sweep, sweep.specs, strict=True):

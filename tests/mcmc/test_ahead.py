@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-
 from doxa.mcmc.ahead import Ahead
+
 from doxa.noise import Noise
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 import doxa
 from doxa.errors import MethodError
 from doxa.fields import Choice, Rule, rules
+from doxa.registry import Row
 from doxa.suggest import did_you_mean
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
@@ -69,20 +70,38 @@ def show_methods(console: Console) -> None:
     """The table of methods; what does not fit a narrow terminal is in `doxa methods NAME`."""
     columns = {"name": "method", "family": "family", "summary": "what it is"}
     if console.width >= 120:
-        columns |= {"needs": "needs", "cost": "cost (MAP = 1)", "paper": "paper"}
+        columns |= {"gives": "gives", "cost": "cost (MAP = 1)", "paper": "paper"}
+    if console.width >= 160:
+        columns |= {"needs": "needs"}
     table = Table(*columns.values())
     for row in doxa.methods():
         table.add_row(*(escape(getattr(row, name)) for name in columns))
     console.print(table)
-    console.print("doxa methods NAME lists a method's settings, cost and paper")
+    console.print("doxa methods NAME lists a method's settings, what it needs, its cost and paper")
+
+
+def facts_of(row: Row) -> dict[str, str]:
+    """What a row says of its method beyond what it is; nothing where it says nothing."""
+    numbers = [word for word, has in (("evidence", row.evidence), ("ELBO", row.elbo)) if has]
+    facts = {
+        "for": ", ".join(row.tasks),
+        "gives": row.gives,
+        "model selection by": ", ".join(numbers),
+        "needs": row.needs,
+        "extra": f"pip install 'doxa[{row.extra}]'" if row.extra else "",
+        "cost": row.cost,
+        "paper": row.paper,
+        "described in": f"docs/{row.docs}" if row.docs else "",
+    }
+    return {what: said for what, said in facts.items() if said}
 
 
 def show_method(name: str, console: Console) -> None:
     """One method: what it is, where it comes from, its settings."""
     row, cls = doxa.methods()[name], doxa.get_method(name)
     console.print(f"[bold]{escape(row.name)}[/] ({escape(row.family)}): {escape(row.summary)}")
-    for what in ("paper", "needs", "cost"):
-        console.print(f"{what}: {escape(getattr(row, what))}", highlight=False)
+    for what, said in facts_of(row).items():
+        console.print(f"{what}: {escape(said)}", highlight=False)
     console.print(escape(inspect.cleandoc(cls.__doc__ or "")), highlight=False)
     table = Table("--set", "type", "default", "allowed")
     for field in fields_of(cls):

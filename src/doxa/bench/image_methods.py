@@ -20,7 +20,9 @@ from doxa.errors import MethodError
 from doxa.evaluate.density import features
 from doxa.predictive import Predictive
 
-REGRESSION_ONLY = ("gp", "linear")
+REGRESSION_ONLY = tuple(
+    sorted(row.name for row in doxa.methods() if "classification" not in row.tasks)
+)
 
 
 @dataclass(frozen=True)

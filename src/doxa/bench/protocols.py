@@ -246,6 +246,21 @@ def _gp(problem: Problem, _name: str) -> Answer:
     return Answer(list(problem.fit(doxa.GP(ard=True), 0, steps=100)))
 
 
+def _as_it_comes(name: str) -> Callable[[Problem, str], Answer]:
+    """A method of which nothing is said here: its own settings, as long as mean-field."""
+
+    def fit(problem: Problem, _name: str) -> Answer:
+        if not doxa.get_method(name).needs_network:
+            return Answer(list(problem.fit(name, 0)))
+        sweep = problem.fit(
+            name, likelihood="gaussian", epochs=400 if problem.small else 40, batch_size=32,
+            lr=0.01, schedule="cosine",
+        )  # fmt: skip
+        return Answer(list(sweep))
+
+    return fit
+
+
 _HEADS = (
     "heteroscedastic head, 40 epochs, B = 32; the rate (.005 constant, .01 or .02 decaying) and "
     "the prior, N(0, .3²) or N(0, 1), by the last fifth of the training splits, refitted on all"
@@ -316,4 +331,12 @@ PROTOCOLS: dict[str, Protocol] = {
         )
         for name in ("metropolis", "minibatch-mh")
     },
+}
+PROTOCOLS |= {
+    row.name: Protocol(
+        "its own settings, N(0, 1) prior, 400 epochs (40 on large sets), B = 32, rate .01 decaying",
+        _as_it_comes(row.name),
+    )
+    for row in doxa.methods()
+    if "regression" in row.tasks and row.name not in PROTOCOLS
 }

@@ -86,20 +86,20 @@ def random_features(basis: Basis, run: Run, count: int, lengthscale: Tensor) -> 
     """Centres or frequencies of each member, [M, count, D], from its own seed and rows."""
     if basis.kind not in ("rbf", "fourier"):
         return {}
-    inputs = _matrix(run.data.take(run.data.rows[0][:1])[0]).shape[-1]
+    inputs = _matrix(run.rows.take(run.rows.rows[0][:1])[0]).shape[-1]
     lengthscale = lengthscale.double()
     if basis.kind == "fourier":
         noise = run.noise("features")
         waves = noise.normal((count, inputs)).double() / lengthscale[:, None, None]
         phases = 2 * math.pi * noise.uniform((count,), 1).double()
         return {"frequencies": waves, "phases": phases}
-    count = min(count, *(len(rows) for rows in run.data.rows))
+    count = min(count, *(len(rows) for rows in run.rows.rows))
     centres = []
     for r, seed, member in zip(run.run_of, run.seeds, run.members, strict=True):
-        rows = run.data.rows[r]
+        rows = run.rows.rows[r]
         g = generator("centres", seed, member)
         chosen = rows[torch.randperm(len(rows), generator=g)[:count].sort().values]
-        centres.append(_matrix(run.data.take(chosen, torch.tensor(r))[0]))
+        centres.append(_matrix(run.rows.take(chosen, torch.tensor(r))[0]))
     return {"centres": torch.stack(centres), "lengthscale": lengthscale}
 
 

@@ -94,9 +94,9 @@ class BayesianLinear(Method):
         state = {f"features.{name}": value for name, value in tensors.items()}
         if run.problem.model is not None:
             state["theta"] = run.net.given().expand(run.size, -1).clone()
-        x, _ = run.data.take(run.data.rows[0][:1], torch.tensor(0))
+        x, _ = run.rows.take(run.rows.rows[0][:1], torch.tensor(0))
         size = self._phi(run, state, basis, x, 0).shape[-1]
-        outputs = run.data.y[0].numel()
+        outputs = run.rows.y[0].numel()
         zeros = lambda *shape: torch.zeros(  # noqa: E731
             run.size, *shape, device=run.device, dtype=torch.float64
         )
@@ -193,7 +193,7 @@ class BayesianLinear(Method):
             ),
             log_noise=log_noise.reshape(run.size, *own).to(run.dtype),
             log_std=state["log_std"], event=event, theta=state.get("theta"),
-            weighted=run.data.weight is not None,
+            weighted=run.rows.weight is not None,
         )  # fmt: skip
         floor = 0.5 * (1.1e-14 * state["square"] / run.n.double()[:, None] + 1.1e-300).log()
         if learned and bool((state["log_noise"] <= floor).any()):
@@ -214,5 +214,5 @@ def _degree_size(run: Run, degree: int) -> int:
     """Monomials of degree 1 to `degree` of the run's inputs."""
     from doxa.exact.features import monomials
 
-    x = run.data.take(run.data.rows[0][:1])[0]
+    x = run.rows.take(run.rows.rows[0][:1])[0]
     return len(monomials(x[0].numel(), degree))

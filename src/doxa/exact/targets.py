@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 def event_of(run: Run) -> Shape:
     """The shape of one target."""
-    return tuple(run.data.y.shape[1:])
+    return tuple(run.rows.y.shape[1:])
 
 
 def check_gaussian(run: Run, name: str) -> Gaussian:
@@ -45,7 +45,7 @@ def given_noise(run: Run, method: Method) -> tuple[Likelihood, Tensor | None]:
         log_noise = run.constants["log_noise"].double()
         return likelihood, log_noise.reshape(run.size, -1).expand(run.size, outputs)
     noise = run.field(method, "noise").double()  # [M]
-    scales = torch.stack([_scale(run.data.scales[r].y_scale, outputs) for r in run.run_of])
+    scales = torch.stack([_scale(run.rows.scales[r].y_scale, outputs) for r in run.run_of])
     log_noise = noise[:, None].log() - scales.to(noise.device).log()
     return replace(likelihood, noise=float(noise[0]), per_output=False), log_noise
 

@@ -87,7 +87,7 @@ class GP(Method):
         check_gaussian(run, self.name)
         if run.problem.model is not None:
             raise ModelError("gp brings its own functions: pass None instead of a network")
-        if not isinstance(run.data.x, Tensor) or run.data.x.ndim > 2:
+        if not isinstance(run.rows.x, Tensor) or run.rows.x.ndim > 2:
             raise DataError("gp needs x as one array [N, D]")
         rows = [self._start(run, m) for m in range(run.size)]
         theta = torch.stack(rows).to(run.device)
@@ -100,9 +100,9 @@ class GP(Method):
     def _start(self, run: Run, m: int) -> Tensor:
         """Initial logarithms of one member: the kernel's, then the noise if it is learned."""
         r = run.run_of[m]
-        rows = run.data.rows[r]
+        rows = run.rows.rows[r]
         few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), 256)).long()]
-        x, y = run.data.take(few, torch.tensor(r))
+        x, y = run.rows.take(few, torch.tensor(r))
         x, y = matrix(x).double(), y.double()
         kernel = build(self.kernel, x.shape[1], self.ard)
         if isinstance(self.kernel, str):
@@ -133,7 +133,7 @@ class GP(Method):
         return event_of(run) if getattr(likelihood, "per_output", False) else ()
 
     def _function(self, run: Run) -> KernelFunction:
-        inputs = math.prod(run.data.x.shape[1:])
+        inputs = math.prod(run.rows.x.shape[1:])
         return KernelFunction(build(self.kernel, inputs, self.ard)).to(run.device)
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -179,10 +179,10 @@ class GP(Method):
         event, r = event_of(run), run.run_of[0]
         learned = self._noise_shape(run)
         own = event if learned is None else learned
-        x, y = run.data.of_run(r)
-        weight = run.data.weight
+        x, y = run.rows.of_run(r)
+        weight = run.rows.weight
         if weight is not None:
-            weight = weight[run.data.rows[r].to(weight.device)].double()
+            weight = weight[run.rows.rows[r].to(weight.device)].double()
         posterior = GPPosterior(
             **run.common(self) | {"likelihood": likelihood}, kernel=function,
             hyper=torch.stack([kernel for kernel, _ in split]).double(),

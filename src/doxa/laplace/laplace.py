@@ -173,7 +173,7 @@ class Laplace(Method):
             mean=state["theta"], covariance=spread.from_state(tidy),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        weighted = run.data.weight is not None or run.likelihood.tempered
+        weighted = run.rows.weight is not None or run.likelihood.tempered
         if bool((temperature == 1.0).all()) and not weighted:
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tune:

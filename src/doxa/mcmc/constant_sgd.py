@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batch, Data
+from doxa.data import Batch
 from doxa.fields import positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
@@ -118,7 +118,7 @@ class ConstantSGD(StochasticGradient):
         size = state["theta"].shape[1] if run.free is None else int(run.free.sum())
         best = 2.0 * heat * size / (run.n.unsqueeze(1) * trace.clamp_min(1e-30))
         most = 1.0 / state["curvature"].clamp_min(1e-30)
-        rows = min(map(len, run.data.rows)) if isinstance(run.data, Data) else 0
+        rows = min(map(len, run.rows.rows))
         if run.settings.batch_size >= rows:
             log.warning("constant-sgd: batches hold all rows, and a gradient without noise "
                         "samples nothing; give a smaller batch_size")  # fmt: skip

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from doxa.chains import LEAST_DRAWS, finite, moved, rhat
-from doxa.data import Data
 from doxa.likelihoods import Categorical, Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 
@@ -120,9 +119,8 @@ def worries(diagnostics: Mapping[str, Any]) -> list[Worry]:
 
 def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
     """Outputs at some training rows and the likelihood's parameters: [S, entries]."""
-    assert isinstance(run.data, Data)
-    rows = run.data.rows[run.run_of[0]][:_ROWS]
-    x, _ = run.data.take(rows, torch.tensor(run.run_of[0]))
+    rows = run.rows.rows[run.run_of[0]][:_ROWS]
+    x, _ = run.rows.take(rows, torch.tensor(run.run_of[0]))
     (draws,) = posterior.groups(None, 0)
     with torch.no_grad():
         f = posterior._evaluate(draws, x)

@@ -11,11 +11,15 @@ from doxa.app.commands.terminal import out
 
 def list_methods(
     name: Annotated[str | None, typer.Argument(help="One method, with its settings.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The README's table.")] = False,
 ) -> None:
     """The table of methods, or one method and its settings."""
+    import doxa
     from doxa.app import settings
 
-    if name is None:
+    if markdown:
+        typer.echo(doxa.methods().markdown())
+    elif name is None:
         settings.show_methods(out)
     else:
         settings.show_method(name, out)

@@ -14,6 +14,7 @@ from doxa import checks
 from doxa.data import (
     Data,
     Standardisation,
+    Tasks,
     as_tensor,
     cast,
     check_finite,
@@ -70,7 +71,9 @@ def place_data(
             raise DataError(
                 "standardize=True needs the rows at hand; scale a streamed Dataset itself"
             )
-        scales = standardise(x, y, rows, likelihood.scales_targets)
+        scale_y = likelihood.scales_targets
+        tasks = data.scales(rows, scale_y) if isinstance(data, Tasks) else None
+        scales = tasks or standardise(x, y, rows, scale_y)
     banked = standardize and len(specs) > 1
     lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
     banked = banked and not lazy
@@ -81,8 +84,9 @@ def place_data(
         y = tree_map(lambda *t: torch.cat(t), *ys) if banked else ys[0]
     weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
-        x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare
-    )
+        x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare,
+        isinstance(data, Tasks),
+    )  # fmt: skip
     return held, output, inputs
 
 

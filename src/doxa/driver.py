@@ -19,7 +19,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.ahead import Ahead
-from doxa.data import Batch, Data, Feed, Pass
+from doxa.data import Batch, Data, Feed, Pass, halved
 from doxa.engine import Engine
 from doxa.errors import MethodError, StoreError
 from doxa.execute import Executor, choose_executor
@@ -225,7 +225,8 @@ class Driver:
         total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
         with torch.no_grad():
             for t in range(rows.count):
-                total += self._score(at.state, rows.batch(t))
+                batch = rows.batch(t)
+                total += self._score(at.state, halved(batch) if held.tasks else batch)
         scores = total.cpu().tolist()
         if not at.best:
             at.best = copied(at.state)

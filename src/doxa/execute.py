@@ -77,17 +77,28 @@ class Executor:
 
 
 def _leaves(batch: Batch) -> tuple[list[Tensor], Any]:
-    weight = () if batch.weight is None else (batch.weight,)
-    return tree_flatten((batch.x, batch.y, *weight))
+    return tree_flatten((batch.x, batch.y, _given(batch.weight), _given(batch.points)))
+
+
+def _given(part: Tensor | None) -> tuple[Tensor, ...]:
+    return () if part is None else (part,)
+
+
+def _batch(leaves: list[Tensor], spec: Any, like: Batch) -> Batch:
+    """From the leaves back to a batch."""
+    x, y, weight, points = tree_unflatten(leaves, spec)
+    own, aims = weight[0] if weight else None, points[0] if points else None
+    return Batch(x, y, like.scale, own, like.shared, aims)
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
     """The leaves alone: asked for at every step."""
     x, y, weight = batch.x, batch.y, batch.weight
-    if weight is None and isinstance(x, Tensor) and isinstance(y, Tensor):
-        return [x, y]
-    if isinstance(x, tuple) and not x and weight is None:
-        return []
+    if weight is None and batch.points is None:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return [x, y]
+        if isinstance(x, tuple) and not x:
+            return []
     return _leaves(batch)[0]
 
 
@@ -99,7 +110,6 @@ def _traced(
 
     names = list(state)
     leaves, spec = _leaves(batch)
-    scale, shared = batch.scale, batch.shared
     requests = _requests(step, state, batch, t, rate, ahead)
     changed: list[str] = []
     keys: list[str] = []
@@ -107,8 +117,7 @@ def _traced(
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         values, rows, rest = tensors[: ends[0]], tensors[slice(*ends)], tensors[ends[1] :]
-        x, y, *weight = tree_unflatten(list(rows), spec)
-        given_rows = Batch(x, y, scale, weight[0] if weight else None, shared)
+        given_rows = _batch(list(rows), spec, batch)
         given = dict(zip(names, values, strict=True))
         numbers = dict(zip(requests, rest[2:], strict=True))
         with ahead.giving(numbers) if ahead is not None else nullcontext():
@@ -192,8 +201,7 @@ class _Captured:
         self.state = {k: v.clone() for k, v in state.items()}
         self.inputs = [leaf.clone() for leaf in leaves]
         self.t, self.rate = t.clone(), rate.clone()
-        x, y, *weight = tree_unflatten(self.inputs, spec)
-        self.batch = Batch(x, y, batch.scale, weight[0] if weight else None, batch.shared)
+        self.batch = _batch(self.inputs, spec, batch)
         self.side = torch.cuda.Stream()
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):

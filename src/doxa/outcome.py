@@ -67,7 +67,7 @@ def posteriors_of(
         _judge(posterior, result, rows)
         if isinstance(run.data, Data):
             record.diagnostics["rows"] = len(run.data.rows[r])
-            if run.data.validation is not None:
+            if run.data.validation is not None and not run.data.tasks:
                 record.validation = _validation_score(posterior, run, r)
         posteriors.append(posterior)
     return posteriors

@@ -369,7 +369,9 @@ class Run:
             buffers={**self.buffers(params), **buffers}, training=training,
         )  # fmt: skip
         given = likelihood_parameters(weights) | self.constants
-        return self.likelihood.log_prob(applied.f, batch.y, given, lead=1), applied
+        if batch.points is None:
+            return self.likelihood.log_prob(applied.f, batch.y, given, lead=1), applied
+        return _of_points(self.likelihood, applied.f, batch, given), applied
 
     def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
         """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's
@@ -524,6 +526,14 @@ def _joined(parts: Sequence[State]) -> State:
 def _network_part(state: State) -> State:
     """What a network needs of a state besides its weights."""
     return {k: v for k, v in state.items() if k == "layers" or k.startswith("buffer.")}
+
+
+def _of_points(likelihood: Likelihood, f: Tensor, batch: Batch, given: Params) -> Tensor:
+    """Σ log p(y | f) over the points of each task that are to be predicted, [M, B]."""
+    assert batch.points is not None
+    y = batch.y.expand(len(f), *batch.y.shape) if batch.shared else batch.y
+    lead = {k: v.unsqueeze(1).expand(-1, f.shape[1], *v.shape[1:]) for k, v in given.items()}
+    return (likelihood.log_prob(f, y, lead, lead=2) * batch.points).sum(-1)
 
 
 def _summed(each: Tensor, batch: Batch) -> Tensor:

@@ -138,7 +138,7 @@ def grid(cls: Any, row: Row) -> dict[str, list[Any]]:
     """Two values of the temperature, else of another number that a grid may vary, else of the
     rate; nothing where nothing is trained."""
     known = defaults(cls)
-    free = sorted(cls.per_run or (), key=lambda name: name != "temperature")
+    free = sorted(cls().per_run, key=lambda name: name != "temperature")
     for name in free:
         if isinstance(known[name], float) and known[name] != 0:
             return {name: [0.5 * known[name], known[name]]}

@@ -4,6 +4,7 @@ from doxa.data.batches import Batch, Data, NoData, batch_rows
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
 from doxa.data.scaling import Standardisation, standardise
 from doxa.data.sources import Ask, Batches, Feed, Pass, Source, source
+from doxa.data.tasks import Tasks, halved
 
 __all__ = [
     "Ask",
@@ -15,12 +16,14 @@ __all__ = [
     "Pass",
     "Source",
     "Standardisation",
+    "Tasks",
     "as_tensor",
     "as_tensors",
     "batch_rows",
     "cast",
     "check_finite",
     "free_memory",
+    "halved",
     "parse",
     "rows_of",
     "source",

@@ -28,6 +28,7 @@ class Batch:
     scale: Tensor  # [M], rows in the data set / rows in the batch
     weight: Tensor | None = None  # [B] or [M, B]
     shared: bool = True
+    points: Tensor | None = None  # of tasks: which points are to be predicted, [B, N] or [M, B, N]
 
     def members(self, s: slice) -> Batch:
         """The rows of some members."""
@@ -38,7 +39,8 @@ class Batch:
             return replace(self, scale=self.scale[s], weight=weight)
         pick: Callable[[Any], Any] = lambda tree: tree_map(lambda t: t[s], tree)  # noqa: E731
         weight = None if self.weight is None else self.weight[s]
-        return Batch(pick(self.x), pick(self.y), self.scale[s], weight, shared=False)
+        points = None if self.points is None else self.points[s]
+        return Batch(pick(self.x), pick(self.y), self.scale[s], weight, False, points)
 
     def times(self, k: int) -> Batch:
         """The same rows for each of k particles of every member: M·k in place of M."""
@@ -49,7 +51,8 @@ class Batch:
         if self.shared:
             return replace(self, scale=again(self.scale), weight=weight)
         x, y = tree_map(again, self.x), tree_map(again, self.y)
-        return Batch(x, y, again(self.scale), weight, shared=False)
+        points = None if self.points is None else again(self.points)
+        return Batch(x, y, again(self.scale), weight, False, points)
 
     def split(self, k: int) -> Batch:
         """Every member's rows dealt out to its k particles, a k-th each; what is over is left."""
@@ -68,7 +71,9 @@ class Batch:
             weight = weight.expand(len(self.scale), weight.shape[-1])[:, : k * each]
             weight = weight.reshape(-1, each)
         scale = (self.scale * (batch_rows(self) / each)).repeat_interleave(k, 0)
-        return Batch(tree_map(deal, self.x), tree_map(deal, self.y), scale, weight, shared=False)
+        points = None if self.points is None else deal(self.points)
+        x, y = tree_map(deal, self.x), tree_map(deal, self.y)
+        return Batch(x, y, scale, weight, False, points)
 
 
 def batch_rows(batch: Batch) -> int:
@@ -98,6 +103,7 @@ class Data:
     lazy: bool = False  # x and y lie as they were given: cast and standardised by the batch
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
+    tasks: bool = False  # a row is a set of points
 
     has_rows = True
 

@@ -126,11 +126,14 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
         raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = Rows(data, default_collate)
+    elif hasattr(data, "padded"):  # tasks
+        return *data.padded(), None
     elif isinstance(data, tuple | list) and len(data) == 2:
         return as_tensors(data[0], "x"), as_tensors(data[1], "y"), None
     else:
         raise DataError(
-            f"data must be a pair (x, y), a Dataset or a DataLoader, not {type(data).__name__}"
+            "data must be a pair (x, y), a Dataset, a DataLoader or Tasks, not "
+            f"{type(data).__name__}"
         )
     n = len(source)
     if n == 0:

@@ -228,6 +228,12 @@ class Pass:
     def batch(self, t: int) -> Batch:
         if self._cache is not None:
             return self._cache
+        batch = self._batch(t)
+        if self.count == 1:
+            self._cache = batch
+        return batch
+
+    def _batch(self, t: int) -> Batch:
         start = t % self.count * self.size  # "all" repeats the one batch at every step
         stop = min(start + self.size, self.longest)
         if self.single:
@@ -235,7 +241,7 @@ class Pass:
             index = self.data.rows[run][start:stop]
             x, y = self.data.take(index, torch.tensor(run))
             members = index.expand(len(self.run_of), -1)
-            batch = Batch(x, y, self.scale, _gather_weight(self.data, members))
+            return Batch(x, y, self.scale, _gather_weight(self.data, members))
         else:
             index, real = self._padded(start, stop)
             x, y = self.data.take(index, torch.tensor(self.run_of)[:, None])
@@ -244,10 +250,7 @@ class Pass:
             if weight is not None:
                 real = real * weight
             padded = weight is not None or not bool(real.all())
-            batch = Batch(x, y, self.scale, real if padded else None, shared=False)
-        if self.count == 1:
-            self._cache = batch
-        return batch
+            return Batch(x, y, self.scale, real if padded else None, shared=False)
 
     def _padded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         index = torch.zeros(len(self.run_of), stop - start, dtype=torch.long)

@@ -101,7 +101,7 @@ def _line(values: Tensor) -> tuple[Tensor, Tensor]:
 def chains(patient: Patient) -> Finding:
     """Chains that stick, chains that disagree, chains worth too few draws."""
     base = patient.base
-    if not isinstance(base, SamplePosterior) or base.samples.shape[1] == 1:
+    if not isinstance(base, SamplePosterior) or not base.chain:
         return skipped("the method runs no chains")
     count, draws = base.samples.shape[:2]
     moved = share_moved(base.samples)  # [K]

@@ -23,7 +23,7 @@ _MOST_WEIGHTS = 1000
 def weights(patient: Patient) -> Finding:
     """How far the chains agree weight by weight: a fact to read beside that of the functions."""
     base = patient.base
-    if not isinstance(base, SamplePosterior) or base.samples.shape[1] == 1:
+    if not isinstance(base, SamplePosterior) or not base.chain:
         return skipped("the method runs no chains")
     if base.samples.shape[1] < LEAST_DRAWS:
         return skipped(f"{base.samples.shape[1]} draws a chain are too few to judge")

@@ -190,6 +190,7 @@ def _chains(posterior: SamplePosterior, some: slice) -> SamplePosterior:
     part = copy.copy(posterior)
     part.samples = posterior.samples[some]
     part.buffers = {name: value[some] for name, value in posterior.buffers.items()}
+    part.layers = None if posterior.layers is None else posterior.layers[some]
     part._ids = posterior.ids[some]
     return part
 

@@ -56,6 +56,8 @@ def place_data(
     else:
         shape = tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
         output = shape or (1,)
+    if isinstance(data, Tasks) and getattr(likelihood, "per_output", False):
+        raise DataError("points of a task share one noise level: per_output is not for tasks")
     prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731
     y = prepare(y)
     if likelihood.classifies and source is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from doxa.data import Batch, Source
+from doxa.data import Batch, Source, batch_rows
 from doxa.errors import MethodError
 from doxa.fields import check_fields, rules
 from doxa.optim import Optimizer
@@ -31,6 +31,7 @@ from doxa.run import (
     State,
     folded,
     log_joint,
+    network_part,
     potential,
     slice_state,
     unfolded,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective", "Problem", "Run",
-    "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint", "optimise",
-    "potential", "slice_state", "unfolded",
+    "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint",
+    "network_part", "optimise", "potential", "refresh_batch_norm", "slice_state", "unfolded",
 ]  # fmt: skip
 
 
@@ -157,6 +158,7 @@ def optimise(
     over: Sequence[str] = ("theta",),
     *,
     average: float = 0.0,
+    every: int = 1,
     optimizer: Optimizer | None = None,
     name: str = "optimise",
     source: str | Source = "mini",
@@ -171,7 +173,7 @@ def optimise(
         what is known of it in closed form.
     over: the names of the state that are trained.
     average: the share of the last steps over which each name is averaged, into "average.NAME"
-        (Polyak & Juditsky, 1992): see `averaged`.
+        (Polyak & Juditsky, 1992): see `averaged`. every: of these steps, which are counted.
     optimizer: default: the one that `fit` was asked for.
     """
     first = steps - max(1, math.ceil(average * steps))  # of the steps that are averaged
@@ -183,7 +185,10 @@ def optimise(
         descent = {name: run.descent(grad) for name, grad in grads.items()}
         new = chosen.update(params, descent, state, clock.rate, clock.t, clock.owned)
         if average:
-            weight = 1.0 / (clock.t - first + 1).clamp(min=1).to(run.dtype)
+            count = clock.t - first + 1  # of steps that are averaged, below 1 before them
+            weight = 1.0 / (count.clamp(min=every) // every).to(run.dtype)
+            if every > 1:
+                weight = torch.where((count < 1) | (count % every == 0), weight, 0.0)
             for key in over:
                 new[f"average.{key}"] = torch.lerp(state[f"average.{key}"], new[key], weight)
         return {**state, **changed, **new}, {"loss": value * run.per_example}
@@ -197,6 +202,31 @@ def optimise(
         name, step, steps, source, over=tuple(over), enter=enter, validates=validates,
         capturable=capturable,
     )  # fmt: skip
+
+
+def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
+    """A pass over the data that recomputes BatchNorm's statistics for the weights under a name:
+    those of points that were averaged, or drawn, belong to no point that was visited. No stage
+    where there is no BatchNorm. The statistics of batches are averaged by their rows."""
+
+    def enter(run: Run, state: State) -> State:
+        empty = {k: torch.zeros_like(v) for k, v in state.items() if k.startswith("buffer.")}
+        return {**state, **empty, "refreshed": torch.zeros_like(run.n)}
+
+    def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        rows = batch_rows(batch)
+        count = state["refreshed"] + rows
+        with torch.no_grad():
+            seen = run.batch_statistics(state[name], state, batch)
+        new = {}
+        for key, value in seen.items():
+            share = (rows / count).reshape(-1, *(1,) * (value.ndim - 1)).to(value.dtype)
+            counted = key.endswith("num_batches_tracked")
+            new[key] = state[key] + 1 if counted else torch.lerp(state[key], value, share)
+        return {**state, **new, "refreshed": count}, {}
+
+    if run.problem.tracked:
+        yield Stage("batch norm", step, 0, "pass", over=(name,), enter=enter, capturable=False)
 
 
 def averaged(state: State, name: str) -> Tensor:

@@ -179,6 +179,15 @@ class Model:
         )
 
     @property
+    def momenta(self) -> dict[str, float]:
+        """The share of a batch's statistics in each tracked buffer, starting from none."""
+        found = {}
+        for name in self.tracked:
+            layer = self.net.get_submodule(name.rpartition(".")[0])
+            found[name] = 1.0 if layer.momentum is None else float(layer.momentum)  # type: ignore[arg-type]
+        return found
+
+    @property
     def batch_norm(self) -> bool:
         return any(isinstance(module, _BatchNorm) for module in self.net.modules())
 

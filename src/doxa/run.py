@@ -253,6 +253,11 @@ class Run:
         prefix = "buffer."
         return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
+    def call(self, name: str, params: State, *args: Any, dims: Any = 0) -> Any:
+        """A module that the method brought, with each member's trainables in `params`; `dims` says
+        which arguments have the member axis: 0, or None for those that all members share."""
+        return self.engine.call(self.problem.modules[name], params[name], *args, dims=dims)
+
     def open(self, rows: Any, stage: str) -> Feed:
         """Batches for a stage: see `doxa.data.sources`."""
         ask = Ask(self.data, self.run_of, self.keys, self.settings.batch_size, stage)
@@ -394,6 +399,16 @@ class Run:
         changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
         return Trained(_summed(each, batch), changed, applied.terms)
 
+    def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
+        """What BatchNorm's buffers would be if this batch were all there is, {name: [M, ...]}."""
+        before = {k: torch.zeros_like(v) for k, v in params.items() if k.startswith("buffer.")}
+        fit = self.train(theta, {**params, **before}, batch, None)
+        momenta = self.net.momenta
+        return {
+            k: v if not v.is_floating_point() else v / momenta[k.removeprefix("buffer.")]
+            for k, v in fit.changed.items()
+        }
+
     def masked_log_likelihood(
         self, theta: Tensor, params: State, batch: Batch, clock: Clock, **buffers: Tensor
     ) -> Tensor:
@@ -450,13 +465,13 @@ class Run:
     def joint(self, theta: Tensor, batch: Batch, state: State) -> tuple[Tensor, Tensor]:
         """log p(θ, D) of each member and its gradient, [M] and [M, P]: what samplers target, with
         dropout off and BatchNorm frozen."""
-        params = {"theta": theta, **_network_part(state)}
+        params = {"theta": theta, **network_part(state)}
         value, grads, _ = self.value_and_grad(target, params, batch, _AT_REST)
         return value, grads["theta"]
 
     def value(self, theta: Tensor, batch: Batch, state: State) -> Tensor:
         """log p(θ, D) of each member alone, [M]: for proposals that ask for no gradient."""
-        params = {"theta": theta, **_network_part(state)}
+        params = {"theta": theta, **network_part(state)}
         each = []
         with torch.no_grad():
             for part in self.engine.chunks(self.size):
@@ -523,7 +538,7 @@ def _joined(parts: Sequence[State]) -> State:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _network_part(state: State) -> State:
+def network_part(state: State) -> State:
     """What a network needs of a state besides its weights."""
     return {k: v for k, v in state.items() if k == "layers" or k.startswith("buffer.")}
 
@@ -532,8 +547,9 @@ def _of_points(likelihood: Likelihood, f: Tensor, batch: Batch, given: Params) -
     """Σ log p(y | f) over the points of each task that are to be predicted, [M, B]."""
     assert batch.points is not None
     y = batch.y.expand(len(f), *batch.y.shape) if batch.shared else batch.y
-    lead = {k: v.unsqueeze(1).expand(-1, f.shape[1], *v.shape[1:]) for k, v in given.items()}
-    return (likelihood.log_prob(f, y, lead, lead=2) * batch.points).sum(-1)
+    given = {k: v[:, 0] if v.ndim == 3 else v for k, v in given.items()}  # the same at all points
+    each = {k: v.unsqueeze(1).expand(-1, f.shape[1], *v.shape[1:]) for k, v in given.items()}
+    return (likelihood.log_prob(f, y, each, lead=2) * batch.points).sum(-1)
 
 
 def _summed(each: Tensor, batch: Batch) -> Tensor:

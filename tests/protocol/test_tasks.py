@@ -86,7 +86,7 @@ def test_a_task_does_not_depend_on_how_far_it_was_padded() -> None:
             net, Tasks(given), Meta(), init="given", lr=1e-12, steps=2, batch_size=len(given),
             likelihood=doxa.Gaussian(noise=1.0), schedule="constant",
         )  # fmt: skip
-        x, y = Tasks(given).padded()
+        x, _ = Tasks(given).padded()
         p = posterior.predict({k: v[:4] for k, v in x.items()})
         real = x["context"][:4] > 0
         seen.append(p.mean[:, : real.shape[1]].squeeze(-1)[real])

@@ -61,7 +61,8 @@ class Tasks:
                    "target_x": one.x_loc}  # fmt: skip
             scale = {"context_x": one.x_scale, "context_y": y_scale, "context": unit,
                      "target_x": one.x_scale}  # fmt: skip
-            found.append(Standardisation(loc, scale, one.y_loc, one.y_scale))
+            outer = None if one.y_loc is None else (y_loc[None], y_scale[None])  # of points [N, O]
+            found.append(Standardisation(loc, scale, *(outer or (None, None))))
         return found
 
 

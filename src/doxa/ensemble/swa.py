@@ -1,0 +1,87 @@
+"""Stochastic weight averaging: the mean of the points that SGD visits at a high rate.
+
+    w ← w − α(i) ∇L(w);   every c steps:  w_SWA ← (w_SWA · n + w) / (n + 1)
+    α(i) = (1 − t(i)) α₁ + t(i) α₂,   t(i) = ((i − 1) mod c + 1) / c       (cyclic)
+
+Izmailov, Podoprikhin, Garipov, Vetrov & Wilson (2018), Algorithm 1. The first share of the steps is
+ordinary training; then the rate stays at α₁ (constant), or falls from α₁ to α₂ in every cycle, and
+the points at the ends of cycles are averaged. They lie around a wide optimum and their mean near
+its middle, which generalises better than any of them. BatchNorm statistics belong to no point that
+was visited: they are recomputed for the mean by one pass over the data. One point says nothing
+about epistemic uncertainty: with `members` it is an ensemble of such points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.fields import between, one_of, positive, whole
+from doxa.method import (
+    Method,
+    Run,
+    Stage,
+    State,
+    averaged,
+    log_joint,
+    optimise,
+    refresh_batch_norm,
+)
+from doxa.posterior import Posterior, SamplePosterior
+
+
+@store.register("swa")
+@dataclass(frozen=True)
+class SWA(Method):
+    """Stochastic weight averaging.
+
+    Parameters
+    ----------
+    share: of the steps, the last ones, whose points are averaged.
+    cycle: c, the steps between points that are averaged.
+    schedule: "constant" or "cyclic".
+    rate: α₁; None: half the rate of `fit`. lowest: α₂, as a share of α₁, of the cyclic schedule.
+    """
+
+    name: ClassVar[str] = "swa"
+    default_validation: ClassVar[float] = 0.1
+
+    share: float = between(0.25, 0, 1, "(]")
+    cycle: int = whole(10, least=1)
+    schedule: str = one_of("constant", "cyclic")
+    rate: float | None = positive(None, per_run=True)
+    lowest: float = between(0.01, 0, 1, "(]")
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        steps = max(self.cycle, round(self.share * run.steps))
+        if run.steps > steps:
+            yield optimise(log_joint, run.steps - steps, name="train")
+        averaging = optimise(
+            log_joint, steps, average=1.0, every=self.cycle, name="average", validates=False
+        )
+        yield replace(averaging, rates=self.rates(run, steps))
+        yield from refresh_batch_norm(run, "average.theta")
+
+    def rates(self, run: Run, steps: int) -> Tensor:
+        """α(i) of each step: [steps], or [steps, M, 1] where runs differ."""
+        shape = torch.ones(steps, dtype=run.dtype, device=run.device)
+        if self.schedule == "cyclic":
+            at = torch.arange(steps, dtype=run.dtype, device=run.device)
+            done = (at % self.cycle + 1) / self.cycle  # t(i)
+            shape = (1 - done) + done * self.lowest
+        if "rate" in run.hyper or self.rate is not None:
+            first = run.setting(self, "rate")
+        elif "lr" in run.hyper:
+            first = 0.5 * run.hyper["lr"].unsqueeze(1)
+        else:
+            first = 0.5 * run.settings.rate
+        return shape[:, None, None] * first if isinstance(first, Tensor) else shape * first
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        samples = averaged(state, "theta").unsqueeze(1)
+        return SamplePosterior(samples=samples, **run.common(self), **run.shared(state))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import doxa
-from doxa.data_sets import gap_regression, two_moons
+from doxa.data.simulated import gap_regression, two_moons
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -50,7 +50,7 @@ def doxa_steps(device: str, chains: int, steps: int, repeats: int) -> dict[str, 
     from torch import nn
 
     import doxa
-    from doxa.execute import Executor
+    from doxa.engine.execute import Executor
     from doxa.mcmc.leapfrog import Point, leapfrog
 
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from doxa.chains import ess_bulk, rhat
+from doxa.posterior.chains import ess_bulk, rhat
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]

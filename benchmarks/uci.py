@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from doxa.bench import uci
-from doxa.bench.cells import circumstances
-from doxa.bench.protocols import Problem
+from doxa.app.bench import uci
+from doxa.app.bench.cells import circumstances
+from doxa.app.bench.protocols import Problem
 
 
 def compare(name: str) -> dict[str, Any]:

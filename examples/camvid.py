@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from doxa.bench import image_figures, images, scenes
+from doxa.app.bench import image_figures, images, scenes
 
 
 def main(path: str = "camvid.png", device: str = "cpu") -> None:

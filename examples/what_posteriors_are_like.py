@@ -34,10 +34,10 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 import doxa
+from doxa.app.bench import uci
 from doxa.app.comparison import Comparison, Reference, Split, as_tables, compare_arrays
 from doxa.app.comparison.result import standard_error
-from doxa.bench import uci
-from doxa.data_sets import two_moons
+from doxa.data.simulated import two_moons
 
 POINTS_AND_FAMILIES = ["map", "deep-ensemble", "mean-field", "mc-dropout", "laplace"]
 OWN_FUNCTIONS = {"linear": "linear", "gp": "gp"}  # not the network's posterior: what it is not

@@ -11,7 +11,7 @@ from torch import nn
 
 import doxa
 from doxa.driver import Driver
-from doxa.execute import Executor
+from doxa.engine.execute import Executor
 
 seconds: Counter[str] = Counter()
 

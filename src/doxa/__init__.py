@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from doxa import errors, nets, transforms
+from doxa import errors, nets
+from doxa.density import Draws, sample, transforms
+from doxa.driver.runs import Runs, Sweep
 from doxa.engine import Engine
 from doxa.fit import fit
 from doxa.likelihoods import (
@@ -27,12 +29,11 @@ from doxa.posterior import MixturePosterior, Posterior, load
 from doxa.predictive import Predictive
 from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
 from doxa.registry import ROWS, get_method, methods
-from doxa.runs import Runs, Sweep
-from doxa.sampling import Draws, sample
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import diagnose, evaluate
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
+    from doxa.ensemble.map import MAP as MAP
     from doxa.exact.linear import BayesianLinear as BayesianLinear
     from doxa.function.gp import GP as GP
     from doxa.laplace.laplace import Laplace as Laplace
@@ -45,7 +46,6 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
     from doxa.mcmc.psgld import PSGLD as PSGLD
     from doxa.mcmc.sghmc import SGHMC as SGHMC
     from doxa.mcmc.sgld import SGLD as SGLD
-    from doxa.point.map import MAP as MAP
     from doxa.vi.mc_dropout import MCDropout as MCDropout
     from doxa.vi.mean_field import MeanField as MeanField
 

@@ -5,6 +5,9 @@ All inherit `DoxaError` and the built-in exception a caller would expect.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class DoxaError(Exception):
     """Base of all errors raised on purpose."""
@@ -48,3 +51,14 @@ class Unavailable(DoxaError, AttributeError):
 
 class MissingExtra(DoxaError, ImportError):
     """An optional dependency is needed; the message names the extra."""
+
+
+def did_you_mean(word: str, known: Iterable[str], most: int = 12) -> str:
+    """'; did you mean 'mlp'?' for a near miss, else '; known: a, b, c'."""
+    names = [str(name) for name in known]
+    lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(repr(lower[name]) for name in close)}?"
+    listed = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    return f"; known: {listed}" if listed else ""

@@ -23,22 +23,21 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods, store
-from doxa.assemble import place_data
 from doxa.data import Batches, Data
 from doxa.driver import Callback, Options
+from doxa.driver.finish import launch
+from doxa.driver.members import member_ids, stack
+from doxa.driver.place import place_data
+from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.engine import Engine, choose, works
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
-from doxa.method import Method, as_method
+from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
 from doxa.model import Model, Subset
+from doxa.model.gradient_check import check_reach
+from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.optim import schedule as schedule_shape
-from doxa.outcome import launch
-from doxa.problem import Network, OwnFunctions, Problem
-from doxa.reach import check_reach
-from doxa.run import Clock, FitSettings, Run, log_joint
-from doxa.runs import Runs, RunSpec, Sweep
-from doxa.stacking import member_ids, stack
 
 log = logging.getLogger("doxa")
 

@@ -18,8 +18,7 @@ from typing import Any, ParamSpec
 
 from torch import Tensor, nn
 
-from doxa.errors import ModelError
-from doxa.suggest import did_you_mean
+from doxa.errors import ModelError, did_you_mean
 
 P = ParamSpec("P")
 Builder = tuple[str, dict[str, Any]]  # the registered name and its JSON-able settings

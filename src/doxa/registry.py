@@ -16,10 +16,9 @@ from functools import cache
 from typing import Any
 
 from doxa import store
-from doxa.errors import MethodError, MissingExtra
+from doxa.errors import MethodError, MissingExtra, did_you_mean
 from doxa.likelihoods import LIKELIHOODS, Heads, Likelihood
 from doxa.priors import PRIORS
-from doxa.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ ROWS = (
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
         docs="methods.md", evidence=True),
-    Row("map", "doxa.point.map:MAP", "point",
+    Row("map", "doxa.ensemble.map:MAP", "point",
         "The maximum of the log joint: regularised training",
         "MacKay 1992", "any network", "1",
         gives="a baseline",
@@ -276,8 +275,25 @@ def import_all() -> None:
             continue
 
 
+# What may be done to a predictive; so a saved one loads without `doxa.evaluate` being imported.
+TRANSFORMS = {
+    "recalibrate.temperature": "doxa.evaluate.recalibrate.temperature:Temperature",
+    "recalibrate.vector": "doxa.evaluate.recalibrate.linear:Vector",
+    "recalibrate.dirichlet": "doxa.evaluate.recalibrate.linear:Dirichlet",
+    "recalibrate.isotonic": "doxa.evaluate.recalibrate.isotonic:Isotonic",
+    "recalibrate.histogram": "doxa.evaluate.recalibrate.histogram:Histogram",
+    "recalibrate.quantile": "doxa.evaluate.recalibrate.quantile:Quantile",
+    "recalibrate.variance": "doxa.evaluate.recalibrate.variance:Variance",
+    "conformal.interval": "doxa.evaluate.conformal.interval:Interval",
+    "conformal.sets": "doxa.evaluate.conformal.sets:Sets",
+    "conformal.groups": "doxa.evaluate.conformal.mondrian:Groups",
+    "conformal.jackknife+": "doxa.evaluate.conformal.jackknife:JackknifePlus",
+}
+
 for _row in ROWS:
     store.register_lazily(_row.name, _row.target)
+for _name, _target in TRANSFORMS.items():
+    store.register_lazily(_name, _target)
 _likelihoods: list[type[Likelihood]] = [*LIKELIHOODS.values(), Heads]
 for _likelihood in _likelihoods:
     store.register(f"likelihood.{_likelihood.name}")(_likelihood)

@@ -44,9 +44,10 @@ def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.slow
 def test_the_demo_shows_what_it_says() -> None:
     """Unsure in the gap, sure at the data; and the point estimate surer than the posterior."""
-    from doxa import data_sets, nets
+    from doxa import nets
+    from doxa.data import simulated
 
-    train = data_sets.gap_regression(100, demo.TRAIN)
+    train = simulated.gap_regression(100, demo.TRAIN)
     inside = np.linspace(-0.8, 1.2, 21)[:, None]
     cases = {case.method: case for case in demo.CASES}
     for name in ("gp", "laplace", "hmc"):
@@ -55,7 +56,7 @@ def test_the_demo_shows_what_it_says() -> None:
         at_data = posterior.predict(train.x).epistemic.mean()
         in_gap = posterior.predict(inside).epistemic.mean()
         assert in_gap > 4 * at_data, name
-    moons = data_sets.two_moons(120, 0.15, demo.TRAIN)
+    moons = simulated.two_moons(120, 0.15, demo.TRAIN)
     away = np.array([[4.0, 3.2], [-3.0, -2.7], [3.5, 2.5], [-2.5, -2.0]])
     confidence = []
     for case in demo.MOONS:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from doxa.bench import uci
-from doxa.bench.published import COLUMNS
+from doxa.app.bench import uci
+from doxa.app.bench.published import COLUMNS
 
 pytestmark = [
     pytest.mark.data,

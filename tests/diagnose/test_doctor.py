@@ -16,7 +16,7 @@ import doxa
 from doxa import store
 from doxa.diagnose import Diagnosis, Finding, doctor
 from doxa.errors import DataError, MissingExtra
-from doxa.posterior import MixturePosterior, Transform, TransformedPosterior
+from doxa.posterior import MixturePosterior, PredictiveTransform, TransformedPosterior
 from doxa.predictive import Predictive
 
 CASES = [(row.name, task) for row in doxa.methods() for task in row.tasks]
@@ -92,7 +92,7 @@ def test_every_method_on_a_gpu(name: str, task: str) -> None:
 
 @store.register("test-doctor-widened")
 @dataclass(frozen=True)
-class Widened(Transform):
+class Widened(PredictiveTransform):
     """Each predictive as one normal, which has neither draws nor functions."""
 
     def __call__(self, p: Predictive) -> Predictive:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import doxa
-from doxa.chains import ebfmi
 from doxa.diagnose import doctor
 from doxa.errors import ShapeError
 from doxa.posterior import SamplePosterior
+from doxa.posterior.chains import ebfmi
 
 
 def autoregressive(phi: float, chains: int, draws: int) -> torch.Tensor:

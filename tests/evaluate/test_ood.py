@@ -12,7 +12,7 @@ from scipy.stats import entropy as scipy_entropy
 from torch import nn
 
 import doxa
-from doxa import data_sets
+from doxa.data import simulated
 from doxa.errors import DataError, MethodError, Unavailable
 from doxa.evaluate import ood
 from doxa.evaluate.density import FeatureDensity
@@ -88,7 +88,7 @@ def test_places_of_an_image_are_averaged() -> None:
 
 @pytest.fixture(scope="module")
 def moons() -> tuple[doxa.Posterior, torch.Tensor, torch.Tensor]:
-    points = data_sets.two_moons(200, seed=0)
+    points = simulated.two_moons(200, seed=0)
     x, y = torch.tensor(points.x, dtype=torch.float32), torch.tensor(points.y)
     net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
     method = doxa.HMC(draws=150, burn_in=200, leapfrog=30)
@@ -103,7 +103,7 @@ def far_points(n: int = 100) -> torch.Tensor:
 
 def test_far_points_are_stranger_than_near_ones(moons) -> None:
     posterior, x, y = moons
-    near = torch.tensor(data_sets.two_moons(100, seed=1).x, dtype=torch.float32)
+    near = torch.tensor(simulated.two_moons(100, seed=1).x, dtype=torch.float32)
     inside = ood_scores(posterior, near, train=(x, y))
     outside = ood_scores(posterior, far_points(), train=(x, y))
     assert list(inside) == ALL_SCORES == list(outside)
@@ -117,7 +117,7 @@ def test_far_points_are_stranger_than_near_ones(moons) -> None:
 
 
 def test_a_regression_posterior_gives_variances() -> None:
-    points = data_sets.gap_regression(80)
+    points = simulated.gap_regression(80)
     posterior = doxa.fit(None, (points.x, points.y), "gp", standardize=True)
     inside = ood_scores(posterior, points.x, train=(points.x, points.y))
     outside = ood_scores(posterior, np.linspace(8, 12, 20)[:, None], train=(points.x, points.y))
@@ -128,7 +128,7 @@ def test_a_regression_posterior_gives_variances() -> None:
 
 
 def test_one_gaussian_over_the_features_of_a_regression_net() -> None:
-    points = data_sets.gap_regression(80)
+    points = simulated.gap_regression(80)
     net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
     posterior = doxa.fit(net, (points.x, points.y), "map", steps=200)
     found = ood_scores(posterior, points.x, train=(points.x, points.y))
@@ -188,7 +188,7 @@ def test_predictions_that_are_not_finite_are_refused(moons) -> None:
 
 def test_a_sweep_of_ones_own_shift_loses_accuracy_and_gains_doubt(moons) -> None:
     posterior, _, _ = moons
-    points = data_sets.two_moons(200, seed=1)
+    points = simulated.two_moons(200, seed=1)
     x, y = torch.tensor(points.x, dtype=torch.float32), points.y
     table = sweep(posterior, x, y, lambda x, level: x + torch.tensor([0.0, level]), [0.0, 0.4, 0.8])
     assert [row["level"] for row in table] == [0.0, 0.4, 0.8]

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import doxa
-from doxa.chains import rhat
 from doxa.errors import MethodError
 from doxa.likelihoods import Heads
 from doxa.mcmc.convergence import _compared
+from doxa.posterior.chains import rhat
 
 
 def _linear(n: int = 60, inputs: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

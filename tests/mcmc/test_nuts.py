@@ -11,11 +11,11 @@ from bare_density import Chains, bare_run, clocks, gaussian, sample
 from torch import Tensor, nn
 
 import doxa
-from doxa.chains import ebfmi
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import worries
 from doxa.mcmc.leapfrog import Point
 from doxa.mcmc.tree import Parts, _branch, close, join, sprout
+from doxa.posterior.chains import ebfmi
 
 
 def errors(draws: Tensor, want: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import doxa
 from doxa import store
 from doxa.errors import MethodError, Unavailable
-from doxa.posterior import MixturePosterior, Transform, TransformedPosterior
+from doxa.posterior import MixturePosterior, PredictiveTransform, TransformedPosterior
 
 
 @store.register("test.wider")
 @dataclass(frozen=True)
-class Wider(Transform):
+class Wider(PredictiveTransform):
     """A Gaussian of the same mean and `factor` times the standard deviation."""
 
     factor: float

@@ -11,7 +11,7 @@ import torch
 from models import Reference
 from torch import Tensor
 
-from doxa.chains import ess_bulk, ess_tail, rhat
+from doxa.posterior.chains import ess_bulk, ess_tail, rhat
 
 SHIFT, SPREAD, RHAT = 0.1, 0.05, 1.01
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import doxa
-from doxa.sampling.density import Density
-from doxa.sampling.start import parse_constraints
+from doxa.density.density import Density
+from doxa.density.start import parse_constraints
 
 sys.path.insert(0, str(Path(__file__).parent))
 

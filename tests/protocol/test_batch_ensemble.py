@@ -14,10 +14,10 @@ from trial import curve, held_to_the_protocol
 
 import doxa
 from doxa import store
-from doxa.layers import Noisy
 from doxa.method import Method, Problem, Run, Stage, State, folded, network_part, optimise, unfolded
+from doxa.model.layers import Noisy
+from doxa.model.problem import Network
 from doxa.posterior import SamplePosterior
-from doxa.problem import Network
 
 
 class RankOne(Noisy, nn.Linear):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from trial import curve, held_to_the_protocol
 
 from doxa import store
-from doxa.functional import Functional
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.method import Method, Problem, Run, Stage, State, optimise
+from doxa.model.functional import Functional
 from doxa.posterior import ProcessPosterior, register_posterior
 from doxa.posterior.process import square_root
 

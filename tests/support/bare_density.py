@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from doxa import likelihoods
+from doxa.data import NoData
 from doxa.driver import Driver, Options
 from doxa.engine import Engine
-from doxa.layout import Layout
+from doxa.linalg.layout import Entry, Layout
 from doxa.method import Clock, Run, State
+from doxa.model.problem import LogDensity
 from doxa.priors import bind
 
 
@@ -26,9 +29,10 @@ def bare_run(density: Callable[[Tensor], Tensor], start: Tensor, seed: int = 0) 
     """A run of one chain a row of `start` [M, P]."""
     size = len(start)
     return Run(
-        None, None, Layout(()), bind(None, Layout(())), None, Engine("stack"),  # type: ignore[arg-type]
-        list(range(size)), [0] * size, [seed] * size, start.new_ones(size), start.device,
-        start.dtype, initial=start, density=density,
+        LogDensity(density, Layout((Entry("theta", (start.shape[1],)),))),
+        likelihoods.likelihood("gaussian"), NoData(start.device, start.dtype),
+        Engine("stack", "eager"), members=list(range(size)), run_of=[0] * size,
+        seeds=[seed] * size, n=start.new_ones(size), prior=bind(None, Layout(())), initial=start,
     )  # fmt: skip
 
 
@@ -36,8 +40,8 @@ def sample(
     density: Callable[[Tensor], Tensor], start: Tensor, method: Any, seed: int = 0
 ) -> Chains:
     run = bare_run(density, start, seed)
-    done = Driver(run, method, Options(steps=1, batch_size=1, seed=seed, mode="eager")).drive()
-    told = {name: torch.stack(values, 1) for name, values in done.told.items()}
+    done = Driver(run, method, Options()).drive()
+    told = {name: torch.stack(values, 1) for name, values in done.stats.items()}
     draws = done.draws(slice(None))
     assert draws is not None
     return Chains(draws.transpose(0, 1), done.state, run, told)

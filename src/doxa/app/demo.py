@@ -21,10 +21,11 @@ from rich.table import Table
 from torch import nn
 
 import doxa
-from doxa import data_sets, nets
+from doxa import nets
 from doxa.app import figures
 from doxa.app.predictions import array, flat
 from doxa.app.tables import Array
+from doxa.data import simulated
 from doxa.errors import MethodError
 
 
@@ -77,7 +78,7 @@ def _fit(
     case: Case,
     net: nn.Module,
     prior: doxa.Normal,
-    points: data_sets.Points,
+    points: simulated.Points,
     likelihood: str,
     seed: int,
 ) -> Any:
@@ -96,9 +97,9 @@ def _fit(
 
 
 def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
-    train = data_sets.gap_regression(100, seed + TRAIN)
-    near = data_sets.gap_regression(400, seed + TEST)
-    gap = data_sets.gap_regression(400, seed + TEST, inside=True)
+    train = simulated.gap_regression(100, seed + TRAIN)
+    near = simulated.gap_regression(400, seed + TEST)
+    gap = simulated.gap_regression(400, seed + TEST, inside=True)
     table = _table(
         "regression with a gap, held out: near the data and in the gap, 95 % intervals",
         "log lik.", "RMSE", "covers", "gap: log lik.", "covers", "std", "seconds", "status",
@@ -129,8 +130,8 @@ def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
             )
         )
         done()
-    truth = data_sets.gap_function(GRID)
-    figures.regression_figure(path, GRID, truth, train.x[:, 0], train.y, panels, data_sets.GAP)
+    truth = simulated.gap_function(GRID)
+    figures.regression_figure(path, GRID, truth, train.x[:, 0], train.y, panels, simulated.GAP)
     return table
 
 
@@ -152,7 +153,7 @@ def _functions(posterior: Any, x: Array, wanted: int = 12) -> Array:
     return draws.reshape(len(draws), len(x))
 
 
-def _score(posterior: Any, points: data_sets.Points) -> dict[str, float]:
+def _score(posterior: Any, points: simulated.Points) -> dict[str, float]:
     p = posterior.predict(points.x)
     low, high = (flat(bound) for bound in p.interval(0.95))
     y = points.y
@@ -165,8 +166,8 @@ def _score(posterior: Any, points: data_sets.Points) -> dict[str, float]:
 
 
 def _moons(path: Path, seed: int, tell: Any, done: Any) -> Table:
-    train = data_sets.two_moons(120, 0.15, seed + TRAIN)
-    test = data_sets.two_moons(1000, 0.15, seed + TEST)
+    train = simulated.two_moons(120, 0.15, seed + TRAIN)
+    test = simulated.two_moons(1000, 0.15, seed + TEST)
     xs, ys = np.linspace(-3.0, 4.0, 141), np.linspace(-2.75, 3.25, 121)
     plane = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
     far = np.linalg.norm(plane - [0.5, 0.25], axis=1) > 2.5

@@ -21,10 +21,9 @@ from doxa import nets
 from doxa.app.schema import Schema
 from doxa.app.settings import make_method
 from doxa.app.tables import Array
-from doxa.errors import MethodError, ModelError, StoreError
+from doxa.errors import MethodError, ModelError, StoreError, did_you_mean
 from doxa.method import Method
 from doxa.store import decode, read_artefact
-from doxa.suggest import did_you_mean
 
 LEAST_HELD_OUT = 10  # rows; fewer say nothing about when to stop
 

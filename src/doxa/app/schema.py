@@ -33,8 +33,7 @@ from doxa.app.tables import (
     pick,
     refuse_missing,
 )
-from doxa.errors import DataError
-from doxa.suggest import did_you_mean
+from doxa.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd

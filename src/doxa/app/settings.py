@@ -2,7 +2,7 @@
 
 `--set rank=20 --set temperature=0.1` makes `SWAG(rank=20, temperature=0.1)`. Values are read as
 Python literals (numbers, true/false, none, tuples), and as plain text where they are none. What a
-field declares to allow (`doxa.fields`) is shown beside it and checked by the method.
+field declares to allow (`doxa.method.fields`) is shown beside it and checked by the method.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 import doxa
-from doxa.errors import MethodError
-from doxa.fields import Choice, Rule, rules
+from doxa.errors import MethodError, did_you_mean
+from doxa.method.fields import Choice, Rule, rules
 from doxa.registry import Row
-from doxa.suggest import did_you_mean
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from doxa.errors import DataError, MissingExtra, StoreError
-from doxa.suggest import did_you_mean
+from doxa.errors import DataError, MissingExtra, StoreError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,5 +1,5 @@
-"""What chains are worth: see `doxa.chains`, which methods and their judges share."""
+"""What chains are worth: see `doxa.posterior.chains`, which methods and their judges share."""
 
-from doxa.chains import LEAST_DRAWS, ebfmi, ess_bulk, ess_tail, rhat, split
+from doxa.posterior.chains import LEAST_DRAWS, ebfmi, ess_bulk, ess_tail, rhat, split
 
 __all__ = ["LEAST_DRAWS", "ebfmi", "ess_bulk", "ess_tail", "rhat", "split"]

@@ -11,13 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-from doxa.chains import moved as share_moved
 from doxa.diagnose.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Patient
 from doxa.diagnose.significance import ALPHA, normal_quantile
 from doxa.likelihoods import Categorical
 from doxa.posterior import SamplePosterior
+from doxa.posterior.chains import moved as share_moved
 
 _LEAST_POINTS = 20
 _STILL_FALLING = 0.05  # nats a row that as many steps again would bring

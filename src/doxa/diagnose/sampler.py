@@ -11,11 +11,11 @@ import math
 
 import torch
 
-from doxa.chains import LEAST_DRAWS, ess_bulk, rhat
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Patient
 from doxa.mcmc.convergence import APART, LEAST_EBFMI, LEAST_TRANSITIONS, MOST_DIVERGENT
 from doxa.posterior import SamplePosterior
+from doxa.posterior.chains import LEAST_DRAWS, ess_bulk, rhat
 
 _MOST_WEIGHTS = 1000
 

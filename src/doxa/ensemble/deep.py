@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from doxa import store
-from doxa.point.map import MAP
+from doxa.ensemble.map import MAP
 
 
 @store.register("deep-ensemble")

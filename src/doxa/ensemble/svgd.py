@@ -24,7 +24,6 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.fields import positive, whole
 from doxa.method import (
     Clock,
     Info,
@@ -37,6 +36,7 @@ from doxa.method import (
     potential,
     unfolded,
 )
+from doxa.method.fields import positive, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 

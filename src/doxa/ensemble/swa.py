@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.fields import between, one_of, positive, whole
 from doxa.method import (
     Method,
     Run,
@@ -32,6 +31,7 @@ from doxa.method import (
     optimise,
     refresh_batch_norm,
 )
+from doxa.method.fields import between, one_of, positive, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 

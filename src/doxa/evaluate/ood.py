@@ -25,13 +25,12 @@ from torch.utils._pytree import tree_map
 
 from doxa.checks import whole
 from doxa.data import as_tensors, rows_of
-from doxa.errors import DataError, MethodError, Unavailable
+from doxa.errors import DataError, MethodError, Unavailable, did_you_mean
 from doxa.evaluate.density import FeatureDensity, features
 from doxa.likelihoods import Categorical
 from doxa.posterior import Posterior
 from doxa.predictive import Predictive
 from doxa.predictive.form import mix
-from doxa.suggest import did_you_mean
 
 _LOG_PROBABILITY = 1e-4  # |logsumexp| below which logits are log probabilities
 

@@ -15,9 +15,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from doxa.errors import DataError, MethodError, ShapeError
+from doxa.errors import DataError, MethodError, ShapeError, did_you_mean
 from doxa.noise import generator
-from doxa.suggest import did_you_mean
 
 Shift = Callable[[Tensor, float, Generator], Tensor]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.errors import DataError, MethodError
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.method import Run
 from doxa.noise import generator
 

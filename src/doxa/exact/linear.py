@@ -27,9 +27,9 @@ from doxa.exact import evidence
 from doxa.exact.features import Basis, random_features
 from doxa.exact.linear_posterior import LinearPosterior, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
-from doxa.fields import flag, one_of, positive, whole
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
+from doxa.method.fields import flag, one_of, positive, whole
 from doxa.posterior import Posterior, Status
 
 

@@ -21,8 +21,8 @@ from doxa.data import rows_of
 from doxa.errors import StoreError
 from doxa.exact.features import Basis
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
-from doxa.layout import Params
 from doxa.linalg import Dense
+from doxa.linalg.layout import Params
 from doxa.noise import Noise
 from doxa.posterior import Posterior, register_posterior
 from doxa.predictive import Predictive

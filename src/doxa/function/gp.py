@@ -25,11 +25,11 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
-from doxa.fields import flag, one_of, positive, whole
 from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
 from doxa.function.process import GPPosterior, log_evidence, solve
 from doxa.function.quasi_newton import quasi_newton
 from doxa.method import Clock, Method, Run, Stage, State, optimise
+from doxa.method.fields import flag, one_of, positive, whole
 from doxa.posterior import Posterior, Status
 
 

@@ -32,9 +32,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doxa import store
-from doxa.errors import MethodError
-from doxa.layout import Entry, Layout, Params
-from doxa.suggest import did_you_mean
+from doxa.errors import MethodError, did_you_mean
+from doxa.linalg.layout import Entry, Layout, Params
 
 P = ParamSpec("P")
 

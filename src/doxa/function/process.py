@@ -19,7 +19,7 @@ from doxa.data import rows_of
 from doxa.errors import NumericalError, StoreError
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
 from doxa.function.kernels import KernelFunction
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.posterior import ProcessPosterior, register_posterior
 from doxa.posterior.process import square_root
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError
-from doxa.layout import Layout, Params
+from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 
 log = logging.getLogger("doxa")

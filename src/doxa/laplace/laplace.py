@@ -26,7 +26,6 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.fields import flag, one_of, positive, whole
 from doxa.laplace import statistics
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
@@ -41,6 +40,7 @@ from doxa.method import (
     optimise,
     slice_state,
 )
+from doxa.method.fields import flag, one_of, positive, whole
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")

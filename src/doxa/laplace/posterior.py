@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
 from doxa.laplace.curvature import Jacobians, unflatten_outputs
-from doxa.layout import Params
-from doxa.posterior import Draws, GaussianPosterior, register_posterior
+from doxa.linalg.layout import Params
+from doxa.posterior import FunctionDraws, GaussianPosterior, register_posterior
 from doxa.predictive import Moments, Predictive
 
 
@@ -100,7 +100,7 @@ class LaplacePosterior(GaussianPosterior):
         return self._away(self.covariance, keys, seed)
 
     def _member_theta(self) -> Params:
-        return self._theta(Draws(self.layout.unflatten(self.mean), self.members))
+        return self._theta(FunctionDraws(self.layout.unflatten(self.mean), self.members))
 
     def _theta_of(self, counts: list[int]) -> Params:
         repeats = torch.tensor(counts, device=self.device)

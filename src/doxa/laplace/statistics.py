@@ -19,8 +19,8 @@ from doxa.laplace.curvature import (
     unflatten_outputs,
 )
 from doxa.laplace.evidence import reestimate
-from doxa.layout import Params
 from doxa.likelihoods import Gaussian
+from doxa.linalg.layout import Params
 from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 

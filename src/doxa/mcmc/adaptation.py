@@ -18,9 +18,9 @@ import math
 import torch
 from torch import Tensor
 
-from doxa.mcmc.leapfrog import Density, Point, free, leapfrog
+from doxa.mcmc.leapfrog import Point, ValueAndGrad, free, leapfrog
+from doxa.method import State
 from doxa.noise import Noise
-from doxa.run import State
 
 _START, _END, _FIRST = 75, 50, 25
 _CROSSING = math.log(0.8)
@@ -64,7 +64,7 @@ def average(state: State, accept: Tensor, target: Tensor) -> State:
     }  # fmt: skip
 
 
-def seek_step(density: Density, state: State, noise: Noise) -> Tensor:
+def seek_step(density: ValueAndGrad, state: State, noise: Noise) -> Tensor:
     """A step size at which a single leapfrog is accepted with a probability near 0.8: [M]."""
     theta, metric = state["theta"], state["metric"]
     moving = free(metric)

@@ -34,13 +34,13 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.fields import positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
     climb,
     report,
 )
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
+from doxa.method.fields import positive, whole
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")

@@ -2,7 +2,8 @@
 
 Weights of a network have symmetric modes that chains need not share; functions do not. So chains
 are compared by their functions at some training rows and by the likelihood's own parameters; those
-of a bare log density by its parameters. R-hat is rank-normalised and split (`doxa.chains`).
+of a bare log density by its parameters. R-hat is rank-normalised and split
+(`doxa.posterior.chains`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from doxa.chains import LEAST_DRAWS, finite, moved, rhat
 from doxa.likelihoods import Categorical, Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
+from doxa.posterior.chains import LEAST_DRAWS, finite, moved, rhat
 
 if TYPE_CHECKING:
     from doxa.method import Run
@@ -36,7 +37,7 @@ _SATURATED = 0.1  # share of transitions
 
 
 def chain_status(
-    posterior: SamplePosterior, run: Run, accept: float, worries: Sequence[Worry] = ()
+    posterior: SamplePosterior, run: Run, accept: float, concerns: Sequence[Concern] = ()
 ) -> None:
     """Fill diagnostics and status; whatever is worth a word is in `diagnostics["warnings"]`."""
     members, draws = posterior.samples.shape[:2]
@@ -48,7 +49,7 @@ def chain_status(
     if not finite(f).all():
         posterior.record.status = Status("diverged", "some draws give non-finite functions")
         return
-    found = list(worries)
+    found = list(concerns)
     apart = math.inf
     if draws >= LEAST_DRAWS:
         apart = max(float(rhat(part).max()) for part in f.split(_columns(f), 2))
@@ -80,12 +81,12 @@ def chain_status(
             log.warning("%s", words)
 
 
-Worry = tuple[bool, str]  # whether the draws cannot be trusted for it, and the words
+Concern = tuple[bool, str]  # whether the draws cannot be trusted for it, and the words
 
 
-def worries(diagnostics: Mapping[str, Any]) -> list[Worry]:
+def concerns(diagnostics: Mapping[str, Any]) -> list[Concern]:
     """What a sampler's own diagnostics give to worry about."""
-    found: list[Worry] = []
+    found: list[Concern] = []
     count, share = diagnostics.get("divergences", 0), diagnostics.get("divergent_share", 0.0)
     if count:
         words = (

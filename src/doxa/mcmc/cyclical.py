@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.fields import between, one_of, positive, whole
 from doxa.mcmc.stochastic import StochasticGradient, rates
 from doxa.method import Clock, Run, Stage, State
+from doxa.method.fields import between, one_of, positive, whole
 
 
 @store.register("cyclical")

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.fields import between, one_of, positive, whole
+from doxa.engine.parts import Recorded
 from doxa.mcmc.hamiltonian import Hamiltonian
 from doxa.mcmc.kernel import Move, acceptance
 from doxa.mcmc.leapfrog import DIVERGENT, Point, leapfrog
 from doxa.mcmc.mass import KINDS
 from doxa.method import Clock, Info, Run, State
-from doxa.recorded import Recorded
+from doxa.method.fields import between, one_of, positive, whole
 
 Trajectory = Callable[[Point, Tensor], Point]  # from a point, with this step size [M, 1]
 

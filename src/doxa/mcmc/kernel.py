@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch
-from doxa.mcmc.convergence import chain_status, worries
-from doxa.mcmc.leapfrog import Density
+from doxa.engine.parts import Recorded
+from doxa.mcmc.convergence import chain_status, concerns
+from doxa.mcmc.leapfrog import ValueAndGrad
 from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
-from doxa.recorded import Recorded
 
 log = logging.getLogger("doxa")
 
@@ -120,7 +120,7 @@ class Kernel(Method):
         state = self._arrive(run, state)
         return self.settle(run, state) if self.burn_in else state
 
-    def density(self, run: Run, state: State, batch: Batch) -> Density:
+    def density(self, run: Run, state: State, batch: Batch) -> ValueAndGrad:
         """log π(θ) = log_joint/T and its gradient, as a function of θ [M, P]."""
         if self.temperature == 1.0 and "temperature" not in run.hyper:
             return lambda theta: run.joint(theta, batch, state)
@@ -154,7 +154,7 @@ class Kernel(Method):
         posterior = SamplePosterior(samples=samples, **run.common(self), **run.shared(state))
         accept = self.share(state, "accept")
         posterior.record.diagnostics |= {"accept": accept.tolist(), **self.report(state)}
-        chain_status(posterior, run, float(accept.min()), worries(posterior.diagnostics))
+        chain_status(posterior, run, float(accept.min()), concerns(posterior.diagnostics))
         return posterior
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 DIVERGENT = 1000.0  # an energy error from which no trajectory recovers (Stan's)
 
-Density = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ [M, P] to log π [M] and its gradient
+ValueAndGrad = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ [M, P] to log π [M] and its gradient
 
 
 class Point(NamedTuple):
@@ -38,7 +38,9 @@ class Point(NamedTuple):
         return torch.nan_to_num(energy, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
 
-def leapfrog(density: Density, point: Point, metric: Tensor, step: Tensor, steps: int = 1) -> Point:
+def leapfrog(
+    density: ValueAndGrad, point: Point, metric: Tensor, step: Tensor, steps: int = 1
+) -> Point:
     """`steps` steps of size `step` [M, 1], which may be negative: back in time."""
     theta, momentum, value, grad = point
     momentum = momentum + 0.5 * step * pull(metric, grad)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from doxa.mcmc.adaptation import windows
 from doxa.mcmc.leapfrog import free
-from doxa.method import Mark, Marks
-from doxa.run import State
+from doxa.method import Mark, Marks, State
 
 KINDS = ("diagonal", "dense")
 

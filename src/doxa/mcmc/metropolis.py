@@ -20,11 +20,11 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.fields import one_of, positive, whole
 from doxa.mcmc.kernel import Kernel, acceptance
 from doxa.mcmc.leapfrog import free, push
 from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
 from doxa.method import Clock, Info, Mark, Marks, Run, State
+from doxa.method.fields import one_of, positive, whole
 
 
 @store.register("metropolis")

@@ -27,13 +27,13 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.fields import between, one_of, positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
     report,
     step_size,
 )
 from doxa.method import Clock, Info, Run, Stage, State, Step
+from doxa.method.fields import between, one_of, positive, whole
 from doxa.posterior import Posterior
 
 _TARGET = {"langevin": 0.574, "walk": 0.234}  # optimal in high dimension (Roberts & Rosenthal 2001)

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 
 from doxa import store
 from doxa.data import Batch
-from doxa.fields import between, one_of, positive, whole
+from doxa.engine.parts import Recorded
 from doxa.mcmc.hamiltonian import Hamiltonian
 from doxa.mcmc.kernel import Move
 from doxa.mcmc.mass import KINDS
 from doxa.mcmc.tree import Parts, close, grow, join, plant, sprout
 from doxa.method import Clock, Info, Run, State
-from doxa.recorded import Recorded
+from doxa.method.fields import between, one_of, positive, whole
 
 _EARLY = 7  # depth before a first mass is known, when long trees cost much and lead nowhere
 

@@ -31,7 +31,6 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.fields import between, one_of, positive, whole
 from doxa.mcmc.stochastic import (
     StochasticGradient,
     climb,
@@ -40,6 +39,7 @@ from doxa.mcmc.stochastic import (
     step_size,
 )
 from doxa.method import Clock, Info, Run, State, Step
+from doxa.method.fields import between, one_of, positive, whole
 
 
 @store.register("psgld")

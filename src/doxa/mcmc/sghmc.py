@@ -26,9 +26,9 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.fields import between, positive, whole
 from doxa.mcmc.stochastic import StochasticGradient, step_size
 from doxa.method import Clock, Run, State
+from doxa.method.fields import between, positive, whole
 
 
 @store.register("sghmc")

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.fields import between, positive, whole
 from doxa.mcmc.stochastic import StochasticGradient, rates
 from doxa.method import Clock, Run, State
+from doxa.method.fields import between, positive, whole
 
 
 @store.register("sgld")

@@ -20,7 +20,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from doxa.chains import finite
 from doxa.data import Batch
 from doxa.mcmc.convergence import chain_status
 from doxa.method import (
@@ -37,6 +36,7 @@ from doxa.method import (
     potential,
 )
 from doxa.posterior import Posterior, SamplePosterior, Status
+from doxa.posterior.chains import finite
 
 log = logging.getLogger("doxa")
 

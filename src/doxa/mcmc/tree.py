@@ -23,10 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from doxa.engine.parts import Part
 from doxa.mcmc.kernel import acceptance
-from doxa.mcmc.leapfrog import DIVERGENT, Density, Point, leapfrog
-from doxa.recorded import Part
-from doxa.run import Clock, State
+from doxa.mcmc.leapfrog import DIVERGENT, Point, ValueAndGrad, leapfrog
+from doxa.method import Clock, State
 
 _AHEAD = 5  # doublings whose leaves' random numbers are drawn when the tree is planted
 
@@ -141,7 +141,7 @@ def plant(at: State, max_depth: int) -> State:
     }  # fmt: skip
 
 
-def sprout(density: Density, branch: State) -> State:
+def sprout(density: ValueAndGrad, branch: State) -> State:
     """One leaf: a leapfrog step, its weight, and whether it is the one taken."""
     active = branch["active"]
     theta, momentum, grad = (branch[name] for name in _PLACE)

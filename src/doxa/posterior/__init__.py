@@ -7,20 +7,20 @@ from doxa.posterior.mixture import MixturePosterior
 from doxa.posterior.process import ProcessPosterior
 from doxa.posterior.samples import SamplePosterior
 from doxa.posterior.saving import load
-from doxa.posterior.transformed import Transform, TransformedPosterior
-from doxa.posterior.weights import Draws, WeightPosterior
+from doxa.posterior.transformed import PredictiveTransform, TransformedPosterior
+from doxa.posterior.weights import FunctionDraws, WeightPosterior
 
 __all__ = [
-    "Draws",
+    "FunctionDraws",
     "GaussianPosterior",
     "ImplicitPosterior",
     "MixturePosterior",
     "Posterior",
+    "PredictiveTransform",
     "ProcessPosterior",
     "Record",
     "SamplePosterior",
     "Status",
-    "Transform",
     "TransformedPosterior",
     "WeightPosterior",
     "load",

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa import checks, store
 from doxa.data import Standardisation, as_tensors, cast, check_finite, rows_of
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
-from doxa.layout import Params
 from doxa.likelihoods import Affine, Likelihood
+from doxa.linalg.layout import Params
 from doxa.model import Model
 from doxa.predictive import Predictive
 

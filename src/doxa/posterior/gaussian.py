@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from doxa import linalg
-from doxa.layout import Layout
+from doxa.linalg.layout import Layout
 from doxa.noise import Noise
 from doxa.posterior.base import register_posterior
-from doxa.posterior.weights import Draws, WeightPosterior, concatenate
+from doxa.posterior.weights import FunctionDraws, WeightPosterior, concatenate
 
 
 @register_posterior
@@ -42,7 +42,7 @@ class GaussianPosterior(WeightPosterior):
     def subset(self) -> Layout:
         return self.layout.select(self.network.subset_names)
 
-    def groups(self, n: int | None, seed: int) -> Iterator[Draws]:
+    def groups(self, n: int | None, seed: int) -> Iterator[FunctionDraws]:
         counts = self._split(n)
         most = self.scratch() // (4 * self.subset.size * self.dtype.itemsize) or 1
         if self.members * max(counts) <= most:
@@ -63,7 +63,7 @@ class GaussianPosterior(WeightPosterior):
         eps = noise.normal((self.subset.size,)).reshape(covariance.members, -1, self.subset.size)
         return covariance.sample(eps.transpose(0, 1)).transpose(0, 1)
 
-    def _group(self, k: int, away: Tensor) -> Draws:
+    def _group(self, k: int, away: Tensor) -> FunctionDraws:
         """Draws of member k; what is outside the subset is common to them."""
         names = self.network.subset_names
         params = self.layout.unflatten(self.mean[k])
@@ -72,7 +72,7 @@ class GaussianPosterior(WeightPosterior):
         own = self._own_layers(k)
         params |= own
         constant = (frozenset(self.layout.names) - set(names)) | set(own)
-        return Draws(params, len(away), constant, buffers=self._own_buffers(k, len(away)))
+        return FunctionDraws(params, len(away), constant, buffers=self._own_buffers(k, len(away)))
 
     def tensors(self) -> dict[str, Tensor]:
         state = {f"covariance.{k}": v for k, v in self.covariance.state().items()}
@@ -96,8 +96,8 @@ class GaussianPosterior(WeightPosterior):
         return new
 
 
-def _merge(groups: list[Draws]) -> Draws:
+def _merge(groups: list[FunctionDraws]) -> FunctionDraws:
     if len(groups) == 1:
         return groups[0]
     cat = lambda name: concatenate([getattr(g, name) for g in groups], 0)  # noqa: E731
-    return Draws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))
+    return FunctionDraws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))

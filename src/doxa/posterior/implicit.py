@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from doxa.errors import Unavailable
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.noise import Noise
 from doxa.posterior.base import register_posterior
-from doxa.posterior.weights import Draws, WeightPosterior
+from doxa.posterior.weights import FunctionDraws, WeightPosterior
 
 
 @register_posterior
@@ -39,7 +39,7 @@ class ImplicitPosterior(WeightPosterior):
     def point(self) -> Tensor:
         return self.theta
 
-    def groups(self, n: int | None, seed: int) -> list[Draws]:
+    def groups(self, n: int | None, seed: int) -> list[FunctionDraws]:
         groups = []
         for k, count in enumerate(self._split(n)):
             if count == 0:
@@ -47,7 +47,7 @@ class ImplicitPosterior(WeightPosterior):
             own = {name: v[k].expand(count, *v.shape[1:]) for name, v in self.values.items()}
             buffers = self._noise(k, count, seed) | own | self._own_buffers(k, count)
             params = self.layout.unflatten(self.theta[k]) | self._own_layers(k)
-            groups.append(Draws(params, count, frozenset(params), buffers))
+            groups.append(FunctionDraws(params, count, frozenset(params), buffers))
         return groups
 
     def _noise(self, k: int, count: int, seed: int) -> Params:

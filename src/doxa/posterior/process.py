@@ -15,7 +15,7 @@ from torch import Tensor
 
 from doxa.data import free_memory, rows_of
 from doxa.errors import MemoryBudgetError
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.noise import Noise
 from doxa.posterior.base import Posterior
 from doxa.predictive import Predictive

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa import chains
 from doxa.errors import MethodError
-from doxa.layout import Params
+from doxa.linalg.layout import Params
+from doxa.posterior import chains
 from doxa.posterior.base import register_posterior
-from doxa.posterior.weights import Draws, WeightPosterior
+from doxa.posterior.weights import FunctionDraws, WeightPosterior
 
 _GATHERED = 16 << 20  # bytes of draws that are copied at a time
 
@@ -61,7 +61,7 @@ class SamplePosterior(WeightPosterior):
     def _count(self, n: int | None) -> int:
         return self.samples.shape[0] * self.samples.shape[1] if n is None else n
 
-    def groups(self, n: int | None, seed: int) -> Iterator[Draws]:
+    def groups(self, n: int | None, seed: int) -> Iterator[FunctionDraws]:
         members, kept, size = self.samples.shape
         total = members * kept
         if n is not None and n > total:
@@ -77,7 +77,7 @@ class SamplePosterior(WeightPosterior):
         for index in (member * kept + place).split(max(1, _GATHERED // flat[0].nbytes)):
             yield self._group(flat[index.to(flat.device)], index)
 
-    def _group(self, flat: Tensor, index: Tensor) -> Draws:
+    def _group(self, flat: Tensor, index: Tensor) -> FunctionDraws:
         """Draws [S, P] that have these numbers [S] of all."""
         kept = self.samples.shape[1]
         place = (index if self.per_draw else index // kept).to(self.device)
@@ -86,7 +86,7 @@ class SamplePosterior(WeightPosterior):
         params = self.layout.unflatten(flat)
         if self.layers is not None:
             params |= self.network.layers.unflatten(each(self.layers)[place])
-        return Draws(params, len(flat), buffers=buffers, device=self.device)
+        return FunctionDraws(params, len(flat), buffers=buffers, device=self.device)
 
     def _own_buffers(self, k: int, count: int) -> Params:
         if not self.per_draw:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from doxa import checks, nets, store
 from doxa.data import Standardisation, free_memory
 from doxa.errors import ModelError, StoreError
-from doxa.layers import Site
 from doxa.model import Model
-from doxa.network import trainable
+from doxa.model.inspection import trainable
+from doxa.model.layers import Site
+from doxa.model.problem import Network
 from doxa.posterior.base import Posterior, Record, Status, posterior_class
-from doxa.problem import Network
 
 FORMAT = 1
 

@@ -13,14 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from doxa import store
-from doxa.layout import Params
+from doxa.linalg.layout import Params
 from doxa.posterior.base import Posterior, register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
 from doxa.predictive import Predictive
 
 
-class Transform(ABC):
+class PredictiveTransform(ABC):
     """From one predictive to another. Subclasses are frozen dataclasses known to the store."""
 
     @abstractmethod
@@ -31,30 +30,13 @@ class Transform(ABC):
         return self(p)
 
 
-# Where each is registered, so that a saved one loads without `doxa.evaluate` being imported.
-for _name, _target in {
-    "recalibrate.temperature": "recalibrate.temperature:Temperature",
-    "recalibrate.vector": "recalibrate.linear:Vector",
-    "recalibrate.dirichlet": "recalibrate.linear:Dirichlet",
-    "recalibrate.isotonic": "recalibrate.isotonic:Isotonic",
-    "recalibrate.histogram": "recalibrate.histogram:Histogram",
-    "recalibrate.quantile": "recalibrate.quantile:Quantile",
-    "recalibrate.variance": "recalibrate.variance:Variance",
-    "conformal.interval": "conformal.interval:Interval",
-    "conformal.sets": "conformal.sets:Sets",
-    "conformal.groups": "conformal.mondrian:Groups",
-    "conformal.jackknife+": "conformal.jackknife:JackknifePlus",
-}.items():
-    store.register_lazily(_name, f"doxa.evaluate.{_target}")
-
-
 @register_posterior
 class TransformedPosterior(Posterior):
     """A base posterior and what is done to its predictions."""
 
     kind = "transformed"
 
-    def __init__(self, base: Posterior, transform: Transform) -> None:
+    def __init__(self, base: Posterior, transform: PredictiveTransform) -> None:
         super().__init__(
             base.model, base.method, base.base_likelihood, base.scales, base.inputs, base.ids
         )

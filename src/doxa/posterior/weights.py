@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
 from doxa.errors import MemoryBudgetError, ModelError, Unavailable
-from doxa.layout import Layout, Params
+from doxa.linalg.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
 from doxa.noise import generator
 from doxa.posterior.base import Posterior, leaves
@@ -33,7 +33,7 @@ _HEAVY = 4e6  # rows × weights
 
 
 @dataclass
-class Draws:
+class FunctionDraws:
     """Parameters of `count` functions; those named in `constant` are common to all of them.
 
     `buffers` are layers' noise and values, and BatchNorm's statistics. Parameters that are
@@ -45,17 +45,21 @@ class Draws:
     buffers: Params = field(default_factory=dict)  # {name: [count, ...]}
     device: torch.device | None = None  # None: where the parameters are
 
-    def part(self, s: slice) -> Draws:
+    def part(self, s: slice) -> FunctionDraws:
         """Some of the draws; a single one comes without its axis, so that layers run as in the
         plain network."""
         if s.stop - s.start == 1:
             one = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
             params = self._here(one)
-            return Draws(params, 1, frozenset(params), {k: v[s] for k, v in self.buffers.items()})
+            return FunctionDraws(
+                params, 1, frozenset(params), {k: v[s] for k, v in self.buffers.items()}
+            )
         some = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
         params = self._here(some)
         count = len(range(*s.indices(self.count)))
-        return Draws(params, count, self.constant, {k: v[s] for k, v in self.buffers.items()})
+        return FunctionDraws(
+            params, count, self.constant, {k: v[s] for k, v in self.buffers.items()}
+        )
 
     def _here(self, params: Params) -> Params:
         return params if self.device is None else {k: v.to(self.device) for k, v in params.items()}
@@ -109,7 +113,7 @@ class WeightPosterior(Posterior):
         return self.network.layout
 
     @abstractmethod
-    def groups(self, n: int | None, seed: int) -> Iterable[Draws]:
+    def groups(self, n: int | None, seed: int) -> Iterable[FunctionDraws]:
         """Draws, in groups that share parameters; n in all, or the default number. A generator
         where all of them together may not fit."""
 
@@ -131,7 +135,7 @@ class WeightPosterior(Posterior):
         """How many samples `groups` will give."""
         return DEFAULT_SAMPLES if n is None else n
 
-    def _theta(self, draws: Draws) -> Params:
+    def _theta(self, draws: FunctionDraws) -> Params:
         fixed = {k: v.expand(draws.count, *v.shape) for k, v in self.constants.items()}
         return draws.theta() | fixed
 
@@ -151,7 +155,7 @@ class WeightPosterior(Posterior):
                 f"{budget / 2**30:.3g} GiB; ask for fewer samples or rows, or keep='moments'"
             )
 
-    def _evaluate(self, draws: Draws, x: Any) -> Any:
+    def _evaluate(self, draws: FunctionDraws, x: Any) -> Any:
         """Outputs of all draws at all rows: [count, N, ...]."""
         rows = rows_of(x, "x")
         pieces = self._tiles(draws, rows)
@@ -166,7 +170,7 @@ class WeightPosterior(Posterior):
             each(lambda all_, part, s=s, r=r: all_[s, r].copy_(part), out, piece)
         return out
 
-    def _tiles(self, draws: Draws, rows: int) -> Iterator[tuple[slice, slice]]:
+    def _tiles(self, draws: FunctionDraws, rows: int) -> Iterator[tuple[slice, slice]]:
         """How to cut the work: see `engine.tiles`.
 
         On the CPU a draw that keeps a core busy by itself goes alone: one large product is faster
@@ -182,7 +186,7 @@ class WeightPosterior(Posterior):
         trunk = bool(draws.constant)
         return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk)
 
-    def _forward(self, draws: Draws, x: Any) -> Any:
+    def _forward(self, draws: FunctionDraws, x: Any) -> Any:
         engine = self._engine or choose(self.network, max(2, draws.count), self.device)
         call = lambda engine: engine.forward(  # noqa: E731
             self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
@@ -205,7 +209,7 @@ class WeightPosterior(Posterior):
         self._engine = engine
         return each(lambda t: t.expand(draws.count, *t.shape[1:]), f)
 
-    def _stream(self, groups: Iterable[Draws], x: Any) -> Predictive:
+    def _stream(self, groups: Iterable[FunctionDraws], x: Any) -> Predictive:
         """Moments over samples, a block of rows at a time, without keeping the samples."""
         rows = rows_of(x, "x")
         block = max(1, (64 << 20) // max(1, self.network.width() * self.dtype.itemsize * 4))
@@ -272,7 +276,9 @@ class WeightPosterior(Posterior):
             flat = prior.sample(count, generator("prior functions", seed, self.ids[k]))
             params = self.layout.unflatten(flat.to(self.device, self.dtype))
             own = self._own_layers(k)
-            draws = Draws({**params, **own}, count, frozenset(own), self._own_buffers(k, count))
+            draws = FunctionDraws(
+                {**params, **own}, count, frozenset(own), self._own_buffers(k, count)
+            )
             drawn.append(self._evaluate(draws, x))
         f = concatenate(drawn, 0)
         if not isinstance(f, Tensor):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import ModelError
-from doxa.layout import Entry, Layout
+from doxa.linalg.layout import Entry, Layout
 from doxa.priors.bound import BoundPrior, Part, stack_bound
 from doxa.priors.families import (
     Family,

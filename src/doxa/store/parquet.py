@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from doxa.errors import DataError, MissingExtra, StoreError
+from doxa.errors import DataError, MissingExtra, StoreError, did_you_mean
 from doxa.store.artefact import readable_errors, sync
-from doxa.suggest import did_you_mean
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

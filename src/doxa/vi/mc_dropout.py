@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ModelError
-from doxa.fields import between, one_of
-from doxa.layers import MaskedDropout, with_input_dropout
 from doxa.method import Clock, Known, Method, Problem, Run, Stage, State, optimise
+from doxa.method.fields import between, one_of
+from doxa.model.layers import MaskedDropout, with_input_dropout
+from doxa.model.problem import Network
 from doxa.posterior import ImplicitPosterior, Posterior
-from doxa.problem import Network
 
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

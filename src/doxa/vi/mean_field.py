@@ -22,8 +22,8 @@ from torch.nn.functional import softplus
 
 from doxa import linalg, store
 from doxa.data import Batch
-from doxa.fields import between, positive, whole
 from doxa.method import Clock, Known, Method, Run, Stage, State, averaged, optimise
+from doxa.method.fields import between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
 
 

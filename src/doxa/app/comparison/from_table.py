@@ -13,7 +13,7 @@ from doxa.app.comparison.result import Comparison
 from doxa.app.comparison.splits import Split
 from doxa.app.fitting import Plan, make_net
 from doxa.app.schema import Schema
-from doxa.point.map import MAP
+from doxa.ensemble.map import MAP
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from doxa import checks
-from doxa.errors import MethodError
+from doxa.driver.runs import Sweep
+from doxa.errors import MethodError, did_you_mean
 from doxa.evaluate.conformal.interval import Interval, check_numbers, fit_interval
 from doxa.evaluate.conformal.jackknife import JackknifePlus, fit_jackknife
 from doxa.evaluate.conformal.mondrian import Groups
@@ -14,8 +15,6 @@ from doxa.evaluate.conformal.threshold import check_level, rank, rows_needed, th
 from doxa.evaluate.recalibrate.rows import check_one_head, pair
 from doxa.likelihoods import Heads, Likelihood
 from doxa.posterior import Posterior, TransformedPosterior
-from doxa.runs import Sweep
-from doxa.suggest import did_you_mean
 
 __all__ = [
     "Groups", "Interval", "JackknifePlus", "Sets", "conformal", "rank", "rows_needed", "threshold",

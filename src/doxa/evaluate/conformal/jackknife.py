@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from doxa import store
+from doxa.driver.runs import Sweep
 from doxa.errors import DataError, MethodError
 from doxa.evaluate.conformal.interval import spread_out
 from doxa.evaluate.conformal.threshold import threshold
-from doxa.posterior import MixturePosterior, Transform, TransformedPosterior
+from doxa.posterior import MixturePosterior, PredictiveTransform, TransformedPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.blend import Blend
 from doxa.predictive.conformal import ConformalInterval
-from doxa.runs import Sweep
 
 _CHUNK_ELEMENTS = 1 << 22
 
 
 @store.register("conformal.jackknife+")
 @dataclass(frozen=True, eq=False)
-class JackknifePlus(Transform):
+class JackknifePlus(PredictiveTransform):
     """Rows that were left out by the same runs share a pattern."""
 
     level: float

@@ -18,11 +18,11 @@ from torch import Tensor
 from doxa import store
 from doxa.data import as_tensor
 from doxa.errors import DataError, MethodError, ShapeError
-from doxa.posterior import Transform
+from doxa.posterior import PredictiveTransform
 from doxa.predictive import Predictive
 
 
-class ByGroup(Transform):
+class ByGroup(PredictiveTransform):
     """A transform with a threshold for each group of rows: subclasses are frozen dataclasses that
     say what a predictive becomes `_with` thresholds, one row of them a group, or one a row."""
 

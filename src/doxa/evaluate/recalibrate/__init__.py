@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from doxa.errors import MethodError
+from doxa.errors import MethodError, did_you_mean
 from doxa.evaluate.recalibrate.histogram import Histogram, fit_histogram
 from doxa.evaluate.recalibrate.isotonic import Isotonic, fit_isotonic
 from doxa.evaluate.recalibrate.linear import Dirichlet, Vector, fit_dirichlet, fit_vector
@@ -16,7 +16,6 @@ from doxa.evaluate.recalibrate.temperature import Temperature, fit_temperature
 from doxa.evaluate.recalibrate.variance import Variance, fit_variance
 from doxa.likelihoods import Heads, Likelihood
 from doxa.posterior import Posterior, TransformedPosterior
-from doxa.suggest import did_you_mean
 
 __all__ = [
     "Dirichlet", "Histogram", "Isotonic", "Quantile", "Temperature", "Variance", "Vector",

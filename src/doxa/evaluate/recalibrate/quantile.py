@@ -23,7 +23,7 @@ from torch import Tensor
 
 from doxa import checks, store
 from doxa.errors import DataError
-from doxa.posterior import Transform
+from doxa.posterior import PredictiveTransform
 from doxa.predictive import Predictive
 from doxa.predictive.warped import PiecewiseLinear, Warped
 
@@ -32,7 +32,7 @@ _APART = 1e-9
 
 @store.register("recalibrate.quantile")
 @dataclass(frozen=True, eq=False)
-class Quantile(Transform):
+class Quantile(PredictiveTransform):
     """R of each output, as points."""
 
     said: Tensor  # [E, K]

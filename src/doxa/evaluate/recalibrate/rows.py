@@ -11,7 +11,7 @@ from torch import Tensor
 
 from doxa.errors import DataError, MethodError
 from doxa.likelihoods import Categorical
-from doxa.posterior import Transform
+from doxa.posterior import PredictiveTransform
 from doxa.predictive import Predictive
 from doxa.predictive.calibrated import CalibratedClasses, log_probs
 from doxa.predictive.form import check_rows
@@ -38,7 +38,7 @@ class Labelled:
         )
 
 
-class ClassMap(Transform):
+class ClassMap(PredictiveTransform):
     """A recalibration of class probabilities: from log p̄ to log q, on axis 1."""
 
     @abstractmethod

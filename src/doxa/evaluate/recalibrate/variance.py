@@ -17,14 +17,14 @@ from torch import Tensor
 from doxa import store
 from doxa.errors import DataError
 from doxa.evaluate.recalibrate.rows import residuals
-from doxa.posterior import Transform
+from doxa.posterior import PredictiveTransform
 from doxa.predictive import Predictive
 from doxa.predictive.rescaled import Rescaled
 
 
 @store.register("recalibrate.variance")
 @dataclass(frozen=True, eq=False)
-class Variance(Transform):
+class Variance(PredictiveTransform):
     """Standard deviations times `factor` [*event]."""
 
     factor: Tensor

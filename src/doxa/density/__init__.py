@@ -1,0 +1,6 @@
+"""Draws from any differentiable log density over a dict of tensors."""
+
+from doxa.density.draws import Draws
+from doxa.density.sample import sample
+
+__all__ = ["Draws", "sample"]

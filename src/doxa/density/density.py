@@ -1,0 +1,108 @@
+"""A log density over a dict of natural parameters, as a function of stacked free vectors.
+
+    log π(u) = log p(f(u)) + log |det ∂f/∂u|,    u [M, P], one row a chain
+
+`log_density` is written for one chain; all chains are evaluated at once through vmap of the forward
+pass, and differentiated by plain autograd on the sum over chains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from doxa.density.transforms import Shape, Transform
+from doxa.linalg.layout import Entry, Layout, Params
+
+log = logging.getLogger("doxa")
+
+Written = Callable[[Params], Tensor]
+
+
+class Density:
+    """What the samplers see: [M, P] to [M].
+
+    Parameters
+    ----------
+    log_density: of one chain's parameters in natural space, a scalar.
+    shapes: of the natural parameters. transforms: of each, from free to natural.
+    """
+
+    def __init__(
+        self,
+        log_density: Written,
+        shapes: Mapping[str, Shape],
+        transforms: Mapping[str, Transform],
+    ) -> None:
+        self.log_density = log_density
+        self.shapes = dict(shapes)
+        self.transforms = dict(transforms)
+        self.layout = free_layout(shapes, transforms)
+        self.apart = True  # where all chains at once fail, try them one by one
+        self.refused = 0  # evaluations in which the density raised: outside its support
+
+    def natural(self, flat: Tensor) -> tuple[Params, Tensor]:
+        """Natural values {name: [..., *shape]} of free ones [..., P], and log |det| [...]."""
+        return natural(self.layout, self.transforms, flat)
+
+    def free(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The reverse of `natural`: [..., P]."""
+        return self.layout.flatten({k: self.transforms[k].inverse(v) for k, v in values.items()})
+
+    def one(self, values: Params) -> Tensor:
+        return self.log_density(dict(values))  # theirs to change
+
+    def __call__(self, flat: Tensor) -> Tensor:
+        values, log_det = self.natural(flat)
+        try:
+            if len(flat) == 1:  # squeeze, not select: its backward pass is a view
+                value = self.one({k: v.squeeze(0) for k, v in values.items()}).unsqueeze(0)
+            else:
+                value = vmap(self.one, randomness="error")(values)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if len(flat) > 1 and self.apart:
+                return self._one_by_one(flat)
+            if not isinstance(error, torch.linalg.LinAlgError):
+                raise
+            return self._outside(flat, error)
+        except (ValueError, ArithmeticError) as error:
+            return self._one_by_one(flat) if len(flat) > 1 else self._outside(flat, error)
+        return value.to(flat.dtype) + log_det
+
+    def _one_by_one(self, flat: Tensor) -> Tensor:
+        return torch.cat([self(flat[m : m + 1]) for m in range(len(flat))])
+
+    def _outside(self, flat: Tensor, error: Exception) -> Tensor:
+        """A chain whose density raised (a matrix that is not positive definite, a distribution
+        that refuses its parameters) has density 0 there."""
+        if not self.refused:
+            log.warning(
+                "the log density raised %s at a proposal (%s): counted as outside the support",
+                type(error).__name__, (str(error).splitlines() or [""])[0][:120],
+            )  # fmt: skip
+        self.refused += 1
+        return flat.sum(1) * 0.0 - torch.inf
+
+
+def free_layout(shapes: Mapping[str, Shape], transforms: Mapping[str, Transform]) -> Layout:
+    """How the free values lie in a flat vector."""
+    return Layout(tuple(Entry(k, transforms[k].free_shape(s)) for k, s in shapes.items()))
+
+
+def natural(
+    layout: Layout, transforms: Mapping[str, Transform], flat: Tensor
+) -> tuple[Params, Tensor]:
+    """Natural values and log |det| of free vectors [..., P]."""
+    lead = flat.shape[:-1]
+    values, total = {}, torch.zeros(lead, device=flat.device, dtype=flat.dtype)
+    for name, u in layout.unflatten(flat).items():
+        values[name], log_det = transforms[name].forward(u)
+        if log_det is not None:
+            total = total + log_det.reshape(*lead, -1).sum(-1)
+    return values, total

@@ -1,0 +1,145 @@
+"""What `sample` gives back: chains of draws in natural space, and whether they can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa import checks, store
+from doxa.data import free_memory
+from doxa.density.density import free_layout, natural
+from doxa.density.summary import Summary, summarise
+from doxa.density.transforms import Shape, Transform
+from doxa.errors import StoreError
+from doxa.linalg.layout import Params
+from doxa.posterior import Status, chains
+from doxa.posterior.base import Record
+
+_KIND = "draws"
+
+
+class Draws(Mapping[str, Tensor]):
+    """Chains of a log density: `draws[name]` is [members, draws, *shape], in natural space.
+
+    Attributes
+    ----------
+    theta: the same draws in free space, flat, [members, draws, P].
+    stats: what the sampler said of each draw, {name: [members, draws]}.
+    method: the sampler's settings.
+    status: "ok", "not-converged", "diverged", "stopped", with `.reason` in plain words.
+    diagnostics: R-hat, effective sizes, E-BFMI, acceptance, divergences, time, engine.
+    history: what was recorded while it ran.
+    """
+
+    def __init__(
+        self,
+        theta: Tensor,
+        shapes: Mapping[str, Shape],
+        transforms: Mapping[str, Transform],
+        method: Any,
+        record: Record,
+    ) -> None:
+        self.theta = theta
+        self.shapes = dict(shapes)
+        self.transforms = dict(transforms)
+        self.method = method
+        self.record = record
+
+    @cached_property
+    def _values(self) -> Params:
+        layout = free_layout(self.shapes, self.transforms)
+        return natural(layout, self.transforms, self.theta)[0]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(f"no parameter is called {name!r}; there are {list(self.shapes)}")
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def members(self) -> int:
+        return self.theta.shape[0]
+
+    @property
+    def count(self) -> int:
+        """Draws of each chain."""
+        return self.theta.shape[1]
+
+    @property
+    def stats(self) -> dict[str, Tensor]:
+        return self.record.stats
+
+    @property
+    def status(self) -> Status:
+        return self.record.status
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        return self.record.diagnostics
+
+    @property
+    def history(self) -> dict[str, Any]:
+        return self.record.history
+
+    @cached_property
+    def _summary(self) -> Summary:
+        return summarise(self)
+
+    def summary(self) -> Summary:
+        """One row an element: mean, sd, Monte Carlo error, quantiles, effective sizes, R-hat."""
+        return self._summary
+
+    def to_arviz(self) -> Any:
+        """An arviz DataTree with the groups posterior and sample_stats."""
+        return chains.to_arviz(self, self.stats)
+
+    def save(self, path: str | Path) -> None:
+        """Write a directory of safetensors and JSON, atomically and checksummed."""
+        stats = {f"stat.{name}": value for name, value in self.stats.items()}
+        plain = asdict(replace(self.record, stats={})) | {"status": str(self.status)}
+        meta = {
+            "kind": _KIND, "method": self.method, "record": plain, "reason": self.status.reason,
+            "shapes": self.shapes, "transforms": self.transforms,
+        }  # fmt: skip
+        store.write_artefact(path, {"theta": self.theta, **stats}, meta)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        draws_budget: int | None = None,
+    ) -> Draws:
+        """What `save` wrote; on disk where it takes more than `draws_budget` bytes, else a quarter
+        of the free memory."""
+        budget = checks.budget("draws_budget", draws_budget)
+        budget = free_memory(device) // 4 if budget is None else budget
+        tensors, meta = store.read_artefact(path, budget)
+        if meta.get("kind") != _KIND:
+            raise StoreError(f"{path} holds no draws of a log density; doxa.load reads posteriors")
+        fits = sum(v.nbytes for v in tensors.values()) <= budget
+        tensors = {k: v.to(device) if fits or k != "theta" else v for k, v in tensors.items()}
+        plain = meta["record"] | {"status": Status(meta["record"]["status"], meta["reason"])}
+        plain["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
+        shapes, transforms = meta["shapes"], meta["transforms"]
+        return cls(tensors["theta"], shapes, transforms, meta["method"], Record(**plain))
+
+    def __repr__(self) -> str:
+        reason = f" ({self.status.reason})" if self.status.reason else ""
+        names = ", ".join(f"{k}{list(s)}" for k, s in self.shapes.items())
+        how = f"{self.members} chains of {self.count} by {self.method!r}"
+        return f"<draws of {names}: {how}, {self.status}{reason}>"
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__

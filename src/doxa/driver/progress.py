@@ -1,0 +1,104 @@
+"""What a fit has come to: everything that changes while it runs, and all that is checkpointed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.driver.draws import DrawsInMemory
+from doxa.method import Info, State
+from doxa.store import DrawsFile
+
+
+@dataclass
+class Progress:
+    """What a fit has come to: all of it is checkpointed."""
+
+    state: State
+    kept: DrawsInMemory | DrawsFile | None = (
+        None  # None where no stage keeps any
+    )
+    stats: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
+    stage: int = 0
+    t: int = 0
+    done: int = 0
+    mode: str | None = None  # how the current stage is executed
+    modes: dict[str, list[Any]] = field(default_factory=dict)  # {stage: [steps, mode]}
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    good: State = field(default_factory=dict)  # the last state known to be finite
+    best: State = field(default_factory=dict)  # the best state on validation, of this stage
+    best_score: list[float] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)  # validations since then
+    diverged: dict[int, int] = field(default_factory=dict)  # member row: step
+    stopped: str = ""
+    saved: list[int] | None = None  # of a checkpoint: where its file of draws stood
+    recorded: dict[str, Any] | None = None  # of a checkpoint: how parts of a step are executed
+
+    def keep(self, theta: Tensor, info: Info) -> None:
+        """Store a draw and what the step that made it said of it."""
+        assert self.kept is not None
+        self.kept.append(theta)
+        for name, value in info.items():
+            if value.shape == theta.shape[:1]:
+                self.stats.setdefault(name, []).append(value.detach().clone())
+
+    def draws(self, rows: slice) -> Tensor | None:
+        """What some members kept, [T, K, P], a view of [K, T, P] as posteriors keep it; on disk
+        where it exceeds the budget of memory."""
+        if not self.kept:
+            return None
+        return self.kept.tensor(rows).transpose(0, 1)
+
+    def to_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors: dict[str, Tensor] = {}
+        for name in ("state", "good", "best"):
+            tensors |= {f"{name}.{k}": v for k, v in getattr(self, name).items()}
+        tensors |= {f"stats.{k}": torch.stack(v) for k, v in self.stats.items()}
+        plain = (
+            "stage",
+            "t",
+            "done",
+            "mode",
+            "modes",
+            "history",
+            "best_score",
+            "waited",
+            "diverged",
+            "stopped",
+            "recorded",
+        )
+        saved = self.kept.at if isinstance(self.kept, DrawsFile) else None
+        return tensors, {name: getattr(self, name) for name in plain} | {"saved": saved}
+
+    @classmethod
+    def from_checkpoint(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Progress:
+        def under(name: str) -> State:
+            prefix = f"{name}."
+            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+        stats = {k: list(v.unbind()) for k, v in under("stats").items()}
+        return cls(under("state"), stats=stats, good=under("good"), best=under("best"), **meta)
+
+
+def copied(state: State) -> State:
+    return {k: v.clone() for k, v in state.items()}
+
+
+def chosen(mask: Tensor, yes: State, no: State) -> State:
+    """Rows of `yes` where the mask holds, of `no` elsewhere."""
+    return {
+        k: torch.where(mask.reshape(-1, *(1,) * (v.ndim - 1)), v, no[k]) for k, v in yes.items()
+    }
+
+
+def finite_members(state: State, names: Sequence[str]) -> Tensor:
+    """Which members' tensors of these names are finite: [M]."""
+    fine = [torch.isfinite(state[k]).reshape(len(state[k]), -1).all(1) for k in names if k in state]
+    if fine:
+        return torch.stack(fine).all(0)
+    some = next(iter(state.values()))
+    return torch.ones(len(some), dtype=torch.bool, device=some.device)

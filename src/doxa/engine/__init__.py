@@ -1,0 +1,6 @@
+"""How tensors are computed: forward passes of all members, and steps eager, recorded, compiled or
+captured."""
+
+from doxa.engine.engine import MODES, Engine, choose, tiles, works
+
+__all__ = ["MODES", "Engine", "choose", "tiles", "works"]

@@ -1,0 +1,230 @@
+"""How stacked forward passes run: batched layers, vmap, or one member at a time.
+
+`Engine.forward` gives the outputs of M members, [M, N, ...], whichever way is used; nothing else in
+doxa knows. `stack` replays the net on stacked parameters (`stacked.Plan`) or vmaps the forward
+pass; `loop` calls the net once a member. Gradients are plain autograd on the sum over members, so
+that the backward pass never runs under vmap.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from doxa.errors import DoxaError, MethodError
+from doxa.model import Applied, Model
+from doxa.model.functional import Functional
+
+log = logging.getLogger("doxa")
+
+MODES = ("eager", "traced", "compiled", "graph", "compiled-graph")
+_TILE_BYTES = 4 << 20  # the widest activation of one tile on the CPU: what a cache holds
+_UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The way work is executed.
+
+    Parameters
+    ----------
+    kind: "stack" (all members at once) or "loop" (one at a time).
+    mode: "eager", "traced" (recorded once, replayed without autograd's bookkeeping), "compiled",
+        "graph" (a CUDA graph) or "compiled-graph"; None: chosen for each stage.
+    native: use batched layers instead of vmap where the net allows it.
+    chunk: members at a time in one gradient; None for all.
+    """
+
+    kind: str = "stack"
+    mode: str | None = "eager"
+    native: bool = True
+    chunk: int | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("stack", "loop"):
+            raise MethodError(f"engine kind must be 'stack' or 'loop', not {self.kind!r}")
+        if self.mode is not None and self.mode not in MODES:
+            raise MethodError(f"engine mode must be one of {MODES}, not {self.mode!r}")
+
+    @classmethod
+    def parse(cls, spec: str | Engine) -> Engine:
+        """ "stack", "loop", "stack:compiled", "loop:graph"…"""
+        if isinstance(spec, Engine):
+            return spec
+        if not isinstance(spec, str):
+            raise MethodError(f"engine must be a name or an Engine, not {spec!r}")
+        kind, _, mode = spec.partition(":")
+        return cls(kind, mode or "eager", reason="asked for")
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}:{self.mode or 'auto'}"
+
+    def chunks(self, members: int) -> Iterator[slice]:
+        size = 1 if self.kind == "loop" else (self.chunk or members)
+        for start in range(0, members, size):
+            yield slice(start, min(start + size, members))
+
+    def forward(
+        self,
+        model: Model,
+        params: Mapping[str, Tensor],
+        x: Any,
+        *,
+        shared: bool = True,
+        constant: frozenset[str] = frozenset(),
+        buffers: Mapping[str, Tensor] | None = None,
+        training: bool = False,
+    ) -> Any:
+        """Outputs of all members: [M, N, ...].
+
+        `shared` inputs have no member axis; `constant` parameters have none either (a trunk that is
+        the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
+        have it.
+        """
+        return self.apply(
+            model, params, x, shared=shared, constant=constant, buffers=buffers, training=training
+        ).f
+
+    def apply(
+        self,
+        model: Model,
+        params: Mapping[str, Tensor],
+        x: Any,
+        *,
+        shared: bool = True,
+        constant: frozenset[str] = frozenset(),
+        buffers: Mapping[str, Tensor] | None = None,
+        training: bool = False,
+    ) -> Applied:
+        """`forward`, with the terms that layers gave and the buffers that training changed, each
+        with the member axis."""
+        params = {k: v for k, v in params.items() if not k.startswith("likelihood.")}
+        buffers = dict(buffers or {})
+        if self.kind == "stack" and self.native and isinstance(x, Tensor) and model.plan:
+            stacked = lambda name: name in buffers or (name in params and name not in constant)  # noqa: E731
+            terms: dict[str, Tensor] = {}
+            tensors = model.fixed | params | buffers
+            out, has_axis = model.plan(tensors, stacked, x, not shared, terms)
+            return Applied(out if has_axis else out.unsqueeze(0), terms, {})
+        axes = {name: None if name in constant else 0 for name in params}
+        if self.kind == "loop":
+            return _loop(model, params, axes, x, shared, buffers, training)
+        if not buffers and shared and all(a is None for a in axes.values()):
+            return _add_axis(model.apply(params, x, training=training))
+
+        def one(params: Any, x: Any, buffers: Any) -> Applied:
+            return model.apply(params, x, buffers=buffers, training=training)
+
+        return vmap(one, in_dims=(axes, None if shared else 0, 0), randomness="error")(
+            params, x, buffers
+        )
+
+    def call(self, module: Functional, flat: Tensor, *args: Any, dims: Any = 0) -> Any:
+        """A module of the method's own on each member's row of trainables [M, P]; `dims` says
+        which arguments have the member axis: 0, or None for those that all members share."""
+        dims = dims if isinstance(dims, tuple) else (dims,) * len(args)
+        params = module.layout.unflatten(flat)
+        members = len(flat)
+        if members > 1 and self.kind == "stack":
+            return vmap(module.forward, in_dims=(0, *dims), randomness="error")(params, *args)
+        outputs = []
+        for m in range(members):
+            # squeeze, not select: its backward pass is a view
+            pick = lambda t, m=m: t.squeeze(0) if members == 1 else t[m]  # noqa: E731
+            own = [a if d is None else tree_map(pick, a) for a, d in zip(args, dims, strict=True)]
+            outputs.append(module.forward({k: pick(v) for k, v in params.items()}, *own))
+        return _stacked(outputs)
+
+
+def _add_axis(out: Any) -> Any:
+    return tree_map(lambda t: t.unsqueeze(0), out)
+
+
+def _stacked(outputs: list[Any]) -> Any:
+    if len(outputs) == 1:
+        return _add_axis(outputs[0])
+    return tree_map(lambda *parts: torch.stack(parts), *outputs)
+
+
+def _loop(
+    model: Model,
+    params: Mapping[str, Tensor],
+    axes: Mapping[str, int | None],
+    x: Any,
+    shared: bool,
+    buffers: Mapping[str, Tensor],
+    training: bool,
+) -> Applied:
+    stacks = [*(v for k, v in params.items() if axes[k] == 0), *buffers.values()]
+    members = stacks[0].shape[0] if stacks else 1
+    outputs = []
+    for m in range(members):
+        # squeeze, not select: its backward pass is a view
+        pick = lambda t, m=m: t.squeeze(0) if members == 1 else t[m]  # noqa: E731
+        own = {k: pick(v) if axes[k] == 0 else v for k, v in params.items()}
+        rows = x if shared else tree_map(pick, x)
+        given = {k: pick(v) for k, v in buffers.items()}
+        outputs.append(model.apply(own, rows, buffers=given, training=training))
+    return _stacked(outputs)
+
+
+def choose(model: Model, members: int, device: torch.device) -> Engine:
+    """The rule: a choice depends on the work alone."""
+    kinds = [type(m) for m in model.net.modules()]
+    if any(issubclass(k, _UNSTACKABLE) for k in kinds):
+        return Engine("loop", None, reason="recurrent layers do not run under vmap")
+    if model.draws_itself:
+        return Engine("loop", None, reason="the net draws random numbers of its own")
+    if members == 1:
+        return Engine("loop", None, reason="one member")
+    convs = [m for m in model.net.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
+    widest = max((c.out_channels for c in convs), default=0)
+    if widest > (12 if device.type == "cpu" else 48):  # measured: each fills the processor
+        return Engine("loop", None, reason="wide convolutions are faster one member at a time")
+    how = "batched layers" if model.plan else "vmap"
+    return Engine("stack", None, reason=f"{members} members at once, {how}")
+
+
+def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
+    """The engine, or the loop if a trial of the stack fails, with a line in the log."""
+    try:
+        trial(engine)
+        return engine
+    except DoxaError:
+        raise
+    except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+        if engine.kind == "loop":
+            raise
+        reason = f"stacking failed ({str(error).splitlines()[0][:120]})"
+        log.warning("engine: %s; members run one at a time", reason)
+        return works(replace(engine, kind="loop", reason=reason), trial)
+
+
+def tiles(
+    samples: int, rows: int, width: int, itemsize: int, device: torch.device, trunk: bool = False
+) -> Iterator[tuple[slice, slice]]:
+    """Pieces of samples × rows whose widest activation stays small; rows vary fastest.
+
+    With a `trunk` that all samples share, all samples go through together, so that it is computed
+    once for each row.
+    """
+    budget = _TILE_BYTES if device.type == "cpu" else 256 << 20
+    cells = max(1, budget // max(1, width * itemsize))
+    row_step = max(1, min(rows, cells))
+    if trunk:
+        row_step = max(1, min(rows, cells // samples)) if cells >= 16 * samples else row_step
+    elif row_step < rows:  # several samples a tile amortise the calls
+        row_step = max(1, min(rows, cells // min(samples, 4)))
+    sample_step = max(1, min(samples, cells // row_step))
+    for s in range(0, samples, sample_step):
+        for r in range(0, rows, row_step):
+            yield slice(s, min(s + sample_step, samples)), slice(r, min(r + row_step, rows))

@@ -1,0 +1,24 @@
+"""The protocol: what a method is, what it sees of a fit, and the steps that methods share."""
+
+from doxa.method.clock import (
+    Clock,
+    Info,
+    State,
+    folded,
+    network_part,
+    slice_state,
+    unfolded,
+)
+from doxa.method.method import Method, as_method
+from doxa.method.objectives import Known, Objective, log_joint, potential, target
+from doxa.method.run import FitSettings, Number, Run
+from doxa.method.stage import Mark, Marks, Stage, Step
+from doxa.method.steps import averaged, optimise, refresh_batch_norm
+from doxa.model.problem import Problem
+
+__all__ = [
+    "Clock", "FitSettings", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective",
+    "Problem", "Run", "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint",
+    "network_part", "optimise", "potential", "refresh_batch_norm", "slice_state", "target",
+    "unfolded",
+]  # fmt: skip

@@ -1,0 +1,446 @@
+"""What a method sees of a fit: the stacked members, and how gradients are computed.
+
+`Run` knows the problem, the data, the prior and the engine, and never changes; `Clock` gives time,
+the learning rate and noise. A `State` is a dict of tensors with leading axis M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from doxa.data import Ask, Batch, Data, Feed, NoData, Pass, batch_rows, source
+from doxa.engine import Engine
+from doxa.errors import MethodError
+from doxa.likelihoods import Likelihood
+from doxa.linalg.layout import Layout, Params
+from doxa.method.clock import Clock, NoClock, State, network_part
+from doxa.method.objectives import (
+    Known,
+    Objective,
+    differentiated,
+    joined,
+    target,
+    total,
+)
+from doxa.model import Model, likelihood_parameters
+from doxa.model.problem import LogDensity, Problem
+from doxa.noise import Noise
+from doxa.optim import Adam, Optimizer
+from doxa.priors import BoundPrior
+
+if TYPE_CHECKING:
+    from doxa.method import Method
+
+AT_REST = NoClock()
+Number = float | Tensor  # a float where all members share it, else [M, 1]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What `fit` was asked about the optimisation."""
+
+    steps: int = 1
+    rate: float = 1e-2
+    batch_size: int = 1
+    epoch_steps: int = 1
+    optimizer: Optimizer = field(default_factory=Adam)
+    fresh: bool = True  # weights start anew for each member, else as the network was given
+
+
+class Trained(NamedTuple):
+    """The log-likelihood of a batch in training: its value [M], the state entries that the pass
+    changed (BatchNorm), and the terms that layers gave, {name: [M, ...]}."""
+
+    value: Tensor
+    changed: State
+    terms: Params
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a method sees of a fit: M = runs × members rows, advanced together."""
+
+    problem: Problem
+    likelihood: Likelihood
+    data: Data | NoData
+    engine: Engine
+    members: Sequence[int]  # member id of each row
+    run_of: Sequence[int]  # run of each row
+    seeds: Sequence[int]  # seed of each row
+    n: Tensor  # [M], the sum of weights
+    prior: BoundPrior
+    initial: Tensor  # [M, P]
+    hyper: Mapping[str, Tensor] = field(default_factory=dict)  # {field: [M]}, where runs differ
+    constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
+    settings: FitSettings = field(default_factory=FitSettings)
+    inputs: Any = None  # the shape of one row of x
+    likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
+    particle_of: Sequence[str] = ()  # which particle of its member each row is
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def device(self) -> torch.device:
+        return self.n.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.n.dtype
+
+    @property
+    def layout(self) -> Layout:
+        return self.problem.layout
+
+    @property
+    def net(self) -> Model:
+        """The network; an error where there is none."""
+        return self.problem.net
+
+    @property
+    def steps(self) -> int:
+        """How long `fit` was asked to optimise."""
+        return self.settings.steps
+
+    @property
+    def rows(self) -> Data:
+        """The data set; an error where there is none."""
+        if not isinstance(self.data, Data):
+            raise MethodError("this method needs data, and a bare log density has none")
+        return self.data
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Who each row is: what its noise and its data order depend on."""
+        own = self.particle_of or [""] * self.size
+        rows = zip(self.seeds, self.members, own, strict=True)
+        return [f"{seed}/{member}{particle}" for seed, member, particle in rows]
+
+    @cached_property
+    def per_example(self) -> Tensor:
+        """From an objective to the loss that is minimised: −1/n, [M]."""
+        return -1.0 / self.n
+
+    @cached_property
+    def _same_n(self) -> float | None:
+        return float(self.n[0]) if bool((self.n == self.n[0]).all()) else None
+
+    def descent(self, grad: Tensor) -> Tensor:
+        """−grad/n: the gradient of the loss, [M, ...]."""
+        if self._same_n is not None:  # a number is read faster than a column
+            return grad * (-1.0 / self._same_n)
+        return grad * self.per_example.reshape(-1, *(1,) * (grad.ndim - 1))
+
+    def over_n(self, value: float, name: str = "lr") -> Number:
+        """A rate of the mean loss as a step on the full-data potential: value/n, or what a grid
+        over `name` says in its place."""
+        if name in self.hyper:
+            return (self.hyper[name] / self.n).unsqueeze(1)
+        if self._same_n is not None:
+            return value / self._same_n
+        return (value / self.n).unsqueeze(1)
+
+    def field(self, method: Method, name: str) -> Tensor:
+        """A hyper-parameter as [M]: the grid's values where there is a grid."""
+        if name in self.hyper:
+            return self.hyper[name]
+        value = float(getattr(method, name))
+        return torch.full((self.size,), value, device=self.device, dtype=self.dtype)
+
+    def setting(self, method: Method, name: str) -> Number:
+        """A hyper-parameter as a number, or [M, 1] where a grid varies it."""
+        return self.hyper[name].unsqueeze(1) if name in self.hyper else float(getattr(method, name))
+
+    def noise(self, purpose: str) -> Noise:
+        return Noise(0, purpose, self.keys, self.device, self.dtype)
+
+    def start(self) -> Tensor:
+        """Initial weights, [M, P]; of particles, each its own, or all as the network was given."""
+        if self.particle_of and self.settings.fresh:
+            return self.net.fresh(self.starts())
+        return self.initial.clone()
+
+    def init_buffers(self) -> State:
+        """Each member's own copy of the buffers that training changes."""
+        tracked = self.problem.tracked
+        fixed = self.net.fixed if tracked else {}
+        return {
+            f"buffer.{name}": fixed[name].expand(self.size, *fixed[name].shape).clone()
+            for name in tracked
+        }
+
+    def init_network(self) -> State:
+        """All that a network starts with: weights, trainables of its layers, buffers."""
+        state = {"theta": self.start(), **self.init_buffers()}
+        if self.problem.model is not None and self.net.layers.size:
+            state["layers"] = self.net.fresh_layers(self.starts())
+        return state
+
+    def init_modules(self, given: bool = False) -> State:
+        """A flat row [M, P] for each module that the method brought, new for each member, or as
+        they were given."""
+        return {
+            name: module.given().expand(self.size, -1).clone() if given
+            else module.fresh(self.starts())
+            for name, module in self.problem.modules.items()
+        }  # fmt: skip
+
+    def starts(self) -> list[tuple[int, object]]:
+        """What initial values are a function of: (seed, who)."""
+        own = self.particle_of or [""] * self.size
+        named = (f"{m}{particle}" for m, particle in zip(self.members, own, strict=True))
+        return list(zip(self.seeds, named, strict=True))
+
+    def buffers(self, state: State) -> Params:
+        prefix = "buffer."
+        return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+    def call(self, name: str, params: State, *args: Any, dims: Any = 0) -> Any:
+        """A module that the method brought, with each member's trainables in `params`; `dims` says
+        which arguments have the member axis: 0, or None for those that all members share."""
+        return self.engine.call(self.problem.modules[name], params[name], *args, dims=dims)
+
+    def open(self, rows: Any, stage: str) -> Feed:
+        """Batches for a stage: see `doxa.data.sources`."""
+        ask = Ask(self.data, self.run_of, self.keys, self.settings.batch_size, stage)
+        return source(rows).open(ask)
+
+    def all_rows(self) -> Batch:
+        """Every row as one batch."""
+        return self.open("all", "").batch(0)
+
+    def passes(self, size: int = 4096) -> Pass:
+        """Every row once, `size` at a time."""
+        return Pass(self.rows, self.run_of, size)
+
+    @cached_property
+    def free(self) -> Tensor | None:
+        """1 for every weight that is uncertain, 0 for the others, [P]; None where all are. Learned
+        noise of the likelihood counts as uncertain."""
+        if not self.problem.partial:
+            return None
+        fixed = set(self.layout.names) - set(self.net.subset_names)
+        fixed = {name for name in fixed if not name.startswith("likelihood.")}
+        free = torch.ones(self.layout.size, device=self.device, dtype=self.dtype)
+        free[self.layout.index(fixed).to(self.device)] = 0.0
+        return free
+
+    @cached_property
+    def subset_index(self) -> Tensor:
+        """Positions of the uncertain weights in the flat vector."""
+        return self.layout.index(self.net.subset_names).to(self.device)
+
+    @cached_property
+    def subset_where(self) -> slice | Tensor:
+        """The same as a slice where they lie together, which costs no copies."""
+        spans = [self.layout.slices[name] for name in self.net.subset_names]
+        start, stop = spans[0].start, spans[-1].stop
+        together = stop - start == sum(span.stop - span.start for span in spans)
+        return slice(start, stop) if together else self.subset_index
+
+    def common(self, method: Method) -> dict[str, Any]:
+        """What every posterior of this run is given (one run only)."""
+        r = self.run_of[0]
+        scales = self.data.scales[r] if isinstance(self.data, Data) else None
+        return {
+            "model": self.problem.model, "method": method,
+            "likelihood": self.likelihoods[r] if self.likelihoods else self.likelihood,
+            "scales": scales, "inputs": self.inputs, "ids": list(self.members),
+        }  # fmt: skip
+
+    def shared(self, state: State) -> dict[str, Any]:
+        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers, what layers
+        brought."""
+        constants = {k: v[0] for k, v in self.constants.items()}
+        return {
+            "constants": constants, "buffers": self.buffers(state), "layers": state.get("layers"),
+        }  # fmt: skip
+
+    def units_log_jacobian(self) -> Tensor:
+        """log |d fitted / dy| of each member's rows: densities are reported in units of y. [M]"""
+        each = []
+        for m, r in enumerate(self.run_of):
+            scale = self.rows.scales[r].y_scale
+            if scale is None:
+                each.append(0.0)
+                continue
+            event = self.rows.y[0].numel()
+            logs = torch.as_tensor(scale).double().log()
+            each.append(-float(self.n[m]) * float(logs.sum()) * (event / max(1, logs.numel())))
+        return torch.tensor(each, dtype=torch.float64, device=self.device)
+
+    @cached_property
+    def _derived(self) -> dict[Any, Run]:
+        return {}
+
+    def part(self, rows: slice) -> Run:
+        """The same run for some of its members."""
+        key = (rows.start, rows.stop)
+        if key not in self._derived:
+            own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
+            self._derived[key] = replace(
+                self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
+                n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants),
+                prior=self.prior[rows] if self.prior.stacked else self.prior,
+                initial=self.initial[rows], data=self.data.members(rows),
+                particle_of=self.particle_of[rows],
+            )  # fmt: skip
+        return self._derived[key]
+
+    def times(self, k: int) -> Run:
+        """k particles in the place of every member: M·k rows, with numbers of their own."""
+        if k not in self._derived:
+            again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
+            each = torch.arange(self.size).repeat_interleave(k)
+            many = lambda values: [values[m] for m in each.tolist()]  # noqa: E731
+            before = self.particle_of or [""] * self.size
+            wide = replace(
+                self, members=many(self.members), run_of=many(self.run_of),
+                seeds=many(self.seeds), n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
+                constants=again(self.constants), data=self.data.members(each),
+                prior=self.prior[each] if self.prior.stacked else self.prior,
+                initial=self.initial.repeat_interleave(k, 0),
+                particle_of=[f"{own}/{j}" for own in before for j in range(k)],
+            )  # fmt: skip
+            self._derived[k] = wide
+        return self._derived[k]
+
+    def _applied(
+        self, theta: Tensor, batch: Batch, params: State, buffers: Params, training: bool
+    ) -> tuple[Tensor, Any]:
+        """log p(y_i | θ_m) of each row, [M, B], and the pass itself."""
+        weights = self.layout.unflatten(theta)
+        own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
+        applied = self.engine.apply(
+            self.net, {**weights, **own}, batch.x, shared=batch.shared,
+            buffers={**self.buffers(params), **buffers}, training=training,
+        )  # fmt: skip
+        given = likelihood_parameters(weights) | self.constants
+        if batch.points is None:
+            return self.likelihood.log_prob(applied.f, batch.y, given, lead=1), applied
+        return _of_points(self.likelihood, applied.f, batch, given), applied
+
+    def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
+        """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's
+        statistics and what layers brought are those in `params`."""
+        return _summed(self.log_likelihoods(theta, batch, params), batch)
+
+    def log_likelihoods(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
+        """The same of each row by itself, without weights and scale, [M, B]."""
+        return self._applied(theta, batch, params or {}, {}, False)[0]
+
+    def train(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock | None, **buffers: Tensor
+    ) -> Trained:
+        """The log-likelihood with the network in training: its layers draw their noise from the
+        clock (None: they do not), and BatchNorm learns. `buffers` are further ones that layers
+        are given."""
+        noise = self.layer_noise(clock, batch_rows(batch)) if clock is not None else {}
+        training = clock is not None or bool(self.problem.tracked)
+        each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
+        changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
+        return Trained(_summed(each, batch), changed, applied.terms)
+
+    def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
+        """What BatchNorm's buffers would be if this batch were all there is, {name: [M, ...]}."""
+        before = {k: torch.zeros_like(v) for k, v in params.items() if k.startswith("buffer.")}
+        fit = self.train(theta, {**params, **before}, batch, None)
+        momenta = self.net.momenta
+        return {
+            k: v if not v.is_floating_point() else v / momenta[k.removeprefix("buffer.")]
+            for k, v in fit.changed.items()
+        }
+
+    def masked_log_likelihood(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock, **buffers: Tensor
+    ) -> Tensor:
+        """The log-likelihood with layers' noise but BatchNorm frozen, [M]."""
+        noise = self.layer_noise(clock, batch_rows(batch))
+        return _summed(self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch)
+
+    def layer_noise(self, clock: Clock, rows: int) -> Params:
+        """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""
+        return {
+            name: (clock.noise if site.kind == "normal" else clock.uniform)(*site.drawn(rows))
+            for name, site in self.net.sites.items()
+        }
+
+    def density(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock | None, training: bool
+    ) -> tuple[Any, ...]:
+        """log p(θ, D) as an objective; of a bare log density, that density."""
+        if isinstance(self.problem, LogDensity):
+            return self.problem.function(theta), {}
+        if not training:
+            return self.log_likelihood(theta, batch, params), {}, self.known_prior(theta)
+        fit = self.train(theta, params, batch, clock)
+        return fit.value, fit.changed, self.known_prior(theta)
+
+    def known_prior(self, theta: Tensor, name: str = "theta") -> Known:
+        """log p(θ), whose gradient is known."""
+        at = theta.detach()
+        return Known(self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)})
+
+    def value_and_grad(
+        self,
+        objective: Objective,
+        params: State,
+        batch: Batch,
+        clock: Clock,
+        over: Sequence[str] = ("theta",),
+    ) -> tuple[Tensor, State, State]:
+        """An objective's value [M], its gradient with respect to each name, and the state entries
+        that it changed; of all members at once or of some at a time, as the engine says."""
+        parts = list(self.engine.chunks(self.size))
+        if len(parts) == 1:
+            return differentiated(self, objective, params, batch, clock, over)
+        each = []
+        for part in parts:
+            own = {k: v[part] for k, v in params.items()}
+            at = clock.part(part)
+            rows = batch.members(part)
+            each.append(differentiated(self.part(part), objective, own, rows, at, over))
+        clock._calls[:] = at._calls
+        values, grads, changed = zip(*each, strict=True)
+        return torch.cat(values), joined(grads), joined(changed)
+
+    def joint(self, theta: Tensor, batch: Batch, state: State) -> tuple[Tensor, Tensor]:
+        """log p(θ, D) of each member and its gradient, [M] and [M, P]: what samplers target, with
+        dropout off and BatchNorm frozen."""
+        params = {"theta": theta, **network_part(state)}
+        value, grads, _ = self.value_and_grad(target, params, batch, AT_REST)
+        return value, grads["theta"]
+
+    def value(self, theta: Tensor, batch: Batch, state: State) -> Tensor:
+        """log p(θ, D) of each member alone, [M]: for proposals that ask for no gradient."""
+        params = {"theta": theta, **network_part(state)}
+        each = []
+        with torch.no_grad():
+            for part in self.engine.chunks(self.size):
+                own = {k: v[part] for k, v in params.items()}
+                run = self if part == slice(0, self.size) else self.part(part)
+                each.append(total(*target(run, own, batch.members(part), AT_REST)))
+        return each[0] if len(each) == 1 else torch.cat(each)
+
+
+def _of_points(likelihood: Likelihood, f: Tensor, batch: Batch, given: Params) -> Tensor:
+    """Σ log p(y | f) over the points of each task that are to be predicted, [M, B]."""
+    assert batch.points is not None
+    y = batch.y.expand(len(f), *batch.y.shape) if batch.shared else batch.y
+    given = {k: v[:, 0] if v.ndim == 3 else v for k, v in given.items()}  # the same at all points
+    each = {k: v.unsqueeze(1).expand(-1, f.shape[1], *v.shape[1:]) for k, v in given.items()}
+    return (likelihood.log_prob(f, y, each, lead=2) * batch.points).sum(-1)
+
+
+def _summed(each: Tensor, batch: Batch) -> Tensor:
+    """(rows/B) Σ w log p, [M], of rows [M, B]."""
+    if batch.weight is not None:
+        each = each * batch.weight
+    return each.sum(-1) * batch.scale

@@ -1,0 +1,98 @@
+"""Stages that several methods share: ascent of an objective, and BatchNorm recomputed by a pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from doxa.data import Batch, Source, batch_rows
+from doxa.method.clock import Clock, Info, State
+from doxa.method.objectives import Objective
+from doxa.method.run import Run
+from doxa.method.stage import Stage
+from doxa.optim import Optimizer
+
+
+def optimise(
+    objective: Objective,
+    steps: int,
+    over: Sequence[str] = ("theta",),
+    *,
+    average: float = 0.0,
+    every: int = 1,
+    optimizer: Optimizer | None = None,
+    name: str = "optimise",
+    source: str | Source = "mini",
+    validates: bool = True,
+    capturable: bool = True,
+) -> Stage:
+    """A stage that ascends an objective: φ ← φ + optimiser step on its gradient / n, for each name.
+
+    Parameters
+    ----------
+    objective: gives each member's value [M], the state entries that it changed (BatchNorm), and
+        what is known of it in closed form.
+    over: the names of the state that are trained.
+    average: the share of the last steps over which each name is averaged, into "average.NAME"
+        (Polyak & Juditsky, 1992): see `averaged`. every: of these steps, which are counted.
+    optimizer: default: the one that `fit` was asked for.
+    """
+    first = steps - max(1, math.ceil(average * steps))  # of the steps that are averaged
+
+    def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        chosen = optimizer or run.settings.optimizer
+        value, grads, changed = run.value_and_grad(objective, state, batch, clock, over)
+        params = {name: state[name] for name in over}
+        descent = {name: run.descent(grad) for name, grad in grads.items()}
+        new = chosen.update(params, descent, state, clock.rate, clock.t, clock.owned)
+        if average:
+            count = clock.t - first + 1  # of steps that are averaged, below 1 before them
+            weight = 1.0 / (count.clamp(min=every) // every).to(run.dtype)
+            if every > 1:
+                weight = torch.where((count < 1) | (count % every == 0), weight, 0.0)
+            for key in over:
+                new[f"average.{key}"] = torch.lerp(state[f"average.{key}"], new[key], weight)
+        return {**state, **changed, **new}, {"loss": value * run.per_example}
+
+    def enter(run: Run, state: State) -> State:
+        params = {name: state[name] for name in over}
+        own = {f"average.{k}": v.clone() for k, v in params.items()} if average else {}
+        return {**state, **own, **(optimizer or run.settings.optimizer).init(params)}
+
+    return Stage(
+        name, step, steps, source, over=tuple(over), enter=enter, validates=validates,
+        capturable=capturable,
+    )  # fmt: skip
+
+
+def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
+    """A pass over the data that recomputes BatchNorm's statistics for the weights under a name:
+    those of points that were averaged, or drawn, belong to no point that was visited. No stage
+    where there is no BatchNorm. The statistics of batches are averaged by their rows."""
+
+    def enter(run: Run, state: State) -> State:
+        empty = {k: torch.zeros_like(v) for k, v in state.items() if k.startswith("buffer.")}
+        return {**state, **empty, "refreshed": torch.zeros_like(run.n)}
+
+    def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        rows = batch_rows(batch)
+        count = state["refreshed"] + rows
+        with torch.no_grad():
+            seen = run.batch_statistics(state[name], state, batch)
+        new = {}
+        for key, value in seen.items():
+            share = (rows / count).reshape(-1, *(1,) * (value.ndim - 1)).to(value.dtype)
+            counted = key.endswith("num_batches_tracked")
+            new[key] = state[key] + 1 if counted else torch.lerp(state[key], value, share)
+        return {**state, **new, "refreshed": count}, {}
+
+    if run.problem.tracked:
+        yield Stage("batch norm", step, 0, "pass", over=(name,), enter=enter, capturable=False)
+
+
+def averaged(state: State, name: str) -> Tensor:
+    """What `optimise` averaged, or the last iterate where it did not."""
+    return state.get(f"average.{name}", state[name])

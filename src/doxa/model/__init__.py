@@ -1,0 +1,11 @@
+"""What is believed: a network with its likelihood and prior, and what else may be fitted."""
+
+from doxa.model.functional import Functional
+from doxa.model.layers import Noisy, Site
+from doxa.model.model import Applied, Inputs, Model, Subset, likelihood_parameters
+from doxa.model.problem import LogDensity, Network, OwnFunctions, Problem
+
+__all__ = [
+    "Applied", "Functional", "Inputs", "LogDensity", "Model", "Network", "Noisy", "OwnFunctions",
+    "Problem", "Site", "Subset", "likelihood_parameters",
+]  # fmt: skip

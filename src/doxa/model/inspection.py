@@ -1,0 +1,180 @@
+"""Looking into a network: what runs in which order, how wide it is, how it starts afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_flatten
+
+from doxa.errors import ModelError
+from doxa.linalg.layout import Entry
+from doxa.model.layers import MaskedDropout, Noisy, Shape, Site
+
+_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
+_DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, str]:
+    """For each dropout layer, the parametrised layer it feeds: its owner, or the next to run."""
+    masked = {}
+    for i, name in enumerate(order):
+        if name not in dropouts:
+            continue
+        owner = name.removesuffix(".dropout")
+        later = [layer for layer in order[i + 1 :] if layer not in dropouts]
+        if owner in order and owner != name:
+            masked[name] = owner
+        elif later:
+            masked[name] = later[0]
+    return masked
+
+
+def reset(net: nn.Module) -> set[str]:
+    """Re-initialise every layer that knows how; the names of parameters that none of them set,
+    which keep their values."""
+    given = {name: p.detach().clone() for name, p in net.named_parameters()}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(torch.nan)  # what is still there afterwards was not set
+        for module in net.modules():
+            reset = getattr(module, "reset_parameters", None)
+            reset = reset or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+        missed = {name for name, p in net.named_parameters() if p.isnan().any()}
+        for name, p in net.named_parameters():
+            if name in missed:
+                p.copy_(given[name])
+    return missed
+
+
+@dataclass
+class Trace:
+    """What one forward pass did."""
+
+    order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
+    dropouts: set[str] = field(default_factory=set)
+    noise: dict[str, tuple[str, Shape]] = field(default_factory=dict)  # what layers asked for
+    widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
+
+    @property
+    def head(self) -> str | None:
+        """The parametrised layer that ran last."""
+        layers = [name for name in self.order if name not in self.dropouts]
+        return layers[-1] if layers else None
+
+
+@contextmanager
+def watched(net: nn.Module) -> Iterator[Trace]:
+    """Record the forward pass of one row."""
+    trace = Trace()
+
+    def before(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if isinstance(module, Noisy):
+                prefix = f"{name}." if name else ""
+                asked = module.noise(args[0])
+                trace.noise |= {f"{prefix}{k}": (kind, tuple(s)) for k, (kind, s) in asked.items()}
+            if isinstance(module, MaskedDropout):
+                trace.dropouts.add(name)
+                trace.order.append(name)
+            elif any(p.requires_grad for _, p in weights_of(module)):
+                trace.order.append(name)
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+            trace.widths.append((name, max((leaf.numel() for leaf in leaves), default=1)))
+
+        return hook
+
+    hooks = []
+    for name, module in net.named_modules():
+        hooks.append(module.register_forward_hook(after(name)))
+        if isinstance(module, Noisy) or any(p.requires_grad for _, p in weights_of(module)):
+            hooks.append(module.register_forward_pre_hook(before(name)))
+    try:
+        yield trace
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def weights_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """A layer's own parameters but for those that are no weights."""
+    apart = getattr(module, "own", ()) if isinstance(module, Noisy) else ()
+    return [(n, p) for n, p in module.named_parameters(recurse=False) if n not in apart]
+
+
+def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
+    """What noise the layers take, from what they asked for with one row of x and with two."""
+    sites = {}
+    for name, (kind, shape) in one.noise.items():
+        more = two.noise[name][1]
+        if more == shape:
+            sites[name] = Site(kind, shape, rows=0)
+        elif more == (2 * shape[0], *shape[1:]):
+            sites[name] = Site(kind, shape[1:], rows=shape[0])
+        else:
+            raise ModelError(
+                f"the noise {name!r} has shape {list(shape)} for one row of x and {list(more)} for "
+                "two: only its first axis may grow with the rows"
+            )
+    return sites
+
+
+def check_rows(one: Any, two: Any) -> None:
+    """Outputs for one row and for two must be tensors with the rows first."""
+    given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
+    for count, leaves in enumerate(given, 1):
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ModelError(
+                    "the network must give a tensor, or a tuple of tensors for several heads, not "
+                    f"{type(leaf).__name__}"
+                )
+            if leaf.ndim == 0 or leaf.shape[0] != count:
+                raise ModelError(
+                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
+                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
+                )
+
+
+def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(x, dict):
+        return (), x
+    return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})
+
+
+def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
+    """The trainable parameters: where each lies, its fan-in, and where a prior is centred; and
+    those that belong to layers, which are no weights."""
+    owners = {id(p): module for module in net.modules() for p in module.parameters(recurse=False)}
+    weights: list[Entry] = []
+    own: list[Entry] = []
+    for name, p in net.named_parameters():
+        if not p.requires_grad:
+            continue
+        owner, leaf = owners[id(p)], name.rpartition(".")[2]
+        scale = isinstance(owner, _NORMS) and leaf == "weight"
+        fan_in = int(p.numel() // p.shape[0]) if p.ndim > 1 else 1
+        entry = Entry(name, tuple(p.shape), max(fan_in, 1), 1.0 if scale else 0.0)
+        apart = isinstance(owner, Noisy) and leaf in owner.own
+        (own if apart else weights).append(entry)
+    return weights, own
+
+
+def draws_itself(net: nn.Module) -> bool:
+    """Whether layers may draw random numbers of their own in training."""
+    return any(
+        isinstance(m, _DRAWING) and getattr(m, "dropout", getattr(m, "p", 1.0)) != 0.0
+        for m in net.modules()
+    )

@@ -1,0 +1,359 @@
+"""A network, a likelihood and a prior as pure functions of a parameter dict.
+
+    log p(θ, D) = log p(θ) + Σ_i log p(y_i | f(x_i; θ))
+
+`Model` works on a copy of the user's network, which is never changed. Only this module touches an
+`nn.Module`; everything downstream sees flat parameter vectors (`layout`), forward passes and
+per-example log-likelihoods.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_flatten, tree_map
+
+from doxa import likelihoods, nets
+from doxa.errors import ModelError
+from doxa.linalg.layout import Entry, Layout, Params
+from doxa.model.functional import Start, fixed_tensors, fresh_rows
+from doxa.model.inspection import (
+    call_arguments,
+    check_rows,
+    draws_itself,
+    masked_layers,
+    noise_sites,
+    trainable,
+    watched,
+)
+from doxa.model.layers import Noisy, Site, swap_dropout
+from doxa.model.plan import Plan
+from doxa.priors import BoundPrior, Normal, bind
+
+Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
+Subset = str | Callable[[str], bool] | tuple[str, ...]
+
+
+class Applied(NamedTuple):
+    """One forward pass: outputs, what layers gave besides, and buffers as training left them."""
+
+    f: Any
+    terms: Params
+    buffers: Params
+
+
+class Model:
+    """What is believed before seeing data.
+
+    Parameters
+    ----------
+    net: any `nn.Module`. It may take several inputs (pass a tuple or dict as x), give several
+        outputs (with a tuple of likelihoods), share or freeze parameters, and hold buffers.
+    likelihood: a string ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for
+        several heads.
+    prior: a prior, or a dict {name pattern: prior} with "*" for the rest. Default: Normal(1).
+    subset: which parameters are uncertain: "all", "last_layer", a predicate on names, or a tuple of
+        names. The others are point estimates under the same prior.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Any = "gaussian",
+        prior: Any = None,
+        subset: Subset = "all",
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise ModelError(f"net must be a torch.nn.Module, not {type(net).__name__}")
+        self.likelihood = likelihoods.likelihood(likelihood)
+        self.prior = Normal(1.0) if prior is None else prior
+        self.subset = subset
+        self.builder = nets.builder_of(net)
+        self.net = copy.deepcopy(net).eval()
+        swap_dropout(self.net)
+        self.output: Any = None  # the shape of one row's output, once seen
+        self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
+        self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
+        self.head: str | None = None  # the parametrised layer that ran last
+        self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
+        self._mode = False
+        trainable = [p for p in self.net.parameters() if p.requires_grad]
+        kinds = {p.dtype for p in trainable}
+        if len(kinds) > 1:
+            raise ModelError(
+                f"parameters of mixed types {sorted(map(str, kinds))}; cast the network"
+            )
+        self.dtype = kinds.pop() if kinds else torch.get_default_dtype()
+
+    @property
+    def device(self) -> torch.device:
+        tensors = [*self.net.parameters(), *self.net.buffers()]
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Model:
+        """A copy on another device and in another floating type."""
+        moved = copy.copy(self)
+        moved.net = copy.deepcopy(self.net).to(device=device, dtype=dtype)
+        moved.dtype = dtype
+        moved._forget()
+        return moved
+
+    def _forget(self) -> None:
+        """What was derived from the network, and is derived again when asked for."""
+        for name in ("layout", "layers", "plan", "fixed", "bound_prior", "terms", "tracked"):
+            self.__dict__.pop(name, None)
+
+    def build(self, x: Inputs) -> Model:
+        """Run one row through the network: its output shape, dropout layers and last layer."""
+        row = tree_map(lambda t: t[:1], x)
+        try:
+            with torch.no_grad(), watched(self.net) as trace:
+                output = self.forward({}, row)
+        except Exception as error:  # whatever the user's forward raises
+            shapes = [(tuple(t.shape[1:]), t.dtype) for t in tree_flatten(x)[0]]
+            kinds = "" if all(d.is_floating_point for _, d in shapes) else _INTEGERS
+            raise ModelError(
+                f"the network fails on one row of x (shape, type: {shapes}): {error}{kinds}"
+            ) from error
+        with torch.no_grad(), watched(self.net) as twice:
+            check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
+        self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
+        if isinstance(output, list | tuple):
+            self.output = tuple(tuple(t.shape[1:]) for t in output)
+        self.sites, self.head, self.widths = noise_sites(trace, twice), trace.head, trace.widths
+        self.masked = masked_layers(trace.order, trace.dropouts)
+        self._forget()
+        return self
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each weight lies; the likelihood's own parameters come last."""
+        entries, _ = trainable(self.net)
+        for name, value in self._likelihood_parameters().items():
+            entries.append(Entry(f"likelihood.{name}", tuple(value.shape)))
+        if not entries:
+            raise ModelError(
+                "the network has no trainable parameter: requires_grad is False on all"
+            )
+        return Layout(tuple(entries))
+
+    @cached_property
+    def layers(self) -> Layout:
+        """Trainables that rewritten layers brought, which are no weights."""
+        return Layout(tuple(trainable(self.net)[1]))
+
+    @cached_property
+    def terms(self) -> tuple[str, ...]:
+        """What layers give besides their outputs."""
+        return tuple(
+            f"{path}.{name}" if path else name
+            for path, module in self.net.named_modules()
+            if isinstance(module, Noisy)
+            for name in module.gives
+        )
+
+    def _likelihood_parameters(self) -> Params:
+        output = (1,) if self.output is None else self.output
+        return self.likelihood.parameters(output)
+
+    @cached_property
+    def fixed(self) -> Params:
+        """Frozen parameters and buffers, the same for all members."""
+        return fixed_tensors(self.net)
+
+    @cached_property
+    def tracked(self) -> tuple[str, ...]:
+        """Buffers that training changes (BatchNorm): each member has its own."""
+        return tuple(
+            f"{path}.{name}" if path else name
+            for path, module in self.net.named_modules()
+            if isinstance(module, _BatchNorm) and module.track_running_stats
+            for name, _ in module.named_buffers(recurse=False)
+        )
+
+    @property
+    def momenta(self) -> dict[str, float]:
+        """The share of a batch's statistics in each tracked buffer, starting from none."""
+        found = {}
+        for name in self.tracked:
+            layer = self.net.get_submodule(name.rpartition(".")[0])
+            found[name] = 1.0 if layer.momentum is None else float(layer.momentum)  # type: ignore[arg-type]
+        return found
+
+    @property
+    def batch_norm(self) -> bool:
+        return any(isinstance(module, _BatchNorm) for module in self.net.modules())
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        return Plan.of(self.net)
+
+    @property
+    def draws_itself(self) -> bool:
+        """Has layers that may draw random numbers of their own in training."""
+        return draws_itself(self.net)
+
+    @cached_property
+    def bound_prior(self) -> BoundPrior:
+        return bind(self.prior, self.layout).to(self.device, self.dtype)
+
+    @property
+    def subset_names(self) -> tuple[str, ...]:
+        """Names of the network's parameters that are uncertain, in layout order."""
+        names = [name for name in self.layout.names if not name.startswith("likelihood.")]
+        if self.subset == "all":
+            return tuple(names)
+        if self.subset == "last_layer":
+            if self.head is None:
+                raise ModelError("subset='last_layer' needs model.build(x) first")
+            prefix = f"{self.head}." if self.head else ""
+            chosen = [name for name in names if name.startswith(prefix)]
+        elif callable(self.subset):
+            chosen = [name for name in names if self.subset(name)]
+        elif isinstance(self.subset, tuple):
+            chosen = [name for name in names if name in self.subset]
+        else:
+            raise ModelError(
+                f"subset must be 'all', 'last_layer' or a predicate, not {self.subset!r}"
+            )
+        if not chosen:
+            raise ModelError(f"subset {self.subset!r} selects no parameter; there are {names}")
+        return tuple(chosen)
+
+    def width(self, layers: Collection[str] | None = None) -> int:
+        """Numbers in the widest activation of one row, from the first of some layers on."""
+        names = [name for name, _ in self.widths]
+        first = min((names.index(n) for n in layers or () if n in names), default=0)
+        return max((size for _, size in self.widths[first:]), default=1)
+
+    def forward(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        *,
+        buffers: Mapping[str, Tensor] | None = None,
+        training: bool = False,
+    ) -> Any:
+        """The network's output at x, [N, *output], for one member's parameters.
+
+        `buffers` stand in for the network's own: layers' noise, without which dropout is off, and
+        BatchNorm's statistics.
+        """
+        return self.apply(params, x, buffers=buffers, training=training).f
+
+    def apply(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        *,
+        buffers: Mapping[str, Tensor] | None = None,
+        training: bool = False,
+    ) -> Applied:
+        """`forward`, with the terms that layers gave and, in training, BatchNorm's new statistics;
+        no tensor that was passed is changed."""
+        if training != self._mode:
+            self.net.train(training)
+            self._mode = training
+        tensors: dict[str, Any] = self.fixed | {
+            k: v for k, v in params.items() if not k.startswith("likelihood.")
+        }
+        if buffers:
+            tensors |= buffers
+        learned = self.tracked if training else ()
+        tensors |= {name: tensors[name].clone() for name in learned}
+        tensors |= dict.fromkeys(self.terms)
+        args, kwargs = call_arguments(x)
+        f = functional_call(self.net, tensors, args, kwargs)
+        given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
+        return Applied(f, given, {name: tensors[name] for name in learned})
+
+    def features(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        layer: str | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """What goes into the last parametrised layer (or a named one), [N, ...]."""
+        name = self.head if layer is None else layer
+        if name is None:
+            raise ModelError("features need model.build(x) first, or a layer's name")
+        try:
+            module = self.net.get_submodule(name)
+        except AttributeError as error:
+            known = [n for n, _ in self.net.named_modules() if n]
+            raise ModelError(f"no layer named {name!r}; there are {known}") from error
+        seen: list[Tensor] = []
+        hook = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+        try:
+            self.forward(params, x, buffers=buffers)
+        finally:
+            hook.remove()
+        return seen[-1]
+
+    def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
+        return self.bound_prior.log_prob(self.layout.flatten(params))
+
+    def log_likelihood(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
+        """Per example: [N]."""
+        theta = likelihood_parameters(params)
+        if not theta:
+            theta = self.likelihood.constants(self.output, None)
+        return self.likelihood.log_prob(self.forward(params, x), y, theta)
+
+    def log_joint(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
+        return self.log_prior(params) + self.log_likelihood(params, x, y).sum()
+
+    def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Model:
+        """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer)."""
+        changed = Model(self.net, self.likelihood, self.prior, self.subset)
+        changed.builder = self.builder
+        for name, module in list(changed.net.named_modules()):
+            new = rule(name, module)
+            if new is None:
+                continue
+            if not name:
+                changed.net = new.eval()
+            else:
+                parent, _, leaf = name.rpartition(".")
+                setattr(changed.net.get_submodule(parent), leaf, new.eval())
+        return changed
+
+    def given(self) -> Tensor:
+        """The network's own weights and the likelihood's starting values, flat [P]."""
+        named = dict(self.net.named_parameters())
+        values = {name: named[name].detach() for name in self.layout.names if name in named}
+        values |= self._named_likelihood()
+        return self.layout.flatten({k: v.to(self.device, self.dtype) for k, v in values.items()})
+
+    def _named_likelihood(self) -> Params:
+        return {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
+
+    def fresh(self, starts: Sequence[Start]) -> Tensor:
+        """Newly initialised weights for each (seed, member id), [M, P]."""
+        own = {k: v.to(self.dtype) for k, v in self._named_likelihood().items()}
+        rows = fresh_rows(self.net, self.layout, starts, own)
+        return rows.to(self.device, self.dtype)
+
+    def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
+        """The same of what layers brought, [M, Q]."""
+        return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
+
+
+_INTEGERS = (
+    "; integers are passed on as they are, for embeddings: convert x to floats where the network "
+    "multiplies them"
+)
+
+
+def likelihood_parameters(params: Mapping[str, Tensor]) -> Params:
+    """The entries `likelihood.*`, without the prefix."""
+    prefix = "likelihood."
+    return {k[len(prefix) :]: v for k, v in params.items() if k.startswith(prefix)}

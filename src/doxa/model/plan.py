@@ -1,0 +1,223 @@
+"""A network's forward pass for all members at once, without vmap.
+
+A net made of linear layers, pointwise functions, layer norms and layers that bring a batched form
+of their own (`layers.Noisy`) is traced once with `torch.fx` and replayed on stacked parameters: a
+linear layer becomes one `baddbmm`. Values that depend on no stacked parameter or noise (a frozen
+trunk, everything before the first dropout) are computed once. A net with anything else is not
+handled here: `Plan.of` returns None and the engine uses vmap.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from doxa.model.layers import Noisy, Slots, Value
+
+_POINTWISE_MODULES = (
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity,
+    nn.ReLU6, nn.Hardtanh, nn.Softsign, nn.Mish, nn.SELU, nn.CELU, nn.LogSigmoid, nn.Tanhshrink,
+)  # fmt: skip
+_PLAIN = (nn.Linear, nn.LayerNorm, *_POINTWISE_MODULES)
+_POINTWISE_FUNCTIONS = {
+    torch.relu, F.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu,
+    F.leaky_relu, F.softplus, F.mish, F.selu, torch.sin, torch.cos, torch.exp, torch.abs,
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
+    torch.mul,
+}  # fmt: skip
+_IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_,
+}  # fmt: skip
+_POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "sin", "cos", "exp", "abs", "add", "sub", "mul"}
+
+
+class _Tracer(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Noisy) or super().is_leaf_module(m, module_qualified_name)
+
+
+class Plan:
+    """The traced graph of one net, run on stacked parameters."""
+
+    def __init__(self, net: nn.Module, graph: torch.fx.Graph) -> None:
+        self._modules = dict(net.named_modules())
+        self._nodes = list(graph.nodes)
+        self._overwrites = {node: call for node in self._nodes if (call := self._in_place(node))}
+        names = {id(p): name for name, p in net.named_parameters()}
+        self._names = {
+            (path, leaf): names[id(p)]
+            for path, module in self._modules.items()
+            for leaf, p in module.named_parameters(recurse=False)
+        }
+
+    @classmethod
+    def of(cls, net: nn.Module) -> Plan | None:
+        if isinstance(net, torch.jit.ScriptModule):
+            return None
+        if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
+            return None  # a replay would pass them by
+        try:
+            graph = _Tracer().trace(net)
+        except (
+            Exception
+        ):  # tracing runs the user's code on proxies: any failure means "not this way"
+            return None
+        modules = dict(net.named_modules())
+        return cls(net, graph) if all(_supported(node, modules) for node in graph.nodes) else None
+
+    def __call__(
+        self,
+        params: Mapping[str, Tensor],
+        stacked: Callable[[str], bool],
+        x: Tensor,
+        x_stacked: bool,
+        terms: dict[str, Tensor] | None = None,
+    ) -> Value:
+        """The output at x, and whether it has the member axis. `params` are all of the network's
+        tensors, noise among them; what layers give is put into `terms`."""
+        terms = {} if terms is None else terms
+        env: dict[torch.fx.Node, Value] = {}
+        overwrites = {} if torch.is_grad_enabled() else self._overwrites
+
+        def load(argument: Any) -> Value:
+            return env[argument] if isinstance(argument, torch.fx.Node) else (argument, False)
+
+        for node in self._nodes:
+            if node.op == "placeholder":
+                env[node] = (x, x_stacked)
+            elif node.op == "output":
+                return load(node.args[0])
+            elif node in overwrites:
+                value, flag = load(node.args[0])
+                env[node] = (overwrites[node](value), flag)
+            elif node.op == "call_module":
+                env[node] = self._module(
+                    str(node.target), *load(node.args[0]), params, stacked, terms
+                )
+            else:
+                args = [load(argument) for argument in node.args]
+                values = [value for value, _ in args]
+                call = (
+                    node.target
+                    if callable(node.target)
+                    else operator.methodcaller(str(node.target), *values[1:], **node.kwargs)
+                )
+                value = call(*values, **node.kwargs) if callable(node.target) else call(values[0])
+                env[node] = (value, any(flag for _, flag in args))
+        raise AssertionError("a traced graph ends in an output node")
+
+    def _in_place(self, node: torch.fx.Node) -> Callable[[Tensor], Tensor] | None:
+        """An activation that may overwrite its input: a linear layer's output, used here alone.
+        Without gradients that halves the memory a prediction touches."""
+        if node.op != "call_module":
+            return None
+        source = node.args[0]
+        alone = isinstance(source, torch.fx.Node) and len(source.users) == 1
+        if not alone or source.op != "call_module":  # type: ignore[union-attr]
+            return None
+        module = self._modules[str(source.target)]  # type: ignore[union-attr]
+        fresh = isinstance(module, nn.Linear) and not getattr(module, "gives", ())
+        return _IN_PLACE.get(type(self._modules[str(node.target)])) if fresh else None
+
+    def _module(
+        self,
+        path: str,
+        h: Tensor,
+        h_stacked: bool,
+        params: Mapping[str, Tensor],
+        stacked: Callable[[str], bool],
+        terms: dict[str, Tensor],
+    ) -> Value:
+        module = self._modules[path]
+
+        def plain(h: Tensor, h_stacked: bool) -> Value:
+            return self._plain(path, module, h, h_stacked, params, stacked)
+
+        if isinstance(module, Noisy):
+            return module.batched(h, h_stacked, Slots(path, params, stacked, terms), plain)
+        return plain(h, h_stacked)
+
+    def _plain(
+        self,
+        path: str,
+        module: nn.Module,
+        h: Tensor,
+        h_stacked: bool,
+        params: Mapping[str, Tensor],
+        stacked: Callable[[str], bool],
+    ) -> Value:
+        if isinstance(module, nn.Linear):
+            names = [self._names.get((path, leaf)) for leaf in ("weight", "bias")]
+            weight = params[names[0]]  # type: ignore[index]
+            bias = params[names[1]] if names[1] is not None else None
+            if not any(name is not None and stacked(name) for name in names):
+                return F.linear(h, weight, bias), h_stacked
+            return stacked_linear(h, h_stacked, weight, bias), True
+        if isinstance(module, nn.Flatten):
+            return h.flatten(2 if h_stacked else 1), h_stacked
+        if isinstance(module, nn.LayerNorm):
+            return self._layer_norm(path, module, h, h_stacked, params, stacked)
+        return module(h), h_stacked
+
+    def _layer_norm(
+        self,
+        path: str,
+        module: nn.LayerNorm,
+        h: Tensor,
+        h_stacked: bool,
+        params: Mapping[str, Tensor],
+        stacked: Callable[[str], bool],
+    ) -> Value:
+        out = F.layer_norm(h, module.normalized_shape, eps=module.eps)
+        middle = h.ndim - len(module.normalized_shape) - (1 if h_stacked else 0)  # axes of rows
+        for leaf, combine in (("weight", torch.mul), ("bias", torch.add)):
+            name = self._names.get((path, leaf))
+            if name is None:
+                continue
+            value = params[name]
+            if stacked(name):
+                value = value.reshape(value.shape[:1] + (1,) * middle + value.shape[1:])
+                h_stacked = True
+            out = combine(out, value)
+        return out, h_stacked
+
+
+def stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[M, ..., in] or shared [..., in] by weights [M, out, in] to [M, ..., out]."""
+    if weight.ndim == 2:  # only the bias is stacked
+        out = F.linear(h, weight)
+        out = out if h_stacked else out.unsqueeze(0)
+        return out + bias.reshape(bias.shape[0], *(1,) * (out.ndim - 2), -1)  # type: ignore[union-attr]
+    members, outputs, inputs = weight.shape
+    shape = h.shape[1:-1] if h_stacked else h.shape[:-1]
+    rows = h.reshape(members if h_stacked else 1, -1, inputs).expand(members, -1, -1)
+    if bias is None:
+        out = torch.bmm(rows, weight.mT)
+    else:
+        bias = bias.expand(members, -1) if bias.ndim == 1 else bias
+        out = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    return out.reshape(members, *shape, outputs)
+
+
+def _supported(node: torch.fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    if node.op in ("placeholder", "output"):
+        first = node.op == "placeholder" or isinstance(node.args[0], torch.fx.Node)
+        return first and not (node.op == "placeholder" and node.prev.op == "placeholder")
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        if len(node.args) != 1 or node.kwargs:
+            return False
+        if isinstance(module, nn.Flatten):
+            return module.start_dim == 1 and module.end_dim == -1
+        if isinstance(module, Noisy):
+            return module.batched is not None and module.inner in (None, *_PLAIN)
+        return type(module) in _PLAIN
+    if node.op == "call_function":
+        return node.target in _POINTWISE_FUNCTIONS
+    return node.op == "call_method" and node.target in _POINTWISE_METHODS

@@ -1,1 +1,0 @@
-"""One point: the maximum of the log joint."""

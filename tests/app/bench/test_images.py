@@ -1,0 +1,242 @@
+"""The image tables: their data, their networks, and small runs of their cells from end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import doxa
+from doxa.app.bench import Store, compute, scenes
+from doxa.app.bench.cells import plain
+from doxa.app.bench.image_cells import SCORES, cifar_cell, ood_cell, strangeness
+from doxa.app.bench.image_figures import PALETTE, coloured, mean_over_shifts, rotation_figure
+from doxa.app.bench.image_methods import PROTOCOLS, OnFeatures, settings
+from doxa.app.bench.image_nets import unet
+from doxa.app.bench.image_tables import CIFAR, OOD
+from doxa.app.bench.images import Images, load_images, load_scenes, patches
+from doxa.app.bench.scene_tables import CAMVID
+from doxa.errors import DataError, MethodError
+
+DATA = os.environ.get("DOXA_DATA")
+needs_data = pytest.mark.skipif(not DATA, reason="DOXA_DATA names no folder of data sets")
+
+
+def digits(rows: int = 240) -> Images:
+    """Scikit-learn's digits, enlarged to MNIST's size; noise as the stranger."""
+    from sklearn.datasets import load_digits
+
+    stored = load_digits()
+    x = torch.tensor(stored.images[: rows + 100], dtype=torch.float32).unsqueeze(1) / 16
+    x = torch.nn.functional.interpolate(x, size=28, mode="nearest")
+    y = torch.tensor(stored.target[: rows + 100])
+    noise = torch.rand(100, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    return Images("digits", x[:rows], y[:rows], x[rows:], y[rows:], {"noise": noise})
+
+
+QUICK = replace(settings("ood", "small"), epochs=8, rate=5e-3, samples=6, burn_in=30)
+
+
+@cache
+def fitted(method: str) -> tuple[Images, Any]:
+    data = digits()
+    return data, PROTOCOLS[method].fit(data, QUICK, 0)
+
+
+@pytest.mark.parametrize("method", list(PROTOCOLS))
+def test_every_method_learns_and_is_scored(method: str) -> None:
+    protocol, (data, posterior) = PROTOCOLS[method], fitted(method)
+    n = QUICK.samples if protocol.draws else None
+    p = posterior.predict(data.x_test, n)
+    accuracy = float((p.probs.argmax(1) == data.y_test).double().mean())
+    # mean-field has not come far in 30 steps of T = 1; a guess is right one time in ten
+    assert accuracy > (0.15 if method == "mean-field" else 0.4)
+    found = strangeness(posterior, data, n)["noise"]
+    expected = [name for name in SCORES if method != "map" or name != "mutual_information"]
+    assert list(found) == expected
+    assert found["mahalanobis"]["auroc"] > 0.7
+    assert all(0 <= value <= 1 for score in found.values() for value in score.values())
+
+
+def test_chains_on_features_are_chains_on_the_last_layer() -> None:
+    """The same function as the whole network with the drawn last layer put in."""
+    data, posterior = fitted("hmc")
+    assert isinstance(posterior, OnFeatures)
+    p, draws = posterior.predict(data.x_test), posterior.head.draw()
+    weights = {k: v[0] for k, v in posterior.trunk.draw(1).items()}
+    *_, weight, bias = weights
+    for s in (0, len(p.weights) - 1):
+        own = {**weights, weight: draws["weight"][s], bias: draws["bias"][s]}
+        f = posterior.trunk.model.forward(own, data.x_test)
+        torch.testing.assert_close(p.samples[s], f, rtol=1e-4, atol=1e-4)
+
+
+def test_regression_methods_are_refused_with_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(MethodError, match="gp is for regression"):
+        ood_cell(tmp_path, "mnist", "gp")
+    with pytest.raises(MethodError, match="no image protocol"):
+        ood_cell(tmp_path, "mnist", "nothing")
+    with pytest.raises(MethodError, match="scale"):
+        ood_cell(tmp_path, "mnist", "map", scale="tiny")
+    with pytest.raises(DataError, match="is not there"):
+        ood_cell(tmp_path, "mnist", "map")
+    with pytest.raises(DataError, match="no image set"):
+        load_images(tmp_path, "svhn")
+    with pytest.raises(MethodError, match="CamVid is run with"):
+        scenes.words("laplace", scenes.SMALL)
+
+
+def test_tasks_name_their_cells(tmp_path: Path) -> None:
+    tasks = OOD.tasks(tmp_path, ["mnist"], ["map", "gp"], "cpu", 3)
+    assert [task.key for task in tasks] == [
+        {"table": "ood", "set": "mnist", "method": m, "seed": 3} for m in ("map", "gp")
+    ]
+    assert len(OOD.tasks(tmp_path)) == 2 * len(PROTOCOLS)
+    with pytest.raises(DataError, match="did you mean 'mnist'"):
+        OOD.tasks(tmp_path, ["mnst"])
+    with pytest.raises(DataError, match="did you mean 'laplace'"):
+        CIFAR.tasks(tmp_path, None, ["laplaces"])
+
+
+def test_patches_tile_the_image() -> None:
+    image = torch.arange(2 * 3 * 72 * 96, dtype=torch.float32).reshape(2, 3, 72, 96)
+    cut = patches(image)
+    assert cut.shape == (12, 3, 32, 32)
+    assert torch.equal(cut[0], image[0, :, :32, :32])
+    assert torch.equal(cut[5], image[0, :, 32:64, 64:96])
+    assert torch.equal(cut[6], image[1, :, :32, :32])
+
+
+def test_the_unet_sees_the_whole_scene_and_keeps_its_size() -> None:
+    net = unet(3, 11, 8)
+    x = torch.rand(2, 3, 24, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    out = net(x)
+    assert out.shape == (2, 11, 24, 32)
+    (grad,) = torch.autograd.grad(out[0, :, 12, 16].sum(), x)
+    assert (grad[0].abs().sum(0) > 0).double().mean() > 0.9  # GroupNorm alone reaches everywhere
+    assert grad[1].abs().max() == 0  # no row depends on another
+    assert doxa.nets.builder_of(net) == (
+        "unet", {"inputs": 3, "outputs": 11, "width": 8, "dropout": 0.0},
+    )  # fmt: skip
+
+
+def test_panels_survive_their_packing() -> None:
+    rng = np.random.default_rng(0)
+    panel = scenes.Panel(7, rng.integers(0, 12, (72, 96)), rng.uniform(0, 0.8, (72, 96)))
+    again = scenes.unpack(json.loads(json.dumps(plain(scenes.pack(panel)))))
+    assert again.frame == 7 and np.array_equal(again.predicted, panel.predicted)
+    assert np.abs(again.epistemic - panel.epistemic).max() <= 0.8 / 255 / 2 + 1e-9
+    nothing = scenes.Panel(0, panel.predicted, np.zeros((72, 96)))
+    assert scenes.unpack(scenes.pack(nothing)).epistemic.max() < 1e-9
+    assert np.array_equal(coloured(np.array([[3]]))[0, 0], PALETTE[3])
+
+
+def test_corruptions_are_averaged_by_severity(tmp_path: Path) -> None:
+    row = {"level": 9.0, "log_likelihood": -1.0, "entropy": 1.0, "mutual_information": 0.1}
+    kinds = {
+        "blur": [{**row, "accuracy": 0.9}, {**row, "accuracy": 0.5}],
+        "noise": [{**row, "accuracy": 0.9}, {**row, "accuracy": 0.1}],
+    }
+    means = mean_over_shifts(kinds)
+    assert [m["level"] for m in means] == [0, 1]
+    assert [m["accuracy"] for m in means] == pytest.approx([0.9, 0.3])
+    path = rotation_figure({"map": means, "unheard-of": means}, tmp_path / "figure.png")
+    assert path.stat().st_size > 5_000
+
+
+def test_ignored_pixels_count_nowhere() -> None:
+    """A net that is right on every labelled pixel has IoU 1, whatever the unlabelled ones say."""
+    y = torch.randint(0, 11, (3, 8, 8), generator=torch.Generator().manual_seed(0))
+    x = torch.nn.functional.one_hot(y, 11).permute(0, 3, 1, 2).float()
+    y[:, :2] = scenes.UNLABELLED
+
+    class Known:
+        kind = "sample"
+
+        def predict(self, x: torch.Tensor, n: int | None = None) -> doxa.Predictive:
+            likelihood = doxa.Categorical(ignore_index=scenes.UNLABELLED)
+            return doxa.Predictive(20.0 * x[None], likelihood)
+
+    numbers, doubt = scenes.score(Known(), images_of(x, y), replace(scenes.SMALL, rows=2))
+    assert numbers["mean_iou"] == 1.0 and numbers["accuracy"] == 1.0
+    assert doubt["wrong"] == {"entropy": 0.0, "mutual_information": 0.0}
+    wrong, _ = scenes.score(Known(), images_of(x.roll(1, 1), y), replace(scenes.SMALL, rows=2))
+    assert wrong["mean_iou"] == 0.0 and wrong["accuracy"] == 0.0
+
+
+def images_of(x: torch.Tensor, y: torch.Tensor) -> scenes.Scenes:
+    return scenes.Scenes(x[:0], y[:0], x, y, ())
+
+
+@pytest.mark.data
+@needs_data
+def test_data_come_as_described() -> None:
+    assert DATA is not None
+    data = load_images(DATA, "fashion_mnist", 500, 50)
+    assert data.x.shape == (500, 1, 28, 28) and data.x_test.shape == (50, 1, 28, 28)
+    assert list(data.strangers) == ["mnist", "kmnist", "notmnist"]
+    assert float(data.x.min()) == 0.0 and float(data.x.max()) == 1.0
+    whole = load_images(DATA, "mnist")
+    assert whole.x.mean() == pytest.approx(0.1307, abs=1e-4)
+    cifar, full = load_images(DATA, "cifar10", 300, 60), load_images(DATA, "cifar10")
+    assert cifar.x.shape == (300, 3, 32, 32) and len(cifar.y.unique()) == 10
+    assert full.y.bincount().tolist() == [1000] * 10 and full.x_test.shape[0] == 2000
+    # a part is a part of the whole, with the same labels
+    index = (full.x - cifar.x[7]).abs().amax((1, 2, 3)).argmin()
+    assert torch.equal(full.x[index], cifar.x[7]) and full.y[index] == cifar.y[7]
+    street = load_scenes(DATA, 24, 6)
+    assert street.x.shape == (24, 3, 72, 96) and len(street.classes) == 12
+    assert int(street.y.max()) <= scenes.UNLABELLED
+
+
+@pytest.mark.data
+@needs_data
+def test_an_ood_cell_end_to_end(tmp_path: Path) -> None:
+    """A LeNet on 2,000 digits knows digits, and tells letters by their features."""
+    store = Store(tmp_path)
+    tasks = OOD.tasks(DATA, ["mnist"], ["map", "laplace", "gp"], None, 0, scale="small")
+    compute(tasks, store, tell=lambda line: None)
+    known = {c["key"]["method"]: c["result"] for c in store.cells(table="ood")}
+    assert "for regression" in known["gp"]["refused"]
+    for method in ("map", "laplace"):
+        result = known[method]
+        assert result["scores"]["accuracy"] > 0.6
+        assert [row["level"] for row in result["rotation"]] == list(range(0, 181, 15))
+        assert result["rotation"][6]["accuracy"] < 0.4 < result["rotation"][0]["accuracy"]
+        assert result["ood"]["notmnist"]["density"]["auroc"] > 0.9
+    titles = [table.title for table in OOD.tables(store)]
+    assert sum("AUROC" in title for title in titles) == 1 and len(titles) == 9
+    assert [path.name for path in OOD.figures(store, tmp_path)] == ["rotation.png"]
+
+
+@pytest.mark.data
+@needs_data
+def test_a_camvid_cell_end_to_end(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    tasks = CAMVID.tasks(DATA, None, ["mc-dropout"], None, 0, scale="small")
+    compute(tasks, store, tell=lambda line: None)
+    (cell,) = store.cells(table="camvid")
+    result = cell["result"]
+    assert 0 < result["scores"]["mean_iou"] < 1 and len(result["scores"]["iou"]) == 11
+    panel = scenes.unpack(result["panels"][1])
+    assert panel.predicted.shape == (72, 96) and panel.epistemic.max() > 0
+    (table,) = CAMVID.tables(store)
+    assert table.rows[0][0] == "mc-dropout"
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@needs_data
+def test_a_cifar_cell_end_to_end() -> None:
+    assert DATA is not None
+    result = cifar_cell(DATA, "cifar10", "deep-ensemble", scale="small")
+    assert list(result["ood"]) == ["camvid"]
+    assert len(result["corrupted"]) == 9
+    assert all(len(rows) == 6 for rows in result["corrupted"].values())

@@ -1,0 +1,136 @@
+"""The UCI tables: splits, cells, and the command, on a small set of the same form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from doxa.app.bench import Store, find, names
+from doxa.app.bench.protocols import PROTOCOLS
+from doxa.app.bench.published import BEST_LL, COLUMNS
+from doxa.app.bench.uci import SETS, cell, gap_splits, load, summary
+from doxa.app.cli import app
+from doxa.errors import DataError, MethodError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """yacht.npz with 60 rows of a noisy line in three inputs, the second constant; two splits."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    x[:, 1] = 4.0
+    y = 10.0 + 3.0 * x[:, 0] - x[:, 2] + 0.5 * rng.normal(size=60)
+    order = np.stack([rng.permutation(60) for _ in range(2)]).astype(np.int32)
+    (tmp_path / "uci").mkdir()
+    np.savez(
+        tmp_path / "uci" / "yacht.npz",
+        X=x,
+        y=y,
+        train_index=order[:, :50],
+        test_index=order[:, 50:],
+    )
+    return tmp_path
+
+
+def test_gap_splits_hold_out_the_middle_third_of_every_feature_that_varies() -> None:
+    x = torch.stack([torch.arange(9.0), torch.full((9,), 2.0), -(torch.arange(9.0) ** 3)], 1)
+    train, test = gap_splits(x)
+    assert [rows.tolist() for rows in test] == [[3, 4, 5], [3, 4, 5]]
+    assert [rows.tolist() for rows in train] == [[0, 1, 2, 6, 7, 8]] * 2
+
+
+def test_a_cell_is_the_mean_over_splits(folder: Path) -> None:
+    result = cell(folder, "standard", "yacht", "linear", seed=0)
+    data = load(folder, "yacht")
+    # Least squares, by hand: with 50 rows and a weak prior the posterior mean is close to it.
+    errors = []
+    for train, test in zip(data.train, data.test, strict=True):
+        design = lambda rows: torch.cat([data.x[rows], torch.ones(len(rows), 1)], 1).double()[  # noqa: E731
+            :, [0, 2, 3]
+        ]
+        w = torch.linalg.lstsq(design(train), data.y[train, None]).solution
+        residual = data.y[test] - (design(test) @ w).squeeze(1)
+        errors.append(float(residual.square().mean().sqrt()))
+    assert result["scores"]["rmse"]["each"] == pytest.approx(errors, rel=0.02)
+    assert result["scores"]["rmse"]["mean"] == pytest.approx(np.mean(errors), rel=0.02)
+    assert result["splits"] == 2
+    assert result["status"] == {"ok": 2}
+
+
+def test_summary_is_the_standard_error_of_the_mean() -> None:
+    assert summary([1.0, 2.0, 3.0, 6.0]) == {
+        "mean": 3.0, "error": pytest.approx(np.std([1, 2, 3, 6], ddof=1) / 2),
+    }  # fmt: skip
+    assert summary([1.0]) == {"mean": 1.0, "error": None}
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def test_the_command_computes_resumes_and_shows(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    options = ["--data", str(folder), "--sets", "yacht", "--out", str(out)]
+    first = run("uci", *options, "--methods", "linear")
+    assert first.exit_code == 0, first.output
+    assert "0 of 1 cells are known, 1 to go" in first.output
+    again = run("uci", *options, "--methods", "linear,map")
+    assert "1 of 2 cells are known, 1 to go" in again.output
+    assert len(list((out / "uci").glob("*.json"))) == 2
+    page = (out / "uci.md").read_text()
+    assert "published: deep ensemble" in page
+    assert "−1.18" in page  # the published figure of deep ensembles on yacht
+    for method in ("linear", "map"):
+        assert f"- {method}: {PROTOCOLS[method].words}" in page
+    shown = run("uci", *options, "--show")
+    assert shown.exit_code == 0
+    assert "cells are known" not in shown.output
+    cells = [json.loads(path.read_text()) for path in (out / "uci").glob("*.json")]
+    assert {c["key"]["method"] for c in cells} == {"linear", "map"}
+    assert all(c["versions"]["torch"] == torch.__version__ for c in cells)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ucii"], "no benchmark 'ucii'; did you mean 'uci'?"),
+        (["uci", "--sets", "yatch"], "no UCI set 'yatch'; did you mean 'yacht'?"),
+        (["uci", "--methods", "hcm"], "no UCI protocol for 'hcm'"),
+    ],
+)
+def test_mistyped_names_are_said(folder: Path, arguments: list[str], words: str) -> None:
+    result = run(*arguments, "--data", str(folder))
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_data_that_is_not_there_is_said(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DOXA_DATA", raising=False)
+    assert "set DOXA_DATA" in run("uci").stderr
+    assert "is not a folder" in run("uci", "--data", str(tmp_path / "none")).stderr
+    with pytest.raises(DataError, match=r"concrete\.npz is not there"):
+        load(folder, "concrete")
+
+
+def test_every_regression_method_has_a_protocol_and_every_set_its_published_figures() -> None:
+    import doxa
+
+    assert set(PROTOCOLS) == {row.name for row in doxa.methods() if "regression" in row.tasks}
+    assert set(COLUMNS) == set(BEST_LL) == set(SETS)
+    for name in names():
+        assert find(name).name == name
+    with pytest.raises(MethodError):
+        find("nothing")
+
+
+def test_tables_of_an_empty_store_are_empty(tmp_path: Path) -> None:
+    for table in find("uci").tables(Store(tmp_path)):
+        assert table.rows == [] or all(row[0].startswith("published") for row in table.rows)

@@ -20,13 +20,19 @@ def gradients(steps: int) -> Tensor:
 
 
 def run(ours: Optimizer, grads: Tensor, rates: list[Tensor]) -> Tensor:
+    """Two names at once, of which the second has another shape and its own gradient."""
     theta = torch.ones(M, P, dtype=torch.float64)
-    state = ours.init(theta)
+    state = {"theta": theta, "other": torch.ones(M, P, 2, dtype=torch.float64)}
+    state |= ours.init(dict(state))
     for t, grad in enumerate(grads):
         tick = torch.tensor(t, dtype=torch.int32)
-        theta, changed = ours.update(theta, grad, state, rates[t], tick)
-        state = {**state, **changed}
-    return theta
+        params = {name: state[name] for name in ("theta", "other")}
+        given = {"theta": grad, "other": -grad.unsqueeze(2).expand(-1, -1, 2)}
+        state |= ours.update(params, given, state, rates[t], tick)
+    torch.testing.assert_close(
+        state["other"][..., 0] - 1, 1 - state["theta"], rtol=1e-12, atol=1e-13
+    )
+    return state["theta"]
 
 
 def reference(theirs: type, grads: Tensor, rates: list[float], **settings: float) -> Tensor:
@@ -70,9 +76,9 @@ def test_each_member_has_its_own_rate_and_path(ours: Optimizer) -> None:
 def test_the_state_given_is_not_changed() -> None:
     theta, grad = torch.ones(M, P), torch.ones(M, P)
     for ours in (Adam(), SGD()):
-        state = ours.init(theta)
+        state = ours.init({"theta": theta})
         before = {k: v.clone() for k, v in state.items()}
-        ours.update(theta, grad, state, torch.tensor(0.1), torch.tensor(0))
+        ours.update({"theta": theta}, {"theta": grad}, state, torch.tensor(0.1), torch.tensor(0))
         assert all(torch.equal(state[k], before[k]) for k in state)
         assert torch.equal(theta, torch.ones(M, P))
 
@@ -82,8 +88,9 @@ def test_adams_first_step_has_the_size_of_the_rate() -> None:
     grad = torch.tensor([[1e-3, -1e3, 7.0]], dtype=torch.float64)
     theta = torch.zeros(1, 3, dtype=torch.float64)
     rate = torch.tensor(0.25, dtype=torch.float64)
-    moved, _ = Adam().update(theta, grad, Adam().init(theta), rate, torch.tensor(0))
-    torch.testing.assert_close(moved, -0.25 * grad.sign(), rtol=2e-5, atol=0)
+    params = {"theta": theta}
+    new = Adam().update(params, {"theta": grad}, Adam().init(params), rate, torch.tensor(0))
+    torch.testing.assert_close(new["theta"], -0.25 * grad.sign(), rtol=2e-5, atol=0)
 
 
 def test_schedules_follow_their_formulas() -> None:

@@ -78,7 +78,7 @@ def main():
         folder, draws, package=f"doxa {doxa.__version__}", compile=seconds["compile"],
         burn_in=seconds["burn-in"] - seconds["compile"], sampling=seconds["sample"],
         gradients=int(steps.max(0).values.sum()), chains_gradients=int(steps.sum()),
-        everything=total, mode=found.diagnostics["inner_mode"], status=str(found.status),
+        everything=total, mode=found.diagnostics["mode"], status=str(found.status),
         reason=found.status.reason,
     )  # fmt: skip
 

@@ -65,20 +65,20 @@ class Probe(Method):
         zero = torch.zeros_like(theta)
         return {"theta": theta, "mini": zero, "full": zero, "value": zero[:, 0]}
 
-    def stages(self, run: Run, steps: int) -> Iterable[Stage]:
-        count = run.epoch_steps
+    def stages(self, run: Run) -> Iterable[Stage]:
+        count = run.settings.epoch_steps
 
         def mini(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad = run.grad(state["theta"], batch)
+            value, grad = _gradient(run, state, batch, clock)
             return {**state, "mini": state["mini"] + grad / count}, {"value": value}
 
         def full(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad = run.grad(state["theta"], batch)
+            value, grad = _gradient(run, state, batch, clock)
             new = {**state, "full": state["full"] + grad, "value": state["value"] + value}
             return new, {"value": value}
 
         yield Stage("mini", mini, count)
-        yield Stage("full", full, 1, batch="pass")
+        yield Stage("full", full, 1, "pass")
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         posterior = SamplePosterior(
@@ -88,6 +88,14 @@ class Probe(Method):
         return posterior
 
 
+def _gradient(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tensor, Tensor]:
+    def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
+        return run.log_likelihood(params["theta"], batch), {}
+
+    value, grads, _ = run.value_and_grad(objective, state, batch, clock)
+    return value, grads["theta"]
+
+
 def probe(data: Any, **settings: Any) -> dict[str, Tensor]:
     posterior = doxa.fit(settings.pop("net", None) or mlp(), data, Probe(), **settings)
     return posterior.diagnostics
@@ -95,7 +103,7 @@ def probe(data: Any, **settings: Any) -> dict[str, Tensor]:
 
 def test_a_batch_depends_on_its_step_only() -> None:
     rows = [torch.arange(N), torch.arange(0, N, 2)]
-    make = lambda: Batches(held(rows), [0, 0, 1], ["0/0", "0/1", "0/0"], 7, 0, "s")  # noqa: E731
+    make = lambda: Batches(held(rows), [0, 0, 1], ["0/0", "0/1", "0/0"], 7, "s")  # noqa: E731
     forward = make()
     straight = [numbers(forward.batch(t)) for t in range(200)]
     for t in (199, 0, 63, 64, 65, 130):  # a resumed run starts anywhere, also inside a block
@@ -108,8 +116,8 @@ def test_a_batch_depends_on_its_step_only() -> None:
 
 def test_a_members_rows_depend_on_its_key_only() -> None:
     rows = [torch.arange(N)]
-    alone = Batches(held(rows), [0], ["0/3"], 8, 0, "s")
-    among = Batches(held(rows), [0, 0, 0], ["0/1", "0/3", "5/3"], 8, 0, "s")
+    alone = Batches(held(rows), [0], ["0/3"], 8, "s")
+    among = Batches(held(rows), [0, 0, 0], ["0/1", "0/3", "5/3"], 8, "s")
     for t in (0, 6, 7, 8, 100):
         one, three = numbers(alone.batch(t)), numbers(among.batch(t))
         assert torch.equal(one, three[1])
@@ -119,7 +127,7 @@ def test_a_members_rows_depend_on_its_key_only() -> None:
 def test_seed_and_stage_change_the_order() -> None:
     rows = [torch.arange(N)]
     drawn = [
-        numbers(Batches(held(rows), [0], ["0"], N // 2, seed, stage).batch(0)).tolist()
+        numbers(Batches(held(rows), [0], [f"{seed}/0"], N // 2, stage).batch(0)).tolist()
         for seed, stage in ((0, "a"), (1, "a"), (0, "b"))
     ]
     assert drawn[0] != drawn[1] and drawn[0] != drawn[2]
@@ -129,7 +137,7 @@ def test_seed_and_stage_change_the_order() -> None:
 def test_an_epoch_visits_each_row_once_but_for_the_remainder(size: int) -> None:
     lengths = (60, 41)
     rows = [torch.arange(60), torch.arange(3, 44)]
-    batches = Batches(held(rows), [0, 1], ["0/0", "0/1"], size, 0, "s")
+    batches = Batches(held(rows), [0, 1], ["0/0", "0/1"], size, "s")
     for m, length in enumerate(lengths):
         own = min(size, length)
         for epoch in range(3):
@@ -141,7 +149,7 @@ def test_an_epoch_visits_each_row_once_but_for_the_remainder(size: int) -> None:
 
 
 def test_epochs_differ_and_drop_different_rows() -> None:
-    batches = Batches(held([torch.arange(10)], 10), [0], ["0"], 4, 0, "s")
+    batches = Batches(held([torch.arange(10)], 10), [0], ["0"], 4, "s")
     dropped = set()
     for epoch in range(60):
         seen = torch.cat([numbers(batches.batch(2 * epoch + i)) for i in range(2)])

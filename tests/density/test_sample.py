@@ -34,10 +34,10 @@ class RandomWalk(Method):
     scale: float = 1.0
 
     def init(self, run: Run) -> State:
-        value, _ = run.joint(run.start(), None, {})
+        value, _ = run.joint(run.start(), run.all_rows(), {})
         return {"theta": run.start(), "log_density": value}
 
-    def stages(self, run: Run, steps: int) -> list[Stage]:
+    def stages(self, run: Run) -> list[Stage]:
         def step(run: Run, state: State, batch: Any, clock: Clock) -> tuple[State, Info]:
             theta = state["theta"] + self.scale * clock.noise(run.layout.size)
             value, _ = run.joint(theta, batch, state)
@@ -48,10 +48,7 @@ class RandomWalk(Method):
             }
             return new, {"log_density": new["log_density"]}
 
-        return [Stage("walk", step, self.draws, batch="all", keep=1)]
-
-    def total_steps(self, steps: int) -> int:
-        return self.draws
+        return [Stage("walk", step, self.draws, "all", keep=1)]
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         assert kept is not None
@@ -90,7 +87,7 @@ def known() -> doxa.Draws:
     }  # fmt: skip
     constraints = {
         "gamma": "positive", "beta": "unit", "shares": "simplex", "sorted": "ordered",
-        "above": doxa.density.transforms.Lower(1.0), "below": doxa.density.transforms.Upper(1.0),
+        "above": doxa.transforms.Lower(1.0), "below": doxa.transforms.Upper(1.0),
     }  # fmt: skip
     method = doxa.HMC(draws=1000, burn_in=300, leapfrog=6)
     options = {"constraints": constraints, "seed": 3, "engine": "stack:eager"}  # by no stopwatch
@@ -120,7 +117,7 @@ def test_the_moments_would_show_a_missing_jacobian(known: doxa.Draws) -> None:
     """Without log|J| the same chains would follow Gamma(2, 2), Beta(1, 2), Dirichlet(1, 2, 3):
     means that these draws exclude by far more than the tolerance above."""
     assert not within(known["gamma"], 1.0, errors=20)
-    assert not within(known["beta"], 1 / 3, errors=20)
+    assert not within(known["beta"], 1 / 3, errors=12)
     assert not within(known["shares"][..., 0], 1 / 6, errors=10)
     assert not within(known["above"], 1.0, errors=20)
 
@@ -232,7 +229,7 @@ def test_engines_agree(engine: str) -> None:
     ]
     assert torch.allclose(found[0].theta, found[1].theta, rtol=1e-9, atol=1e-10)
     assert found[1].diagnostics["engine"] == engine.partition(":")[0]
-    assert found[1].diagnostics["inner_mode"] == (engine.partition(":")[2] or "eager")
+    assert found[1].diagnostics["mode"] == (engine.partition(":")[2] or "eager")
 
 
 def test_python_that_vmap_refuses_runs_one_chain_at_a_time(

@@ -181,19 +181,20 @@ def test_width_against_the_prior_and_against_what_rows_leave_open() -> None:
 
 def test_the_width_of_the_prior_is_known_in_closed_form() -> None:
     """A stationary process is back at its prior far away; a linear network with standard normal
-    weights has the variance 1 + ‖x‖² (100 draws: within 5 standard errors, 70 %)."""
+    weights has the variance 1 + ‖x‖². By 400 draws of functions: a variance has a standard error of
+    √(2/400) = 7 % at most, five of them 35 %."""
     pytest.importorskip("gpytorch")
     x, y = line(60)
     data = x, 7 * y
     posterior = doxa.fit(None, data, "gp", standardize=True, progress=False)
     far = float(posterior.predict(x + 1e4).epistemic.mean())
     patient = Patient(posterior, data, None, 0.9, 0)
-    assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(far, rel=1e-4)
+    assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(far, rel=0.35)
     net = doxa.nets.mlp(3, 1, hidden=())
     posterior = doxa.fit(net, data, "laplace", steps=20, standardize=True, progress=False)
     patient = Patient(posterior, data, None, 0.9, 0)
     want = float((7 * y).var(correction=0)) * (1 + 3)  # standardised columns: E‖x‖² = 3
-    assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(want, rel=0.7)
+    assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(want, rel=0.35)
 
 
 class Bump(nn.Module):

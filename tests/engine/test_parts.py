@@ -11,9 +11,9 @@ from bare_density import gaussian
 from torch import Tensor
 
 import doxa
+from doxa.engine import parts as recorded
 from doxa.engine.execute import Executor
 from doxa.engine.simplify import simplified
-from doxa.mcmc import recorded
 
 
 def correlated(size: int) -> Tensor:
@@ -37,7 +37,7 @@ def test_nuts_goes_the_same_way_in_every_mode(mode: str, mass: str) -> None:
     """Rounding differs, and a chain forgets it slowly: the first transitions agree."""
     method = doxa.NUTS(draws=12, burn_in=0, mass=mass, max_depth=6)
     eager, other = draws("eager", method), draws(mode, method)
-    assert other.diagnostics["inner_mode"] == mode
+    assert other.diagnostics["mode"] == mode
     assert torch.equal(eager.stats["leapfrogs"], other.stats["leapfrogs"])
     assert float(eager.stats["leapfrogs"].max()) > 20  # beyond the numbers drawn at the start
     assert torch.allclose(eager.theta, other.theta, rtol=0, atol=1e-9)
@@ -57,7 +57,7 @@ def test_a_run_compiled_on_the_way_is_resumed_to_the_bit(
         method = doxa.NUTS(draws=40, burn_in=20, max_depth=5)
         start = {"a": torch.zeros(6)}
         found = doxa.sample(lambda p: density(p["a"]), start, method, 2, progress=False, **options)
-        assert found.diagnostics["inner_mode"] == "compiled"
+        assert found.diagnostics["mode"] == "compiled"
         return found.theta
 
     want = run()

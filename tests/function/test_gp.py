@@ -333,6 +333,6 @@ def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="one array"):
         doxa.fit(None, (torch.zeros(30, 2, 2), y), "gp")
     posterior = fixed((x, y))
-    monkeypatch.setattr(process, "free_memory", lambda device: 1000)
+    monkeypatch.setattr("doxa.posterior.process.free_memory", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match="joint draws"):
         posterior.functions(x)

@@ -151,7 +151,7 @@ def test_the_first_step_size_follows_the_scale_of_the_target() -> None:
         run = bare_run(density, scale * noise.double())
         method = doxa.HMC(draws=1, burn_in=20)
         state = method._arrive(run, method.init(run))
-        joint = lambda theta, run=run: run.joint(theta, run.rows().batch(0), {})  # noqa: E731
+        joint = lambda theta, run=run: run.joint(theta, run.all_rows(), {})  # noqa: E731
         for first in (1e-6, 1e3):
             state["step"] = torch.full_like(state["step"], first)
             step = seek_step(joint, state, run.noise("seek"))

@@ -84,7 +84,7 @@ def z_scores(name: str, *, jacobian: bool = True, seed: int = 0) -> dict[str, fl
         mu, phi = state["theta"].unbind(1)
         data["y"] = mu.unsqueeze(1) + normal(CHAINS, ROWS) * (-0.5 * phi).exp().unsqueeze(1)
         state = method._arrive(run, state)
-        state, _ = method.transition(run, state, run.rows().batch(0), clock)
+        state, _ = method.transition(run, state, run.all_rows(), clock)
     values, want = observed(state["theta"]), exact()
     return {
         k: float((v.mean() - want[k]) / (v.std() / math.sqrt(CHAINS))) for k, v in values.items()
@@ -110,7 +110,7 @@ def test_chains_move(name: str) -> None:
     method = KERNELS[name]
     state = method._arrive(run, method.init(run))
     state["step"] = torch.full_like(state["step"], STEP.get(name, 0.7))
-    state, _ = method.transition(run, state, run.rows().batch(0), next(clocks(run, 1)))
+    state, _ = method.transition(run, state, run.all_rows(), next(clocks(run, 1)))
     assert (state["theta"] != 0).all(1).double().mean() > 0.15
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MethodError
-from doxa.mcmc.convergence import worries
+from doxa.mcmc.convergence import concerns
 from doxa.mcmc.leapfrog import Point
 from doxa.mcmc.tree import Parts, _branch, close, join, sprout
 from doxa.posterior.chains import ebfmi
@@ -103,7 +103,7 @@ def test_a_transition_leaves_a_gaussian_as_it_was(step: float) -> None:
     state = method._arrive(run, method.init(run))
     state["step"] = torch.full((count,), step, dtype=torch.float64)
     for clock in clocks(run, 6):
-        state, _ = method.transition(run, state, run.rows().batch(0), clock)
+        state, _ = method.transition(run, state, run.all_rows(), clock)
     before, after = theta.square().sum(1), state["theta"].square().sum(1)
     assert abs(float(after.mean()) - 3) < 4 * math.sqrt(6 / count)
     assert abs(float(torch.corrcoef(torch.stack([before, after]))[0, 1])) < 0.1
@@ -232,7 +232,6 @@ def test_what_is_told_of_a_transition() -> None:
 
 def judged(density: Any, method: Any, chains: int = 4, size: int = 2, scale: float = 1.0) -> Any:
     done = sample(density, scale * starts(chains, size), method)
-    done.run.likelihoods = []
     return method.finish(done.run, done.state, done.draws.transpose(0, 1))
 
 
@@ -263,16 +262,16 @@ def test_what_is_said_of_a_hamiltonian_sampler() -> None:
     """Serious: more than 1 in 500 transitions divergent, E-BFMI below 0.3. Else a word."""
     fine = {"divergences": 0, "divergent_share": 0.0, "ebfmi": [0.9, 1.1], "transitions": 500,
             "saturated_share": 0.0}  # fmt: skip
-    assert worries(fine) == []
+    assert concerns(fine) == []
     cases = [({"divergences": 2, "divergent_share": 0.001}, False, "diverged"),
              ({"divergences": 9, "divergent_share": 0.005}, True, "diverged"),
              ({"ebfmi": [0.9, 0.2]}, True, "E-BFMI is 0.20"),
              ({"saturated_share": 0.4}, False, "max_depth")]  # fmt: skip
     for change, serious, words in cases:
-        ((alarm, said),) = worries({**fine, **change})
+        ((alarm, said),) = concerns({**fine, **change})
         assert alarm is serious
         assert words in said
-    assert worries({**fine, "ebfmi": [0.1], "transitions": 20}) == []  # too few to say
+    assert concerns({**fine, "ebfmi": [0.1], "transitions": 20}) == []  # too few to say
 
 
 def test_a_subset_leaves_the_rest_at_its_point() -> None:

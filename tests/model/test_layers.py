@@ -143,8 +143,8 @@ def test_monte_carlo_dropout_drops_as_often_as_the_layer_says() -> None:
     net = seeded(dropout_net)
     x, y = numbers(4, 3), numbers(4, 1, seed=1)
     posterior = doxa.fit(net, (x, y), "mc-dropout", init="given", lr=1e-12, **QUICK)
-    assert set(posterior.rates) == {"2"}
-    assert float(posterior.rates["2"][0]) == 0.25
+    assert set(posterior.values) == {"2.p"}
+    assert float(posterior.values["2.p"][0]) == 0.25
     f = posterior.functions(x, 4000)[..., 0].double()
     terms = (torch.relu(net[0](x)) * net[3].weight).detach().double()  # [N, 64]
     spread = (terms.square() * (0.25 / 0.75)).sum(1)
@@ -157,12 +157,12 @@ def test_dropout_is_inserted_where_there_is_none() -> None:
     net = seeded(lambda: doxa.nets.mlp(3, 1, hidden=(4, 4)))
     x, y = numbers(12, 3), numbers(12, seed=1)
     sites = {
-        insert: set(doxa.fit(net, (x, y), doxa.MCDropout(p=0.3, insert=insert), **QUICK).rates)
+        insert: set(doxa.fit(net, (x, y), doxa.MCDropout(p=0.3, insert=insert), **QUICK).values)
         for insert in ("hidden", "all")
     }
     assert sites == {
-        "hidden": {"2.dropout", "4.dropout"},
-        "all": {"0.dropout", "2.dropout", "4.dropout"},
+        "hidden": {"2.dropout.p", "4.dropout.p"},
+        "all": {"0.dropout.p", "2.dropout.p", "4.dropout.p"},
     }
     with pytest.raises(ModelError, match="dropout"):
         doxa.fit(net, (x, y), doxa.MCDropout(insert="never"), **QUICK)

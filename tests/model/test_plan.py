@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import doxa
-from doxa.model import Model, swap_dropout
-from doxa.model.plan import MaskedDropout, Plan, add_input_dropout
+from doxa.model import Model
+from doxa.model.layers import swap_dropout, with_input_dropout
+from doxa.model.plan import Plan
 
 M, N, D = 4, 6, 5
 
@@ -163,37 +164,39 @@ def test_masks_are_applied_where_dropout_stood(common: bool) -> None:
     assert plan is not None
     g = torch.Generator().manual_seed(4)
     sites = {"2": 7, "5": 6}
-    masks = {
-        site: (torch.rand(M, N, width, generator=g) > 0.3).double() / 0.7
-        for site, width in sites.items()
-    }
+    u = {f"{k}.uniform": torch.rand(M, N, w, generator=g).double() for k, w in sites.items()}
+    rates = {f"{k}.p": torch.linspace(0.1, 0.6, M).double() for k in sites}
+    noise = u | rates
     x = rows()
     if common:
         params = {k: v[0] for k, v in params.items()}
-    out, has_axis = plan(params, lambda _name: not common, x, False, masks)
+    stacked = lambda name: name in noise or not common  # noqa: E731
+    out, has_axis = plan({**params, **noise}, stacked, x, False)
     assert has_axis
     for m in range(M):
-        for site in sites:
-            layer = net.get_submodule(site)
-            assert isinstance(layer, MaskedDropout)
-            layer.mask = masks[site][m]
         own = params if common else {k: v[m] for k, v in params.items()}
-        torch.testing.assert_close(out[m], functional_call(net, own, (x,)), rtol=1e-12, atol=1e-12)
-    for site in sites:
-        net.get_submodule(site).mask = None
-    off, _ = plan(params, lambda _name: not common, x, False)
-    assert not torch.allclose(off, out)  # without masks dropout is the identity
+        given = {k: v[m] for k, v in noise.items()}
+        want = functional_call(net, {**own, **given}, (x,))
+        torch.testing.assert_close(out[m], want, rtol=1e-12, atol=1e-12)
+    fixed = dict(net.named_buffers())
+    off, _ = plan({**fixed, **params}, lambda _name: not common, x, False)
+    assert not torch.allclose(off, out)  # without noise dropout is the identity
 
 
 def test_input_dropout_masks_the_input_of_its_layer() -> None:
     net = doxa.nets.mlp(D, 1, hidden=(7,)).double()
     params = stack(net)
-    add_input_dropout(net[2], 0.5)
+    plain = net[2]
+    net[2] = with_input_dropout(plain, 0.5)
+    assert net[2].weight is plain.weight
+    assert type(plain) is nn.Linear
     plan = Plan.of(net)
     assert plan is not None
-    mask = (torch.rand(M, N, 7, generator=torch.Generator().manual_seed(0)) > 0.5).double() * 2
+    u = torch.rand(M, N, 7, generator=torch.Generator().manual_seed(0)).double()
+    mask = (u > 0.5).double() * 2
     x = rows()
-    out, _ = plan(params, lambda _name: True, x, False, {"2.dropout": mask})
+    noise = {"2.dropout.uniform": u, "2.dropout.p": torch.full((M,), 0.5).double()}
+    out, _ = plan({**params, **noise}, lambda _name: True, x, False)
     for m in range(M):
         p = {k: v[m] for k, v in params.items()}
         h = torch.relu(F.linear(x, p["0.weight"], p["0.bias"])) * mask[m]

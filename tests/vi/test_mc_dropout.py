@@ -12,6 +12,7 @@ import doxa
 from doxa.errors import MethodError, ModelError
 from doxa.fit import fit
 from doxa.method import Clock
+from doxa.model.layers import mask
 
 STD = 0.7
 
@@ -33,11 +34,13 @@ def test_the_step_is_standard_dropout_with_weight_decay() -> None:
     p, net, (x, y) = 0.25, _net(0.25), _data()
     seen: dict[str, torch.Tensor] = {}
 
+    draw = Clock.uniform
+
     def record(name: str):  # type: ignore[no-untyped-def]
         def uniform(self: Clock, *shape: int) -> torch.Tensor:
-            self.calls += 1
-            u = self.source.uniform(shape, self.t, self.calls)
-            seen.setdefault(name, u)  # the training step's; the final objective draws its own
+            u = draw(self, *shape)
+            if shape[0] == len(x):  # a trial of the engine sees fewer rows
+                seen.setdefault(name, u)  # the step's; the final objective draws its own
             return u
 
         return uniform
@@ -51,9 +54,7 @@ def test_the_step_is_standard_dropout_with_weight_decay() -> None:
         )  # fmt: skip
         mask = (seen["u"][0] > p).double() / (1 - p)
     after = posterior.layout.unflatten(posterior.theta[0])
-    order = doxa.data.Batches(posterior_data(x, y), [0], ["0/0"], 40, 0, "optimise").index(0, 1)[
-        0, 0
-    ]
+    order = doxa.data.Batches(posterior_data(x, y), [0], ["0/0"], 40, "optimise").index(0, 1)[0, 0]
     hidden = torch.tanh(net[0](x[order])) * mask
     loss = 0.5 * (net[3](hidden) - y[order]).square().mean()
     gradients = torch.autograd.grad(loss, list(net.parameters()))
@@ -93,8 +94,8 @@ def test_layers_are_inserted_under_the_same_names() -> None:
     plain = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     hidden = fit(plain, (x, y), doxa.MCDropout(p=0.2), steps=5)
     everywhere = fit(plain, (x, y), doxa.MCDropout(p=0.2, insert="all"), steps=5)
-    assert list(hidden.rates) == ["2.dropout"]
-    assert list(everywhere.rates) == ["0.dropout", "2.dropout"]
+    assert list(hidden.values) == ["2.dropout.p"]
+    assert list(everywhere.values) == ["0.dropout.p", "2.dropout.p"]
     assert hidden.layout.names[:4] == ("0.weight", "0.bias", "2.weight", "2.bias")
     draws = hidden.functions(x, n=50)
     assert draws.std(0).min() > 0
@@ -103,7 +104,8 @@ def test_layers_are_inserted_under_the_same_names() -> None:
 def test_masks_drop_with_probability_p() -> None:
     """The share of dropped units over 400 masks of 8: within 4 standard errors (1 in 16,000)."""
     posterior = fit(_net(0.3), _data(), doxa.MCDropout(), steps=2)
-    masks = posterior.groups(400, 0)[0].masks["2"]
+    buffers = posterior.groups(400, 0)[0].buffers
+    masks = mask(buffers["2.uniform"], buffers["2.p"][:, None, None])
     dropped = float((masks == 0).double().mean())
     assert abs(dropped - 0.3) < 4 * math.sqrt(0.3 * 0.7 / masks.numel())
     assert torch.allclose(masks[masks > 0], torch.tensor(1 / 0.7, dtype=masks.dtype))

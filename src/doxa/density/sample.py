@@ -74,7 +74,7 @@ def sample(
     method: a name or a method object with its settings (draws, burn_in, …): NUTS, HMC, Metropolis.
     members: how many chains, or the list of their ids.
     constraints: {name: "positive" | "unit" | "simplex" | "ordered" | … or a transform such as
-        `doxa.density.transforms.Interval(0, 10)`}; the rest is free. The Jacobian is taken care of.
+        `doxa.transforms.Interval(0, 10)`}; the rest is free. The Jacobian is taken care of.
     dtype: what is computed in; double precision unless stats otherwise.
     device: default: that of the tensors in init.
     seed, progress, checkpoint, checkpoint_every, draws_budget, callbacks, engine: as in `fit`.

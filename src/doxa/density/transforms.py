@@ -246,5 +246,5 @@ def transform(spec: Any) -> Transform:
         return NAMES[spec]()
     raise MethodError(
         f"a constraint is a name ({', '.join(NAMES)}) or a transform such as "
-        f"doxa.density.transforms.Interval(0, 1), not {spec!r}"
+        f"doxa.transforms.Interval(0, 1), not {spec!r}"
     )

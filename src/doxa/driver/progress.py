@@ -19,9 +19,7 @@ class Progress:
     """What a fit has come to: all of it is checkpointed."""
 
     state: State
-    kept: DrawsInMemory | DrawsFile | None = (
-        None  # None where no stage keeps any
-    )
+    kept: DrawsInMemory | DrawsFile | None = None  # None where no stage keeps any
     stats: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
     stage: int = 0
     t: int = 0

@@ -88,10 +88,10 @@ class PSGLD(StochasticGradient):
             new = self._adapted(state, mean) if adapting else {}
             scale = self._preconditioner({**state, **new})  # G, [M, P]
             eta, t = step_size(run, self), run.setting(self, "temperature")
-            drift = scale * grad
+            drift, eps = scale * grad, clock.noise(*theta.shape[1:])
             if adapting and self.correction == "gamma":
                 drift = drift + t * self._gamma(run, {**state, **new}, batch, clock, scale, mean)
-            noise = (2.0 * eta * t * scale).sqrt() * clock.noise(*theta.shape[1:])
+            noise = (2.0 * eta * t * scale).sqrt() * eps
             new["theta"] = held(run, theta + eta * drift + noise, theta)
             return {**state, **changed, **new}, report(run, value)
 

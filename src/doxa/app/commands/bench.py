@@ -31,7 +31,7 @@ def bench(
     verbose: Verbose = False,
 ) -> None:
     """Compute a standard table, or go on with it: what is known is not computed again."""
-    from doxa import bench as benchmarks
+    from doxa.app import bench as benchmarks
 
     log_to_terminal(verbose)
     names = [None if text is None else _names(text) for text in (sets, methods)]

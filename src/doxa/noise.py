@@ -101,13 +101,28 @@ class Noise:
         u = u.clamp_min(2.0**-33)  # in single precision the lowest 65 words round to 0: log u
         return u.reshape(*a.shape, *shape)
 
+    def rowwise(self, kind: str, shape: Sequence[int], step: Tensor | int, call: int) -> Tensor:
+        """[M, rows, ...]: a row's numbers do not depend on how many rows come after it."""
+        if kind == "uniform":
+            return self.uniform(shape, step, call)
+        rows, size = shape[0], math.prod(shape[1:])
+        half = (size + 1) // 2
+        u = self.uniform((rows, 2, half), step, call)
+        z = _normals(u[..., 0, :], u[..., 1, :])
+        return z[..., :size].reshape(*z.shape[:-2], *shape)
+
     def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
         """[M, *shape] standard normals, by Box and Muller in pairs; of several steps [T] at once,
         [T, M, *shape]."""
         size = math.prod(shape)
         half = (size + 1) // 2
         u = self.uniform((2 * half,), step, call)
-        radius = (-2.0 * u[..., :half].log()).sqrt()
-        angle = u[..., half:] * (2.0 * math.pi)
-        z = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+        z = _normals(u[..., :half], u[..., half:])
         return z[..., :size].reshape(*u.shape[:-1], *shape)
+
+
+def _normals(u: Tensor, v: Tensor) -> Tensor:
+    """Twice as many normals as either has uniforms (Box & Muller), side by side."""
+    radius = (-2.0 * u.log()).sqrt()
+    angle = v * (2.0 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)

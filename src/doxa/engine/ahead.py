@@ -60,6 +60,10 @@ class Ahead:
         """[M, *shape] in (0, 1]."""
         return self._number("uniform", shape, step, call)
 
+    def rowwise(self, kind: str, shape: Sequence[int], step: Tensor, call: int) -> Tensor:
+        """Noise a row is hashed: a row's numbers do not depend on how many rows come after it."""
+        return self.noise.rowwise(kind, shape, step, call)
+
     def part(self, members: slice) -> Ahead:
         path = (*self.path, (members.start, members.stop))
         known = self._root._sources.get(path)

@@ -44,6 +44,11 @@ class Clock:
         self._calls[0] += 1
         return self.source.uniform(shape, self.t, self._calls[0])
 
+    def rows(self, kind: str, *shape: int) -> Tensor:
+        """Noise a row, "normal" or "uniform", [M, rows, ...]: rows that only pad change nothing."""
+        self._calls[0] += 1
+        return self.source.rowwise(kind, shape, self.t, self._calls[0])
+
     def part(self, members: slice) -> Clock:
         """Of some members, whose numbers do not depend on how members are cut."""
         rate = self.rate[members] if self.rate.ndim else self.rate

@@ -104,7 +104,7 @@ def fit(
     """
     began = time.monotonic()
     method = as_method(method)
-    specs = (runs or Runs()).expand(seed)
+    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
     problem = _problem(model, method, likelihood, prior, subset)
     believed = problem.model
     noise_model = (

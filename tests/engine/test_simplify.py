@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from doxa.engine.simplify import simplified, spelled_out
+from doxa.engine.simplify import simplified, spelled_out, thrifty
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
@@ -76,3 +76,55 @@ def test_a_networks_gradient_spelled_out_is_the_same() -> None:
     spelled = spelled_out(module)
     for got, expected in zip(spelled(w, v), want, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def operations(module: Any) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def test_a_sum_of_products_is_replayed_in_little_memory() -> None:
+    """θ + η g + s ε: one fresh tensor, by a fused product and a sum in its memory."""
+
+    def step(theta: Tensor, grad: Tensor, eps: Tensor, eta: Tensor) -> list[Tensor]:
+        return [theta + eta * grad + 0.5 * eps]
+
+    given = [*drawn((3, 4), (3, 4), (3, 4)), torch.tensor(0.1, dtype=torch.float64)]
+    kept = [t.clone() for t in given]
+    want = step(*given)[0]
+    lean = thrifty(simplified(make_fx(step)(*given), given))
+    assert operations(lean) == ["aten.addcmul.default", "aten.add_.Tensor"]
+    assert torch.allclose(lean(*given)[0], want, rtol=1e-14)
+    assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))  # inputs are left alone
+
+
+def test_what_is_read_again_is_not_written_over() -> None:
+    """A value with two readers, one that is an output, and one that is a view of an input."""
+
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        a = x * y
+        b = a + x
+        c = a - y  # a is read twice
+        d = b * 2  # b is an output, too
+        e = x.T.reshape(4, 3).T + y  # a view first
+        return [b, c, d, e, (x * x) * (x * x)]
+
+    given = drawn((3, 4), (3, 4))
+    kept = [t.clone() for t in given]
+    want = step(*given)
+    lean = thrifty(simplified(make_fx(step)(*given), given))
+    for got, expected in zip(lean(*given), want, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-14)
+    assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
+
+
+def test_broadcast_and_mixed_types_are_left_as_they_are() -> None:
+    def step(x: Tensor, row: Tensor, whole: Tensor) -> list[Tensor]:
+        return [row * 2.0 + x, (row + 1) * x, x.float() * 2 + x, (whole + 1) * x]
+
+    given = [*drawn((3, 4), (1, 4)), torch.arange(4)]
+    want = step(*given)
+    lean = thrifty(simplified(make_fx(step)(*given), given))
+    for got, expected in zip(lean(*given), want, strict=True):
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
+        assert torch.allclose(got, expected, rtol=1e-6)

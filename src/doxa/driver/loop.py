@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,8 +74,8 @@ class Driver:
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
         ]
-        bar = Bar(self.options.progress, self.method.name, sum(lengths), at.done)
-        with bar, self._interrupts:
+        shown = Bar(self.method.name, sum(lengths), at.done) if self.options.progress else None
+        with shown or nullcontext() as bar, self._interrupts:
             for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
                 if i < at.stage:
                     continue
@@ -87,7 +88,7 @@ class Driver:
         return at
 
     def _run_stage(
-        self, number: int, stage: Stage, feed: Feed, steps: int, at: Progress, bar: Bar
+        self, number: int, stage: Stage, feed: Feed, steps: int, at: Progress, bar: Bar | None
     ) -> None:
         run = self.run
         if at.t == 0:
@@ -137,7 +138,8 @@ class Driver:
         at.modes[stage.name] = [steps, mode]
         if at.best:
             at.state = at.best
-        bar.advance_to(at.done)
+        if bar is not None:
+            bar.advance_to(at.done)
 
     def _executor(
         self, stage: Stage, at: Progress, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,
@@ -163,7 +165,7 @@ class Driver:
             rates = shape * run.settings.rate
         return rates.to(run.dtype)
 
-    def _tick(self, stage: Stage, at: Progress, info: Info, bar: Bar) -> bool:
+    def _tick(self, stage: Stage, at: Progress, info: Info, bar: Bar | None) -> bool:
         """Record for people and tell callbacks; True to end the stage.
 
         Later stages still run, as far as they must for a posterior to come out.
@@ -173,7 +175,8 @@ class Driver:
         at.history.setdefault("stage", []).append(stage.name)
         for name, value in values.items():
             at.history.setdefault(name, []).append([at.done, value])
-        bar.show(at.done, stage.name, values)
+        if bar is not None:
+            bar.show(at.done, stage.name, values)
         stop = len(at.diverged) == self.run.size
         if stop:
             at.stopped = "every member became non-finite"

@@ -81,9 +81,13 @@ def place_data(
     banked = banked and not lazy
     if source is None and not lazy:
         put = lambda tree: tree_map(lambda t: cast(t, device, dtype), tree)  # noqa: E731
-        xs, ys = [put(s.x(x, dtype)) for s in scales], [put(s.y(y, dtype)) for s in scales]
-        x = tree_map(lambda *t: torch.cat(t), *xs) if banked else xs[0]
-        y = tree_map(lambda *t: torch.cat(t), *ys) if banked else ys[0]
+        if not standardize:
+            x, y = put(x), put(y)
+        elif banked:
+            x = put(tree_map(lambda *t: torch.cat(t), *(s.x(x, dtype) for s in scales)))
+            y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
+        else:
+            x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
     weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
         x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare,

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
 from doxa.engine.ahead import Ahead, Request
-from doxa.engine.simplify import simplified, spelled_out
+from doxa.engine.simplify import simplified, spelled_out, thrifty
 from doxa.model.problem import LogDensity, Network
 from doxa.optim import unfused
 
@@ -137,7 +137,7 @@ def _traced(
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplified(module, example)
-    call: Callable[..., Any] = _compiled(module, example) if compiled else module.forward
+    call: Callable[..., Any] = _compiled(module, example) if compiled else thrifty(module).forward
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
         given = [*(state[name] for name in names), *_tensors(batch), t, rate]

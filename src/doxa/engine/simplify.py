@@ -46,6 +46,79 @@ def simplified(module: GraphModule, example: list[Tensor]) -> GraphModule:
     return module
 
 
+def thrifty(module: GraphModule) -> GraphModule:
+    """The same for a graph that is replayed operation by operation: a + c·b in one pass over
+    memory, and sums in the memory of what nobody reads again. Fresh pages cost more than a sum. (A
+    compiler does both by itself, and wants no writing in place.)"""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target is _aten.add.Tensor and not node.kwargs:
+            _fuse_product(graph, node)
+    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
+        into = _IN_PLACE.get(node.target)
+        source = node.args[0] if node.args else None
+        if into is None or not _spent(source, node):
+            continue
+        node.target = into
+    module.recompile()
+    return module
+
+
+_FRESH = {
+    _aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.addcmul.default,
+    _aten.sqrt.default, _aten.square.default, _aten.exp.default,
+}  # fmt: skip
+_IN_PLACE = {
+    _aten.add.Tensor: _aten.add_.Tensor, _aten.sub.Tensor: _aten.sub_.Tensor,
+    _aten.mul.Tensor: _aten.mul_.Tensor, _aten.div.Tensor: _aten.div_.Tensor,
+    _aten.addcmul.default: _aten.addcmul_.default,
+}  # fmt: skip
+
+
+def _fuse_product(graph: Graph, node: Node) -> None:
+    """a + c·b, with c a number or a tensor without axes, as one operation."""
+    for base, product in (node.args, node.args[::-1]):
+        if not isinstance(product, Node) or product.target is not _aten.mul.Tensor:
+            continue
+        if len(product.users) != 1 or not (_same_kind(base, node) and _same_kind(product, node)):
+            continue
+        left, right = product.args
+        with graph.inserting_before(node):
+            if isinstance(right, int | float):
+                new = graph.call_function(_aten.add.Tensor, (base, left), {"alpha": right})
+            elif _axes(right) == 0 and _same_kind(left, node):
+                new = graph.call_function(_aten.addcmul.default, (base, left, right))
+            elif _axes(left) == 0 and _same_kind(right, node):
+                new = graph.call_function(_aten.addcmul.default, (base, right, left))
+            else:
+                continue
+        new.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(new)
+        return
+
+
+def _axes(value: Any) -> int:
+    found = getattr(value, "meta", {}).get("val")
+    return found.ndim if isinstance(found, Tensor) and found.is_floating_point() else -1
+
+
+def _same_kind(value: Any, node: Node) -> bool:
+    """Whether a value has the shape and the type of what a node gives."""
+    own, other = getattr(value, "meta", {}).get("val"), node.meta.get("val")
+    if not isinstance(own, Tensor) or not isinstance(other, Tensor):
+        return False
+    return own.shape == other.shape and own.dtype == other.dtype and own.is_floating_point()
+
+
+def _spent(source: Any, node: Node) -> bool:
+    """Whether a node may write over its first argument: fresh memory that nobody else reads."""
+    if not isinstance(source, Node) or source.target not in (*_FRESH, *_IN_PLACE.values()):
+        return False
+    twice = sum(argument is source for argument in node.args) > 1
+    return len(source.users) == 1 and not twice and _same_kind(source, node)
+
+
 def spelled_out(module: GraphModule) -> GraphModule:
     """Matrix products with an axis of length 1 as products and sums of numbers, and what is added
     to others as an addition of its own: a compiler for GPUs fuses these with their neighbours,

@@ -368,8 +368,7 @@ class Run:
     def layer_noise(self, clock: Clock, rows: int) -> Params:
         """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""
         return {
-            name: clock.rows(site.kind, *site.drawn(rows))
-            for name, site in self.net.sites.items()
+            name: clock.rows(site.kind, *site.drawn(rows)) for name, site in self.net.sites.items()
         }
 
     def density(

@@ -34,7 +34,7 @@ class Problem:
 
     @property
     def model(self) -> Model | None:
-        """The network, for the posterior."""
+        """The network, where there is one."""
         return None
 
     @property

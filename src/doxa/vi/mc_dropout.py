@@ -84,7 +84,24 @@ class MCDropout(Method):
     def rates(self, run: Run) -> dict[str, Tensor]:
         """The dropout probability of each layer and member, as the buffers that layers are given:
         {"LAYER.p": [M]}."""
-        layers = (name.removesuffix(".uniform") for name in run.net.sites)
+        layers = [name.removesuffix(".uniform") for name in run.net.sites]
+        if run.problem.partial:
+            return self._rates_of_subset(run, layers)
+        return self._rates(run, layers)
+
+    def _rates_of_subset(self, run: Run, layers: list[str]) -> dict[str, Tensor]:
+        """Weights outside the subset are points: what feeds them is not masked, p = 0."""
+        uncertain = set(run.net.subset_names)
+        masked = [site for site in layers if _weight(run.net.masked.get(site)) in uncertain]
+        if not masked:
+            raise MethodError(
+                "no dropout layer feeds a weight of the subset: nothing would be uncertain; use a "
+                "larger subset, or insert='all'"
+            )
+        off = {f"{layer}.p": torch.zeros_like(run.n) for layer in layers}
+        return off | self._rates(run, masked)
+
+    def _rates(self, run: Run, layers: list[str]) -> dict[str, Tensor]:
         if self.p is not None or "p" in run.hyper:
             return {f"{layer}.p": run.field(self, "p") for layer in layers}
         own = {layer: run.net.net.get_submodule(layer).rate for layer in layers}
@@ -108,10 +125,10 @@ class MCDropout(Method):
             layer = run.net.masked.get(site)
             if layer is None:
                 continue
-            weight = f"{layer}.weight" if layer else "weight"
+            weight = _weight(layer)
             if weight in run.layout.slices:
                 factor[:, run.layout.slices[weight]] = 1 / (1 - p).unsqueeze(1)
-            bits = -(p * p.log() + (1 - p) * torch.log1p(-p))
+            bits = torch.special.entr(p) + torch.special.entr(1 - p)
             entropy += math.prod(run.net.sites[f"{site}.uniform"].shape) * bits
         return factor, entropy
 
@@ -135,6 +152,11 @@ class MCDropout(Method):
                     state["theta"], state, rows.batch(t), clock, **self.rates(run)
                 )
         return float((total.double() + run.units_log_jacobian()).mean())
+
+
+def _weight(layer: str | None) -> str:
+    """The name of a layer's weight."""
+    return f"{layer}.weight" if layer else "weight"
 
 
 def _kl(run: Run, theta: Tensor, score: Tensor) -> Tensor:

@@ -1,0 +1,208 @@
+"""What a method sees: objectives and their gradients, particles, parts, and row weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import doxa
+from doxa import Engine, store
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.method import Clock, Known, Method, Run, Stage, State, optimise
+from doxa.posterior import SamplePosterior
+
+
+@store.register("test-bare")
+@dataclass(frozen=True)
+class Bare(Method):
+    """Two names, a and b, whose objective is written by the test."""
+
+    name: ClassVar[str] = "test-bare"
+    objective: Any = None
+    over: tuple[str, ...] = ("theta", "b")
+    particles: int = 1
+
+    def __post_init__(self) -> None: ...
+
+    @property
+    def width(self) -> int:
+        return self.particles
+
+    def init(self, run: Run) -> State:
+        return {**run.init_network(), "b": torch.ones(run.size, 2, 3).to(run.n)}
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield optimise(self.objective, run.steps, self.over)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> SamplePosterior:
+        posterior = SamplePosterior(
+            samples=state["theta"].unsqueeze(1), **run.common(self), **run.shared(state)
+        )
+        posterior.record.diagnostics["b"] = state["b"]
+        return posterior
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
+    return x, x.sum(1, keepdim=True)
+
+
+def fit(objective: Any, over: tuple[str, ...] = ("theta", "b"), **options: Any) -> Any:
+    net = nn.Linear(2, 1).double()
+    chosen = {"members": 3, "steps": 1, "lr": 0.1, "schedule": "constant", "optimizer": "sgd"}
+    return doxa.fit(net, data(), Bare(objective, over), **{**chosen, **options})
+
+
+def plain(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """log-likelihood − ½ Σ b⁴ + noise · b, all by autograd."""
+    extra = -0.5 * (params["b"] ** 4).sum((1, 2)) + (clock.noise(2, 3) * params["b"]).sum((1, 2))
+    return run.log_likelihood(params["theta"], batch) + extra, {}
+
+
+def partly_known(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """The same, with the gradient of −½ Σ b⁴ handed over."""
+    b = params["b"].detach()
+    known = Known(-0.5 * (b**4).sum((1, 2)), {"b": lambda grad: grad - 2 * b**3})
+    extra = (clock.noise(2, 3) * params["b"]).sum((1, 2))
+    return run.log_likelihood(params["theta"], batch) + extra, {}, known
+
+
+ENGINES = [Engine("stack"), Engine("stack", chunk=2), Engine("loop"), Engine("stack", "traced")]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_every_name_is_trained_and_what_is_known_counts_the_same(engine: Engine) -> None:
+    """In one pass, in chunks and one by one: also the noise is that of each member."""
+    want = fit(plain, engine="stack:eager", steps=3)
+    got = fit(partly_known, engine=engine, steps=3)
+    assert torch.allclose(got.diagnostics["b"], want.diagnostics["b"], rtol=1e-10)
+    assert torch.allclose(got.samples, want.samples, rtol=1e-10)
+    losses = [(p.history["loss"][-1][1]) for p in (got, want)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
+def test_the_step_is_that_of_gradient_descent_on_minus_the_objective_over_n() -> None:
+    """b ← b − lr · (2b³ − ε)/n: with b = 1 and the noise taken out by its own run."""
+    quiet = lambda run, params, batch, clock: (  # noqa: E731
+        run.log_likelihood(params["theta"], batch) - 0.5 * (params["b"] ** 4).sum((1, 2)),
+        {},
+    )
+    b = fit(quiet).diagnostics["b"]
+    assert torch.allclose(b, torch.full_like(b, 1 - 0.1 * 2 / 12))
+
+
+def test_an_objective_of_the_wrong_shape_is_refused() -> None:
+    def total(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        return plain(run, params, batch, clock)[0].sum(), {}
+
+    with pytest.raises(MethodError, match=r"one value a member, \[3\]"):
+        fit(total)
+
+
+def test_a_name_that_the_objective_does_not_use_is_refused() -> None:
+    def without(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        return run.log_likelihood(params["theta"], batch), {}
+
+    with pytest.raises(MethodError, match="does not depend on 'b'"):
+        fit(without)
+
+
+def test_the_guard_watches_every_name() -> None:
+    """b breaks down while θ stays fine: the member is named, and keeps its last good state."""
+
+    def breaks(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        bad = torch.tensor([m == 1 for m in run.members]).double()
+        wild = 1e300 * bad * params["b"].sum((1, 2)) ** 5
+        return run.log_likelihood(params["theta"], batch) + wild, {}
+
+    posterior = fit(breaks, steps=20)
+    assert posterior.status == "diverged"
+    assert "1 of 3 members" in posterior.status.reason
+    assert torch.isfinite(posterior.diagnostics["b"]).all()
+
+
+def test_early_stopping_restores_every_name() -> None:
+    """The best state on validation is the whole state, b too."""
+
+    def drift(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        return plain(run, params, batch, clock)[0] * 0 + params["b"].sum((1, 2)) * 10 + (
+            run.log_likelihood(params["theta"] * 1.0, batch) * -1
+        ), {}  # fmt: skip
+
+    posterior = fit(drift, steps=60, validation=0.3, patience=2, lr=0.05, batch_size=4)
+    first, *_ = posterior.history["validation"]
+    assert posterior.history["step"][-1] < 60  # it got worse from the start, and stopped
+    moved = posterior.diagnostics["b"] - 1
+    assert float(moved.abs().max()) == pytest.approx(0.05 * 10 * first[0] / 8, rel=0.5)
+
+
+class Weighted(doxa.MAP):
+    """Members see the first or the second half of the rows."""
+
+    def row_weights(self, run: Run) -> Tensor:
+        rows = torch.arange(12)
+        return torch.stack([((rows < 6) == (m % 2 == 0)).double() for m in run.members])
+
+
+def test_row_weights_of_a_method_are_each_members_own() -> None:
+    x, y = data()
+    y = torch.where(torch.arange(12)[:, None] < 6, y, -y)
+    options = {"steps": 300, "lr": 0.05, "batch_size": 12, "init": "given"}
+    net, given = nn.Linear(2, 1).double(), {"likelihood": doxa.Gaussian(noise=0.1)}
+    both = doxa.fit(net, (x, y), Weighted(), members=2, **given, **options)
+    for m, rows in enumerate((slice(0, 6), slice(6, 12))):
+        alone = doxa.fit(net, (x[rows], y[rows]), "map", **given, **{**options, "batch_size": 6})
+        assert torch.allclose(both.samples[m], alone.samples[0], rtol=1e-6)
+
+
+def test_a_batch_for_particles() -> None:
+    x, y = torch.arange(8.0).reshape(8, 1), torch.arange(8.0)
+    batch = Batch(x, y, torch.tensor([3.0, 3.0]))
+    wide = batch.times(2)
+    assert wide.shared
+    assert wide.scale.tolist() == [3.0] * 4
+    dealt = batch.split(4)  # two members, four particles each, two rows a particle
+    assert dealt.x.shape == (8, 2, 1)
+    assert dealt.x[:4, :, 0].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert torch.equal(dealt.x[:4], dealt.x[4:])
+    assert dealt.scale.tolist() == [12.0] * 8  # n/B with a quarter of the rows
+    own = Batch(torch.stack([x, x + 10]), torch.stack([y, y + 10]), torch.ones(2), shared=False)
+    assert own.split(2).y.tolist() == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [10, 11, 12, 13],
+        [14, 15, 16, 17],
+    ]
+    assert own.times(2).y.tolist() == [[*range(8)]] * 2 + [[*range(10, 18)]] * 2
+    weighted = Batch(x, y, torch.ones(2), torch.arange(8.0))
+    assert weighted.split(2).weight.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+def test_particles_have_starts_and_noise_of_their_own() -> None:
+    """Also as parts of the members; and none depends on which others there are."""
+    seen: dict[str, Tensor] = {}
+
+    class Look(doxa.MAP):
+        width = 4
+
+        def init(self, run: Run) -> State:
+            wide = run.times(4)
+            clock = Clock(torch.tensor(0), torch.tensor(0.0), 1, run.noise("test"))
+            seen["start"], seen["noise"] = wide.start(), clock.times(4).noise(5)
+            assert torch.equal(wide.part(slice(4, 8)).start(), seen["start"][4:8])
+            assert wide.size == 4 * run.size
+            return super().init(run)
+
+    doxa.fit(doxa.nets.mlp(2, 1), data(), Look(), members=[3, 7], steps=1)
+    both = dict(seen)
+    for name, value in both.items():
+        assert len({tuple(row) for row in value.tolist()}) == 8, name
+    doxa.fit(doxa.nets.mlp(2, 1), data(), Look(), members=[7], steps=1)
+    for name, value in both.items():
+        assert torch.equal(seen[name], value[4:]), name

@@ -34,11 +34,11 @@ def test_the_step_is_standard_dropout_with_weight_decay() -> None:
     p, net, (x, y) = 0.25, _net(0.25), _data()
     seen: dict[str, torch.Tensor] = {}
 
-    draw = Clock.uniform
+    draw = Clock.rows
 
     def record(name: str):  # type: ignore[no-untyped-def]
-        def uniform(self: Clock, *shape: int) -> torch.Tensor:
-            u = draw(self, *shape)
+        def uniform(self: Clock, kind: str, *shape: int) -> torch.Tensor:
+            u = draw(self, kind, *shape)
             if shape[0] == len(x):  # a trial of the engine sees fewer rows
                 seen.setdefault(name, u)  # the step's; the final objective draws its own
             return u
@@ -46,7 +46,7 @@ def test_the_step_is_standard_dropout_with_weight_decay() -> None:
         return uniform
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clock, "uniform", record("u"))
+        patch.setattr(Clock, "rows", record("u"))
         posterior = fit(
             net, (x, y), doxa.MCDropout(), likelihood=doxa.Gaussian(1.0), prior=doxa.Normal(STD),
             init="given", steps=1, batch_size=40, lr=0.1, schedule="constant",

@@ -72,15 +72,22 @@ class Noise:
         self.device = torch.device(device)
         self.dtype = dtype
         self._counters: dict[int, Tensor] = {}
+        self._sources: dict[object, Noise] = {}
 
     def part(self, members: slice) -> Noise:
         """The numbers of some of the members."""
-        return Noise(self.seed, self.purpose, self.members[members], self.device, self.dtype)
+        return self._derived((members.start, members.stop), self.members[members])
 
     def times(self, k: int) -> Noise:
         """Numbers for k particles of every member, each with a key of its own."""
-        keys = [f"{member}/{j}" for member in self.members for j in range(k)]
-        return Noise(self.seed, self.purpose, keys, self.device, self.dtype)
+        return self._derived(k, [f"{member}/{j}" for member in self.members for j in range(k)])
+
+    def _derived(self, key: object, members: Sequence[object]) -> Noise:
+        """Made once: a step that is captured must not send keys to a GPU."""
+        if key not in self._sources:
+            new = Noise(self.seed, self.purpose, members, self.device, self.dtype)
+            self._sources[key] = new
+        return self._sources[key]
 
     def _counter(self, size: int) -> Tensor:
         if size not in self._counters:

@@ -98,7 +98,7 @@ def test_tiles_do_not_matter(trained: Any, monkeypatch: Any, assert_close: Check
     x, _ = trained.data()
     posterior = trained.fit(members=3, dtype=torch.float64, steps=5)
     want = posterior.functions(x, 3)
-    monkeypatch.setattr("doxa.engine._TILE_BYTES", 20 * 64)
+    monkeypatch.setattr("doxa.engine.engine._TILE_BYTES", 20 * 64)
     assert len(list(tiles(3, len(x), 8, 8, torch.device("cpu")))) > 3
     assert_close({"f": posterior.functions(x, 3)}, {"f": want}, 1e-10)
 

@@ -1,9 +1,9 @@
 """How stacked forward passes run: batched layers, vmap, or one member at a time.
 
 `Engine.forward` gives the outputs of M members, [M, N, ...], whichever way is used; nothing else in
-doxa knows. `stack` replays the net on stacked parameters (`stacked.Plan`) or vmaps the forward
-pass; `loop` calls the net once a member. Gradients are plain autograd on the sum over members, so
-that the backward pass never runs under vmap.
+doxa knows. `stack` replays the net on stacked parameters (`doxa.model.plan.Plan`) or vmaps the
+forward pass; `loop` calls the net once a member. Gradients are plain autograd on the sum over
+members, so that the backward pass never runs under vmap.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Several points, averaged."""
+"""Points and sets of points: MAP, SWA, deep ensembles, SVGD."""

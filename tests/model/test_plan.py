@@ -326,8 +326,8 @@ def test_the_engine_is_right_without_a_plan(name: str) -> None:
     params = stack(net)
     x = rows()
     engine = doxa.Engine("stack")
-    out = engine.forward(model, params, x)
-    looped = doxa.Engine("loop").forward(model, params, x)
+    out = engine.apply(model, params, x).f
+    looped = doxa.Engine("loop").apply(model, params, x).f
     for m in range(M):
         expected = functional_call(net, {k: v[m] for k, v in params.items()}, (x,))
         for a, b, e in zip(_tuple(out), _tuple(looped), _tuple(expected), strict=True):

@@ -3,7 +3,7 @@
 from doxa.data.batches import Batch, Data, NoData, batch_rows
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
 from doxa.data.scaling import Standardisation, standardise
-from doxa.data.sources import Ask, Batches, Feed, Pass, Source, source
+from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
 from doxa.data.tasks import Tasks, halved
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Data",
     "Feed",
     "NoData",
+    "NoRows",
     "Pass",
     "Source",
     "Standardisation",

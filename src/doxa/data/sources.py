@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa.data.batches import Batch, Data, NoData
+from doxa.data.batches import Batch, Data
 from doxa.data.rows import BLOCK_BYTES
 from doxa.errors import MethodError
 from doxa.noise import generator
@@ -39,7 +39,7 @@ class Feed(Protocol):
 class Ask:
     """Who asks for rows: the members' runs and keys, how many rows at a time, for which stage."""
 
-    data: Data | NoData
+    data: Data
     run_of: Sequence[int]
     keys: Sequence[str]
     size: int
@@ -48,15 +48,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Source:
-    """Opens a feed; without a data set there is nothing to feed."""
-
-    def open(self, ask: Ask) -> Feed:
-        if isinstance(ask.data, NoData):
-            return NoRows(len(ask.keys), ask.data.device, ask.data.dtype)
-        return self.rows(ask.data, ask)
+    """Opens a feed of a data set's rows."""
 
     @abstractmethod
-    def rows(self, data: Data, ask: Ask) -> Feed: ...
+    def open(self, ask: Ask) -> Feed: ...
 
 
 @dataclass(frozen=True)
@@ -65,24 +60,24 @@ class Mini(Source):
 
     independent: bool = False
 
-    def rows(self, data: Data, ask: Ask) -> Feed:
-        return Batches(data, ask.run_of, ask.keys, ask.size, ask.stage, self.independent)
+    def open(self, ask: Ask) -> Feed:
+        return Batches(ask.data, ask.run_of, ask.keys, ask.size, ask.stage, self.independent)
 
 
 @dataclass(frozen=True)
 class All(Source):
     """Every row, every step."""
 
-    def rows(self, data: Data, ask: Ask) -> Feed:
-        return Pass(data, ask.run_of, repeats=True)
+    def open(self, ask: Ask) -> Feed:
+        return Pass(ask.data, ask.run_of, repeats=True)
 
 
 @dataclass(frozen=True)
 class OnePass(Source):
     """Every row once, in order."""
 
-    def rows(self, data: Data, ask: Ask) -> Feed:
-        return Pass(data, ask.run_of, ask.size)
+    def open(self, ask: Ask) -> Feed:
+        return Pass(ask.data, ask.run_of, ask.size)
 
 
 SOURCES: dict[str, Source] = {

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.data.batches import Batch, Data
+from doxa.data.batches import Batch
 from doxa.data.rows import as_tensor, check_finite
 from doxa.data.scaling import Standardisation, standardise
 from doxa.data.sources import SOURCES, Ask, Batches, Feed, Source
@@ -110,7 +110,8 @@ class TaskBatches:
 
     steps: int | None = None
 
-    def __init__(self, data: Data, ask: Ask) -> None:
+    def __init__(self, ask: Ask) -> None:
+        data = ask.data
         self.base = Batches(data, ask.run_of, ask.keys, ask.size, ask.stage)
         self.noise = Noise(0, f"context/{ask.stage}", list(ask.keys), data.device, data.dtype)
 
@@ -129,10 +130,10 @@ class TaskBatches:
 class RandomTasks(Source):
     """Random tasks, every task once an epoch, each cut into context and targets."""
 
-    def rows(self, data: Data, ask: Ask) -> Feed:
-        if not data.tasks:
-            raise DataError("this method learns from tasks: pass doxa.Tasks([(x, y), ...]) as data")
-        return TaskBatches(data, ask)
+    def open(self, ask: Ask) -> Feed:
+        if not ask.data.tasks:
+            raise DataError("this method learns from tasks: pass doxa.data.Tasks([(x, y), ...])")
+        return TaskBatches(ask)
 
 
 SOURCES["tasks"] = RandomTasks()

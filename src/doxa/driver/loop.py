@@ -68,7 +68,8 @@ class Driver:
         if draws:
             theta, checkpoint = self.method.parameters(self.run, at.state), self.options.checkpoint
             folder = None if checkpoint is None else checkpoint.path
-            at.kept = storage(theta, draws, self.options.draws_budget, folder, at.saved)
+            at.shape = tuple(theta.shape[1:]) if theta.ndim > 2 else ()
+            at.kept = storage(theta.flatten(1), draws, self.options.draws_budget, folder, at.saved)
         feeds = [self.run.open(stage.source, stage.name) for stage in stages]
         lengths = [
             stage.steps if feed.steps is None else feed.steps

@@ -101,7 +101,7 @@ def _initial(run: Run) -> Tensor:
         return torch.zeros(run.size, 0, device=run.device, dtype=run.dtype)
     if not run.settings.fresh:
         return model.given().expand(run.size, -1).clone()
-    pairs = run.starts()
+    pairs = run.starts
     distinct = list(dict.fromkeys(pairs))
     return model.fresh(distinct)[[distinct.index(pair) for pair in pairs]]
 

@@ -20,6 +20,7 @@ class Progress:
 
     state: State
     kept: DrawsInMemory | DrawsFile | None = None  # None where no stage keeps any
+    shape: tuple[int, ...] = ()  # of a draw of particles, (K, P)
     stats: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
     stage: int = 0
     t: int = 0
@@ -39,17 +40,20 @@ class Progress:
     def keep(self, theta: Tensor, info: Info) -> None:
         """Store a draw and what the step that made it said of it."""
         assert self.kept is not None
-        self.kept.append(theta)
+        self.kept.append(theta.flatten(1))
         for name, value in info.items():
             if value.shape == theta.shape[:1]:
                 self.stats.setdefault(name, []).append(value.detach().clone())
 
     def draws(self, rows: slice) -> Tensor | None:
-        """What some members kept, [T, K, P], a view of [K, T, P] as posteriors keep it; on disk
-        where it exceeds the budget of memory."""
+        """What some members kept, [T, K, P], a view of [K, T, P] as posteriors keep it, or
+        [T, K, particles, P]; on disk where it exceeds the budget of memory."""
         if not self.kept:
             return None
-        return self.kept.tensor(rows).transpose(0, 1)
+        drawn = self.kept.tensor(rows)
+        return (
+            drawn.unflatten(2, self.shape).transpose(0, 1) if self.shape else drawn.transpose(0, 1)
+        )
 
     def to_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
 """How stacked forward passes run: batched layers, vmap, or one member at a time.
 
-`Engine.forward` gives the outputs of M members, [M, N, ...], whichever way is used; nothing else in
+`Engine.apply` gives the outputs of M members, [M, N, ...], whichever way is used; nothing else in
 doxa knows. `stack` replays the net on stacked parameters (`doxa.model.plan.Plan`) or vmaps the
 forward pass; `loop` calls the net once a member. Gradients are plain autograd on the sum over
 members, so that the backward pass never runs under vmap.
@@ -73,27 +73,6 @@ class Engine:
         for start in range(0, members, size):
             yield slice(start, min(start + size, members))
 
-    def forward(
-        self,
-        model: Model,
-        params: Mapping[str, Tensor],
-        x: Any,
-        *,
-        shared: bool = True,
-        constant: frozenset[str] = frozenset(),
-        buffers: Mapping[str, Tensor] | None = None,
-        training: bool = False,
-    ) -> Any:
-        """Outputs of all members: [M, N, ...].
-
-        `shared` inputs have no member axis; `constant` parameters have none either (a trunk that is
-        the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
-        have it.
-        """
-        return self.apply(
-            model, params, x, shared=shared, constant=constant, buffers=buffers, training=training
-        ).f
-
     def apply(
         self,
         model: Model,
@@ -105,8 +84,13 @@ class Engine:
         buffers: Mapping[str, Tensor] | None = None,
         training: bool = False,
     ) -> Applied:
-        """`forward`, with the terms that layers gave and the buffers that training changed, each
-        with the member axis."""
+        """Outputs of all members, [M, N, ...], the terms that layers gave and the buffers that
+        training changed, each with the member axis.
+
+        `shared` inputs have no member axis; `constant` parameters have none either (a trunk that is
+        the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
+        have it.
+        """
         params = {k: v for k, v in params.items() if not k.startswith("likelihood.")}
         buffers = dict(buffers or {})
         if self.kind == "stack" and self.native and isinstance(x, Tensor) and model.plan:

@@ -110,7 +110,7 @@ def _traced(
 
     names = list(state)
     leaves, spec = _leaves(batch)
-    requests = _requests(step, state, batch, t, rate, ahead)
+    requests = _rehearsed(step, state, batch, t, rate, ahead)
     changed: list[str] = []
     keys: list[str] = []
     ends = len(names), len(names) + len(leaves)
@@ -154,14 +154,17 @@ def _traced(
     return run
 
 
-def _requests(
+def _rehearsed(
     step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: Ahead | None
 ) -> list[Request]:
-    """The random numbers that a step asks for."""
+    """The random numbers that a step asks for. The step is run once on a copy, so that whatever is
+    computed once and kept is not computed while the step is recorded."""
+    copy = {k: v.clone() for k, v in state.items()}
     if ahead is None:
+        step(copy, batch, t, rate)
         return []
     with ahead.listening() as asked:
-        step({k: v.clone() for k, v in state.items()}, batch, t, rate)
+        step(copy, batch, t, rate)
     return list(asked)
 
 

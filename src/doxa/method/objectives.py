@@ -70,11 +70,8 @@ def differentiated(
             raise MethodError(f"the objective does not depend on {name!r}, which it is to train")
         grad = torch.zeros_like(params[name]) if grad is None else grad
         found[name] = add[name](grad) if name in add else grad
-    return total(value.detach(), changed, known), found, changed
-
-
-def total(value: Tensor, changed: State, known: Known | None = None) -> Tensor:
-    return value if known is None else value + known.value
+    value = value.detach()
+    return value if known is None else value + known.value, found, changed
 
 
 def joined(parts: Sequence[State]) -> State:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.data import Ask, Batch, Data, Feed, NoData, Pass, batch_rows, source
+from doxa.data import Ask, Batch, Data, Feed, NoData, NoRows, Pass, batch_rows, source
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
@@ -26,7 +26,6 @@ from doxa.method.objectives import (
     differentiated,
     joined,
     target,
-    total,
 )
 from doxa.model import Model, likelihood_parameters
 from doxa.model.problem import LogDensity, Problem
@@ -82,6 +81,7 @@ class Run:
     inputs: Any = None  # the shape of one row of x
     likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
     particle_of: Sequence[str] = ()  # which particle of its member each row is
+    _derived: dict[Any, Run] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -119,9 +119,7 @@ class Run:
     @cached_property
     def keys(self) -> list[str]:
         """Who each row is: what its noise and its data order depend on."""
-        own = self.particle_of or [""] * self.size
-        rows = zip(self.seeds, self.members, own, strict=True)
-        return [f"{seed}/{member}{particle}" for seed, member, particle in rows]
+        return [f"{seed}/{who}" for seed, who in self.starts]
 
     @cached_property
     def per_example(self) -> Tensor:
@@ -164,23 +162,20 @@ class Run:
     def start(self) -> Tensor:
         """Initial weights, [M, P]; of particles, each its own, or all as the network was given."""
         if self.particle_of and self.settings.fresh:
-            return self.net.fresh(self.starts())
+            return self.net.fresh(self.starts)
         return self.initial.clone()
 
-    def init_buffers(self) -> State:
-        """Each member's own copy of the buffers that training changes."""
-        tracked = self.problem.tracked
-        fixed = self.net.fixed if tracked else {}
-        return {
-            f"buffer.{name}": fixed[name].expand(self.size, *fixed[name].shape).clone()
-            for name in tracked
-        }
-
     def init_network(self) -> State:
-        """All that a network starts with: weights, trainables of its layers, buffers."""
-        state = {"theta": self.start(), **self.init_buffers()}
-        if self.problem.model is not None and self.net.layers.size:
-            state["layers"] = self.net.fresh_layers(self.starts())
+        """All that a network starts with: weights, trainables of its layers, and each member's own
+        copy of the buffers that training changes."""
+        state, model = {"theta": self.start()}, self.problem.model
+        if model is None:
+            return state
+        if model.layers.entries:
+            state["layers"] = model.fresh_layers(self.starts)
+        for name in model.tracked:
+            value = model.fixed[name]
+            state[f"buffer.{name}"] = value.expand(self.size, *value.shape).clone()
         return state
 
     def init_modules(self, given: bool = False) -> State:
@@ -188,10 +183,11 @@ class Run:
         they were given."""
         return {
             name: module.given().expand(self.size, -1).clone() if given
-            else module.fresh(self.starts())
+            else module.fresh(self.starts)
             for name, module in self.problem.modules.items()
         }  # fmt: skip
 
+    @cached_property
     def starts(self) -> list[tuple[int, object]]:
         """What initial values are a function of: (seed, who)."""
         own = self.particle_of or [""] * self.size
@@ -209,6 +205,8 @@ class Run:
 
     def open(self, rows: Any, stage: str) -> Feed:
         """Batches for a stage: see `doxa.data.sources`."""
+        if isinstance(self.data, NoData):
+            return NoRows(self.size, self.device, self.dtype)
         ask = Ask(self.data, self.run_of, self.keys, self.settings.batch_size, stage)
         return source(rows).open(ask)
 
@@ -275,10 +273,6 @@ class Run:
             logs = torch.as_tensor(scale).double().log()
             each.append(-float(self.n[m]) * float(logs.sum()) * (event / max(1, logs.numel())))
         return torch.tensor(each, dtype=torch.float64, device=self.device)
-
-    @cached_property
-    def _derived(self) -> dict[Any, Run]:
-        return {}
 
     def part(self, rows: slice) -> Run:
         """The same run for some of its members."""
@@ -425,7 +419,8 @@ class Run:
             for part in self.engine.chunks(self.size):
                 own = {k: v[part] for k, v in params.items()}
                 run = self if part == slice(0, self.size) else self.part(part)
-                each.append(total(*target(run, own, batch.members(part), AT_REST)))
+                value, _, *known = target(run, own, batch.members(part), AT_REST)
+                each.append(value + known[0].value if known else value)
         return each[0] if len(each) == 1 else torch.cat(each)
 
 

@@ -137,7 +137,7 @@ class Model:
         """Where each weight lies; the likelihood's own parameters come last."""
         entries, _ = trainable(self.net)
         for name, value in self._likelihood_parameters().items():
-            entries.append(Entry(f"likelihood.{name}", tuple(value.shape)))
+            entries.append(Entry(name, tuple(value.shape)))
         if not entries:
             raise ModelError(
                 "the network has no trainable parameter: requires_grad is False on all"
@@ -161,7 +161,7 @@ class Model:
 
     def _likelihood_parameters(self) -> Params:
         output = (1,) if self.output is None else self.output
-        return self.likelihood.parameters(output)
+        return {f"likelihood.{k}": v for k, v in self.likelihood.parameters(output).items()}
 
     @cached_property
     def fixed(self) -> Params:
@@ -330,15 +330,12 @@ class Model:
         """The network's own weights and the likelihood's starting values, flat [P]."""
         named = dict(self.net.named_parameters())
         values = {name: named[name].detach() for name in self.layout.names if name in named}
-        values |= self._named_likelihood()
+        values |= self._likelihood_parameters()
         return self.layout.flatten({k: v.to(self.device, self.dtype) for k, v in values.items()})
-
-    def _named_likelihood(self) -> Params:
-        return {f"likelihood.{k}": v for k, v in self._likelihood_parameters().items()}
 
     def fresh(self, starts: Sequence[Start]) -> Tensor:
         """Newly initialised weights for each (seed, member id), [M, P]."""
-        own = {k: v.to(self.dtype) for k, v in self._named_likelihood().items()}
+        own = {k: v.to(self.dtype) for k, v in self._likelihood_parameters().items()}
         rows = fresh_rows(self.net, self.layout, starts, own)
         return rows.to(self.device, self.dtype)
 

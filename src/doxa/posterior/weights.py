@@ -188,9 +188,9 @@ class WeightPosterior(Posterior):
 
     def _forward(self, draws: FunctionDraws, x: Any) -> Any:
         engine = self._engine or choose(self.network, max(2, draws.count), self.device)
-        call = lambda engine: engine.forward(  # noqa: E731
+        call = lambda engine: engine.apply(  # noqa: E731
             self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
-        )  # fmt: skip
+        ).f  # fmt: skip
         with torch.no_grad():
             try:
                 f = call(engine)

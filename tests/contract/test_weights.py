@@ -1,7 +1,8 @@
 """A row of weight 2 is two rows, and one of weight 0 is none: n is the sum of weights.
 
 Exact where every step sees all rows and its noise does not depend on them: noise is keyed by the
-member and the step, so this holds for chains and for variational methods, too.
+member and the step, so this holds for chains and for variational methods, too. (Rows that are drawn
+with replacement are all rows, each once, where a batch holds them all.)
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ from doxa.errors import DataError
 
 Check = Callable[..., None]
 
-# Methods for which which rows there are decides what is drawn.
-BY_ROW = {
-    "mc-dropout": "a mask a row",
-    "constant-sgd": "rows are drawn with replacement",
-    "minibatch-mh": "rows are drawn with replacement",
-}
+BY_ROW = {"mc-dropout": "has a mask a row, so that other rows are other masks"}
 
 
 def comparable(case: Any, data: Any, **options: Any) -> Any:

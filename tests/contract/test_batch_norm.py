@@ -64,6 +64,18 @@ def test_each_member_has_statistics_of_its_own(
         assert torch.equal(value[0], value[1]) == frozen
 
 
+def test_a_members_functions_use_its_own_statistics(
+    trained_regression: Any, assert_close: Check
+) -> None:
+    """Those of the second of two members are the ones that it draws alone."""
+    x, _ = trained_regression.data()
+    together, alone = fitted(trained_regression), fit(trained_regression, members=[1])
+    count = min(3, len(alone.predict(x).weights)) if alone.kind == "sample" else 3
+    f = together.functions(x, 2 * count)
+    relative = trained_regression.fast.rounding
+    assert_close({"f": alone.functions(x, count)}, {"f": f[count:]}, relative)
+
+
 @pytest.mark.by_family
 def test_it_is_saved_with_its_statistics(trained: Any, answers: Any, tmp_path: Path) -> None:
     x, y = trained.data()

@@ -24,7 +24,7 @@ from doxa.method import Clock
 from doxa.optim import SGD
 
 N, D = 30, 2
-NOISE, STD = 0.5, 0.7
+NOISE, STD = 1.5, 0.7  # so noisy that the prior counts
 HALF_LOG_2PI_E = 0.5 * math.log(2 * math.pi * math.e)
 
 

@@ -175,6 +175,14 @@ def test_an_engine_that_fails_falls_back_to_the_loop(caplog: pytest.LogCaptureFi
     assert "one at a time" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["stack", "loop"])
+def test_a_mode_that_is_named_is_not_chosen_again(kind: str) -> None:
+    """None would leave it to each stage, which a short fit does not show."""
+    assert Engine.parse(f"{kind}:eager") == Engine(kind, "eager", reason="asked for")
+    assert Engine.parse(kind).mode == Engine(kind).mode == "eager"
+    assert Engine.parse(f"{kind}:traced").mode == "traced"
+
+
 @pytest.mark.parametrize("spec", ["pile", "stack:slowly"])
 def test_unknown_engines_are_refused(spec: str) -> None:
     with pytest.raises(doxa.errors.MethodError, match="engine"):

@@ -3,6 +3,13 @@
 `case` is all of them, `trained` those that train a network, `regression` and `classification` one
 task; each runs on the CPU and, marked `gpu`, on a GPU. A method joins by its row in the registry,
 which also says what makes it quick; `fast` derives the rest from its fields.
+
+What is quick for every method is what its own file can get wrong: its fields, what it predicts and
+in which units, noise and hyper-parameters of each member and run, chunks of members, subsets, row
+weights, BatchNorm, saving, and one interruption. A test marked `by_family` checks what methods
+share (the driver, the engines, runs, checkpoints at other moments): there the first method of each
+family and base class stands for the others, on its first task, and the rest is `slow`. A fault of
+the shared parts is almost surely seen on some representative, and the slow suite has them all.
 """
 
 from __future__ import annotations
@@ -121,10 +128,23 @@ FIXTURES = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    by_family = metafunc.definition.get_closest_marker("by_family") is not None
     for name, cases in FIXTURES.items():
         if name in metafunc.fixturenames:
+            few = representatives() if by_family else frozenset(cases)
+            cpu = [pytest.param(c, marks=() if c in few else pytest.mark.slow) for c in cases]
             gpu = [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in cases]
-            metafunc.parametrize(name, [*cases, *gpu], ids=str, indirect=True)
+            metafunc.parametrize(name, [*cpu, *gpu], ids=str, indirect=True)
+
+
+@cache
+def representatives() -> frozenset[Case]:
+    """The first method of each family and base class that can be had here, on its first task."""
+    first: dict[Any, Case] = {}
+    for case in CASES:
+        if not importable(case):
+            first.setdefault((case.row.family, case.cls.__base__), case)
+    return frozenset(first.values())
 
 
 def importable(case: Case) -> str:

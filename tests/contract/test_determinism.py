@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -21,6 +22,7 @@ def test_same_seed_same_posterior(case: Any, answers: Any) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.by_family
 def test_another_seed_another_posterior(trained: Any) -> None:
     """Starts, batches and noise all come from it."""
     x, _ = trained.data()

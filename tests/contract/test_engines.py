@@ -40,6 +40,7 @@ def agree(case: Any, engine: str, relative: float, assert_close: Check, **option
     assert_close(fit(case, ENGINES[engine], **options).tensors(), want.tensors(), relative)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_step(
     trained: Any, engine: str, assert_close: Check, caplog: pytest.LogCaptureFixture
@@ -48,11 +49,20 @@ def test_one_step(
     assert "running eagerly" not in caplog.text, "the mode that was asked for did not run"
 
 
+def test_one_step_in_chunks(trained_regression: Any, assert_close: Check) -> None:
+    """Of every method: a step that reads a tensor of all members from outside of its arguments
+    would broadcast it against a chunk of them. Three members in chunks of two."""
+    options = {"dtype": torch.float64, "steps": 1, "optimizer": "sgd"}
+    agree(trained_regression, "chunk of 2", 1e-10, assert_close, **options)
+
+
+@pytest.mark.by_family
 @pytest.mark.parametrize("engine", ["chunk of 2", "loop", "traced"])
 def test_a_hundred_steps(trained_regression: Any, engine: str, assert_close: Check) -> None:
     agree(trained_regression, engine, 1e-9, assert_close, dtype=torch.float64, steps=100)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
 def test_one_step_in_float32(trained_regression: Any, engine: str, assert_close: Check) -> None:
     case = trained_regression
@@ -80,6 +90,7 @@ def test_one_step_changes_something(trained: Any) -> None:
     assert any(not torch.allclose(v, after.tensors()[k]) for k, v in start.tensors().items())
 
 
+@pytest.mark.by_family
 def test_predictions_do_not_depend_on_the_engine(trained: Any, assert_close: Check) -> None:
     x, _ = trained.data()
     posterior = trained.fit(members=2, dtype=torch.float64, steps=5)
@@ -91,6 +102,7 @@ def test_predictions_do_not_depend_on_the_engine(trained: Any, assert_close: Che
         assert_close(got, {"mean": want.mean, "variance": want.variance}, 1e-10)
 
 
+@pytest.mark.by_family
 def test_tiles_do_not_matter(trained: Any, monkeypatch: Any, assert_close: Check) -> None:
     """The widest activation is 8 numbers of 8 bytes: 20 cells a tile make many tiles."""
     if trained.device != "cpu":
@@ -129,6 +141,29 @@ def test_a_cuda_graph(
     assert_close(got.tensors(), want.tensors(), 1e-9)
 
 
+def test_several_parameter_vectors_are_stacked(trained_regression: Any) -> None:
+    """Members, or the particles inside of one: what counts is how many vectors there are."""
+    trained = trained_regression
+    short = {"steps": 2, "settings": trained.fast.one_step}
+    width = trained.method(**trained.fast.one_step).width
+    for members in (1, 2):
+        posterior = trained.fit(members=members, **short)
+        several = members * width > 1
+        assert posterior.diagnostics["engine"] == ("stack" if several else "loop")
+        assert (str(members * width) in posterior.diagnostics["engine_reason"]) == several
+
+
+@pytest.mark.by_family
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+def test_a_name_and_an_engine_ask_for_the_same_mode(trained: Any, mode: str) -> None:
+    """Also of the parts that HMC and NUTS execute by themselves."""
+    short = {"steps": 3, "members": 2, "settings": trained.fast.many_steps}
+    posteriors = [trained.fit(engine=e, **short) for e in (f"stack:{mode}", Engine("stack", mode))]
+    assert [p.diagnostics["mode"] for p in posteriors] == [mode, mode]
+    one, two = (p.tensors() for p in posteriors)
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
 def test_an_engine_that_fails_falls_back_to_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     def trial(engine: Engine) -> None:
         if engine.kind == "stack":
@@ -138,6 +173,14 @@ def test_an_engine_that_fails_falls_back_to_the_loop(caplog: pytest.LogCaptureFi
     assert chosen.kind == "loop"
     assert "no batching rule" in chosen.reason
     assert "one at a time" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["stack", "loop"])
+def test_a_mode_that_is_named_is_not_chosen_again(kind: str) -> None:
+    """None would leave it to each stage, which a short fit does not show."""
+    assert Engine.parse(f"{kind}:eager") == Engine(kind, "eager", reason="asked for")
+    assert Engine.parse(kind).mode == Engine(kind).mode == "eager"
+    assert Engine.parse(f"{kind}:traced").mode == "traced"
 
 
 @pytest.mark.parametrize("spec", ["pile", "stack:slowly"])

@@ -101,11 +101,15 @@ def test_the_command_line_shows_and_enforces_what_is_allowed(case: Any) -> None:
 
 def test_a_grid_over_another_field_says_what_may_vary(case: Any) -> None:
     own = case.method().per_run
-    for name in set(rules(case.cls)) - set(own):
+    assert set(own) <= set(case.method().settings())
+    for name in set(case.method().settings()) - set(own):
         with pytest.raises(MethodError) as caught:
             case.fit(runs=doxa.Runs(grid={name: [1, 2]}))
         assert f"['{name}'] cannot differ between the runs" in str(caught.value)
         assert all(repr(each) in str(caught.value) for each in (*own, "lr"))
+        rows = [torch.arange(25), torch.arange(40)]
+        with pytest.raises(MethodError, match="cannot differ between the runs"):
+            case.fit(runs=doxa.Runs(rows=rows, per_split={name: [1, 2]}))
 
 
 # What a field's two values are where they are not its default and a little less, and the settings

@@ -34,6 +34,7 @@ def test_a_member_does_not_depend_on_the_others(trained: Any, assert_close: Chec
         assert_close(parts[0], parts[1], 1e-3)
 
 
+@pytest.mark.by_family
 def test_the_order_of_members_does_not_matter(trained: Any, assert_close: Check) -> None:
     options = {"dtype": torch.float64, "steps": 10}
     up, down = trained.fit(members=[1, 4], **options), trained.fit(members=[4, 1], **options)
@@ -41,6 +42,7 @@ def test_the_order_of_members_does_not_matter(trained: Any, assert_close: Check)
     assert_close(own(up.tensors(), 1, 2), own(down.tensors(), 0, 2), trained.fast.rounding)
 
 
+@pytest.mark.by_family
 def test_early_stopping_is_each_members_own(trained: Any, assert_close: Check) -> None:
     """A member that has stopped is not taken up again because others go on."""
     high = 30 * trained.cls.default_rate
@@ -60,6 +62,22 @@ def test_members_are_averaged_in_prediction(case: Any) -> None:
     alone = [case.fit(members=[k], **options).predict(x, n=50 if draws else None) for k in range(2)]
     mean = (alone[0].mean + alone[1].mean) / 2
     assert torch.allclose(together.predict(x).mean, mean, rtol=case.fast.rounding)
+
+
+def test_a_members_functions_do_not_depend_on_the_others(
+    regression: Any, assert_close: Check
+) -> None:
+    """What is drawn at prediction is keyed by the member's id, not by its place."""
+    case = regression
+    x, _ = case.data()
+    options = {"dtype": torch.float64, "steps": 10, "settings": case.fast.many_steps}
+    together, alone = case.fit(members=[0, 3], **options), case.fit(members=[3], **options)
+    count = min(4, len(alone.predict(x).weights)) if alone.kind == "sample" else 4
+    f = together.functions(x, 2 * count, seed=2)
+    own, of_other = f[count:], f[:count]
+    got = alone.functions(x, count, seed=2)
+    assert_close({"f": got}, {"f": own}, case.fast.rounding)
+    assert not torch.allclose(got, of_other, rtol=1e-3)
 
 
 @pytest.mark.parametrize("members", [0, [], [1, 1], -1])

@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interrupting import Killed, assert_same, interrupted
 
 import doxa
 from doxa.errors import MethodError
-
-
-class Killed(BaseException):
-    """Ends a fit as abruptly as a test can: nothing is saved on the way out."""
-
-
-def stop_at(step: int, error: type[BaseException]) -> Callable[[int, dict[str, Any]], None]:
-    def callback(done: int, info: dict[str, Any]) -> None:
-        if done >= step:
-            raise error
-
-    return callback
-
-
-def interrupted(
-    case: Any, path: Path, error: type[BaseException], step: int, **options: Any
-) -> Any:
-    """Fit until stopped, then fit again from the checkpoint."""
-    try:
-        case.fit(checkpoint=path, callbacks=[stop_at(step, error)], **options)
-    except error:
-        pass
-    else:
-        assert case.row.family == "exact", "the fit was not stopped, so that nothing was tested"
-    steps: list[int] = []
-    posterior = case.fit(
-        checkpoint=path, callbacks=[lambda done, info: steps.append(done)], **options
-    )
-    if case.row.family != "exact":
-        assert steps[0] >= step, "the fit began anew"
-    return posterior
-
-
-def assert_same(got: Any, want: Any, answers: Any, data: Any) -> None:
-    for name, value in want.tensors().items():
-        assert torch.equal(got.tensors()[name], value), name
-    x, y = data
-    one, two = answers(got.predict(x), y), answers(want.predict(x), y)
-    assert all(torch.equal(one[name], two[name]) for name in two)
-    assert got.status == want.status
-    assert got.elbo == want.elbo
-    assert got.log_evidence == want.log_evidence
-    assert got.history == want.history
 
 
 def test_ctrl_c(case: Any, answers: Any, tmp_path: Path) -> None:
@@ -61,6 +18,7 @@ def test_ctrl_c(case: Any, answers: Any, tmp_path: Path) -> None:
     assert_same(got, case.posterior(), answers, case.data())
 
 
+@pytest.mark.by_family
 def test_killed_after_a_checkpoint(case: Any, answers: Any, tmp_path: Path) -> None:
     """In HMC's burn-in, too."""
     options = {"steps": 30}
@@ -69,6 +27,7 @@ def test_killed_after_a_checkpoint(case: Any, answers: Any, tmp_path: Path) -> N
     assert_same(got, want, answers, case.data())
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 def test_with_early_stopping(trained: Any, error: Any, answers: Any, tmp_path: Path) -> None:
     """An epoch is 3 steps, so that three validations without gain come after step 10."""
@@ -80,6 +39,7 @@ def test_with_early_stopping(trained: Any, error: Any, answers: Any, tmp_path: P
     assert_same(got, want, answers, trained.data())
 
 
+@pytest.mark.by_family
 def test_runs_and_members(case: Any, answers: Any, tmp_path: Path) -> None:
     runs = doxa.Runs(rows=[torch.arange(25), torch.arange(40)], grid=case.fast.grid)
     options = {"runs": runs, "steps": 30}
@@ -89,6 +49,7 @@ def test_runs_and_members(case: Any, answers: Any, tmp_path: Path) -> None:
         assert_same(one, two, answers, case.data())
 
 
+@pytest.mark.by_family
 def test_a_traced_fit(trained_regression: Any, answers: Any, tmp_path: Path) -> None:
     case = trained_regression
     options = {"engine": "stack:traced", "members": 2, "settings": case.fast.many_steps}
@@ -97,6 +58,7 @@ def test_a_traced_fit(trained_regression: Any, answers: Any, tmp_path: Path) -> 
     assert_same(got, want, answers, case.data())
 
 
+@pytest.mark.by_family
 def test_a_finished_fit_is_not_changed_by_fitting_again(
     case: Any, answers: Any, tmp_path: Path
 ) -> None:

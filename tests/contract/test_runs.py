@@ -40,6 +40,7 @@ def compare(case: Any, sweep: Any, answers: Any, assert_close: Check, **options:
         assert sweep[r].diagnostics["rows"] == len(spec.rows)
 
 
+@pytest.mark.by_family
 def test_a_run_is_the_fit_it_would_be_alone(case: Any, answers: Any, assert_close: Check) -> None:
     options = {"dtype": torch.float64, "steps": 30, "members": 2}
     sweep = case.fit(runs=doxa.Runs(rows=ROWS, grid=case.fast.grid, seeds=[0, 1]), **options)
@@ -48,6 +49,7 @@ def test_a_run_is_the_fit_it_would_be_alone(case: Any, answers: Any, assert_clos
     compare(case, sweep, answers, assert_close, **options)
 
 
+@pytest.mark.by_family
 def test_also_where_a_batch_holds_all_rows(trained: Any, answers: Any, assert_close: Check) -> None:
     """Batches of 128 would be 30, 35 and 40 rows alone: short runs are padded with weight 0."""
     options = {"dtype": torch.float64, "steps": 20, "batch_size": 128}
@@ -55,6 +57,7 @@ def test_also_where_a_batch_holds_all_rows(trained: Any, answers: Any, assert_cl
     compare(trained, sweep, answers, assert_close, **options)
 
 
+@pytest.mark.by_family
 def test_runs_differ(case: Any) -> None:
     """Else the comparison with single fits would say nothing."""
     x, _ = case.data()
@@ -65,6 +68,7 @@ def test_runs_differ(case: Any) -> None:
     assert len(seen) >= len(ROWS) * (2 * points if case.trains else 1)
 
 
+@pytest.mark.by_family
 def test_the_order_is_splits_then_grid_then_seeds(case: Any) -> None:
     sweep = case.fit(runs=doxa.Runs(rows=ROWS[:2], grid=case.fast.grid, seeds=[5, 6]), steps=2)
     assert [spec.seed for spec in sweep.specs] == [5, 6] * (len(sweep) // 2)
@@ -74,6 +78,7 @@ def test_the_order_is_splits_then_grid_then_seeds(case: Any) -> None:
         assert [h[name] for h in sweep.hyper] == [v for v in values for _ in range(2)] * 2
 
 
+@pytest.mark.by_family
 def test_selection_is_by_the_held_out_rows(case: Any) -> None:
     """The mean log predictive density in units of y, and the best run by it."""
     x, y = case.data()
@@ -86,12 +91,14 @@ def test_selection_is_by_the_held_out_rows(case: Any) -> None:
     assert sweep.select(by="validation") is sweep[scores.index(max(scores))]
 
 
+@pytest.mark.by_family
 def test_a_share_is_held_out_of_every_split(case: Any) -> None:
     sweep = case.fit(runs=doxa.Runs(rows=ROWS), validation=0.25, steps=5)
     assert [post.diagnostics["rows"] for post in sweep] == [22, 26, 30]
     assert len({post.validation for post in sweep}) == 3
 
 
+@pytest.mark.by_family
 def test_with_splits_the_best_of_each_is_selected(case: Any) -> None:
     runs = doxa.Runs(rows=ROWS, grid=case.fast.grid)
     sweep = case.fit(runs=runs, validation=0.2, steps=20)
@@ -102,6 +109,7 @@ def test_with_splits_the_best_of_each_is_selected(case: Any) -> None:
         assert chosen.validation == max(p.validation for p in rivals)
 
 
+@pytest.mark.by_family
 def test_nothing_to_select_by(case: Any) -> None:
     sweep = case.fit(runs=doxa.Runs(seeds=[0, 1]), steps=2)
     with pytest.raises(Unavailable, match=r"validation=0\.2"):
@@ -110,6 +118,7 @@ def test_nothing_to_select_by(case: Any) -> None:
         sweep.select(by="luck")
 
 
+@pytest.mark.by_family
 def test_early_stopping_is_each_runs_own(trained: Any, assert_close: Check) -> None:
     options = {
         "dtype": torch.float64, "validation": 0.3, "patience": 1, "batch_size": 8,
@@ -121,6 +130,7 @@ def test_early_stopping_is_each_runs_own(trained: Any, assert_close: Check) -> N
         assert_close(posterior.tensors(), single.tensors(), trained.fast.rounding)
 
 
+@pytest.mark.by_family
 def test_a_grid_over_priors(trained: Any, assert_close: Check) -> None:
     options = {"dtype": torch.float64, "steps": 10}
     scales = [0.1, 2.0]
@@ -139,3 +149,42 @@ def test_the_methods_own_checks_hold_in_a_grid(case: Any) -> None:
     for name in numbers:
         with pytest.raises(MethodError):
             case.fit(runs=doxa.Runs(grid={name: [0.5, -1.0]}))
+
+
+def rate_of(case: Any) -> dict[str, Any] | None:
+    """The settings under which a method's steps are those of `fit`'s `lr`; None where no setting
+    makes them so. Methods that optimise use it as it is, and samplers on mini-batches where their
+    own `step` is not given; samplers with an acceptance test find theirs in burn-in."""
+    settings = case.cls().settings()
+    if case.row.family != "mcmc":
+        return {} if case.cls.needs_network or case.name == "gp" else None
+    return {"step": None} if "step" in settings else {} if "rate" in settings else None
+
+
+def test_a_grid_over_rates(regression: Any, answers: Any, assert_close: Check) -> None:
+    """GP's is that of its hyper-parameters, without the refinement that brings all to one end."""
+    case = regression
+    settings = rate_of(case)
+    if settings is None:
+        pytest.skip("its steps have no rate")
+    settings |= {"refine": 0} if case.name == "gp" else {}
+    x, y = case.data()
+    options = {"dtype": torch.float64, "steps": 10, "settings": settings}
+    rates = [0.02 * case.cls.default_rate, 0.1 * case.cls.default_rate]
+    sweep = case.fit(runs=doxa.Runs(grid={"lr": rates}), **options)
+    got = [answers(posterior.predict(x), y) for posterior in sweep]
+    assert not torch.allclose(got[0]["log_prob"], got[1]["log_prob"], rtol=1e-6)
+    for rate, answer in zip(rates, got, strict=True):
+        alone = case.fit(lr=rate, **options)
+        assert_close(answer, answers(alone.predict(x), y), case.fast.rounding)
+
+
+def test_a_grid_over_rates_that_nothing_uses_is_refused(regression: Any, request: Any) -> None:
+    """Else all runs of the grid are one run, and whoever asked for it is not told."""
+    case = regression
+    if rate_of(case) is not None:
+        pytest.skip("its steps have a rate")
+    reason = "`lr` is accepted in every grid"
+    request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    with pytest.raises(MethodError, match="lr"):
+        case.fit(runs=doxa.Runs(grid={"lr": [0.1, 0.2]}), steps=2, settings=case.fast.one_step)

@@ -54,6 +54,7 @@ def test_saving_again_changes_nothing(case: Any, tmp_path: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.by_family
 def test_a_run_of_a_sweep_is_saved_like_any_posterior(
     case: Any, answers: Any, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_run_of_a_sweep_is_saved_like_any_posterior(
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.by_family
 def test_a_network_without_a_builder_is_handed_over(trained: Any, tmp_path: Path) -> None:
     x, _ = trained.data()
     net = trained.net()

@@ -57,6 +57,7 @@ def test_a_callback_may_stop_a_run(trained: Any) -> None:
     assert torch.isfinite(posterior.predict(trained.data()[0]).mean).all()
 
 
+@pytest.mark.by_family
 def test_one_runs_divergence_is_its_own(trained: Any, assert_close: Callable[..., None]) -> None:
     """Of two runs one has a hopeless rate at first: the other is as good as alone, and it is not
     taken up again because the other goes on."""

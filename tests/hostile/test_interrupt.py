@@ -210,3 +210,37 @@ def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert latest is not None and 0 < latest.step < 160
     assert not (tmp_path / "out").exists()
     same(worker.fit("hmc", tmp_path / "c", 1e9), worker.fit("hmc"))
+
+
+@pytest.mark.parametrize("name", ["laplace", "constant-sgd", "swa"])
+def test_a_stopped_fit_that_is_interrupted_later_still_says_so(tmp_path: Path, name: str) -> None:
+    """A callback ends the first stage; Ctrl-C comes in a later one. Whoever resumes has no
+    callback, and learns all the same that the weights were not trained to the end."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=g)
+    options = {
+        "method": doxa.get_method(name)(**doxa.methods()[name].short), "steps": 400,
+        "likelihood": doxa.Gaussian(0.5), "checkpoint": tmp_path / "run", "progress": False,
+        "dtype": torch.float64,
+    }  # fmt: skip
+    said: list[int] = []
+
+    def stop_then_interrupt(done: int, info: dict[str, Any]) -> bool:
+        if said:
+            raise KeyboardInterrupt
+        if done >= 20:
+            said.append(done)
+        return bool(said)
+
+    fit = lambda **more: doxa.fit(  # noqa: E731
+        torch.nn.Linear(3, 1), (x, x.sum(1)), **options, **more
+    )
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        fit(callbacks=[stop_then_interrupt])
+    posterior = fit()
+    assert posterior.diagnostics["steps"] < 400
+    assert posterior.status != "ok"
+    if name != "constant-sgd":  # a chain that has not converged says that first
+        assert posterior.status == "stopped"
+        assert f"step {said[0]}" in posterior.status.reason

@@ -179,12 +179,10 @@ def test_a_grid_over_rates(regression: Any, answers: Any, assert_close: Check) -
         assert_close(answer, answers(alone.predict(x), y), case.fast.rounding)
 
 
-def test_a_grid_over_rates_that_nothing_uses_is_refused(regression: Any, request: Any) -> None:
+def test_a_grid_over_rates_that_nothing_uses_is_refused(regression: Any) -> None:
     """Else all runs of the grid are one run, and whoever asked for it is not told."""
     case = regression
     if rate_of(case) is not None:
         pytest.skip("its steps have a rate")
-    reason = "`lr` is accepted in every grid"
-    request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     with pytest.raises(MethodError, match="lr"):
         case.fit(runs=doxa.Runs(grid={"lr": [0.1, 0.2]}), steps=2, settings=case.fast.one_step)

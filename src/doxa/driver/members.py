@@ -40,7 +40,7 @@ def stack(
         raise ModelError("the network has no trainable parameter: requires_grad is False on all")
     if problem.batch_norm:
         _say_batch_norm(problem.net)
-    hyper, priors = _hyper(method, specs, count, data)
+    hyper, priors = _hyper(method, specs, count, data, method.uses_rate or problem.partial)
     likelihoods = _likelihoods(likelihood, specs, output)
     run = Run(
         problem, likelihood, data, Engine(), members=[m for _ in specs for m in ids],
@@ -107,7 +107,7 @@ def _initial(run: Run) -> Tensor:
 
 
 def _hyper(
-    method: Method, specs: Sequence[RunSpec], count: int, data: Data
+    method: Method, specs: Sequence[RunSpec], count: int, data: Data, rated: bool
 ) -> tuple[dict[str, Tensor], list[Any] | None]:
     """Hyper-parameters that differ between runs, [M] each; priors are handed over as objects."""
     fields = sorted({name for spec in specs for name in spec.hyper})
@@ -120,6 +120,10 @@ def _hyper(
         raise MethodError(
             f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
             f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
+        )
+    if "lr" in fields and not rated:
+        raise MethodError(
+            f"{method.name} uses no learning rate: a grid over lr would change nothing"
         )
     hyper = {}
     for name in fields:

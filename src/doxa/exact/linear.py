@@ -61,6 +61,7 @@ class BayesianLinear(Method):
     name: ClassVar[str] = "linear"
     default_batch: ClassVar[int] = 4096
     needs_network: ClassVar[bool] = False
+    uses_rate: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
 
     features: str | Callable[[Any], Tensor] | None = one_of(

@@ -35,6 +35,7 @@ class Kernel(Method):
     burn_in: int
     thin: int
     temperature: float
+    uses_rate: ClassVar[bool] = False  # but to find the maximum of weights that are points
     tallied: ClassVar[tuple[str, ...]] = ("accept",)  # of Info: what is summed up while sampling
 
     @abstractmethod

@@ -39,6 +39,7 @@ class Method:
     default_batch: ClassVar[int] = 128
     default_validation: ClassVar[float] = 0.0  # of a table's rows, held out to stop in time
     needs_network: ClassVar[bool] = True
+    uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

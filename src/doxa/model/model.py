@@ -303,9 +303,9 @@ class Model:
 
     def log_likelihood(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
         """Per example: [N]."""
-        theta = likelihood_parameters(params)
-        if not theta:
-            theta = self.likelihood.constants(self.output, None)
+        given = self.likelihood.constants(self.output, None)
+        theta = {k: v.to(self.device, self.dtype) for k, v in given.items()}
+        theta |= likelihood_parameters(params)
         return self.likelihood.log_prob(self.forward(params, x), y, theta)
 
     def log_joint(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:

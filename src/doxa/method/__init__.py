@@ -9,9 +9,10 @@ from doxa.method.clock import (
     slice_state,
     unfolded,
 )
+from doxa.method.members import FitSettings, Number
 from doxa.method.method import Method, as_method
 from doxa.method.objectives import Known, Objective, log_joint, potential, target
-from doxa.method.run import FitSettings, Number, Run
+from doxa.method.run import Run
 from doxa.method.stage import Mark, Marks, Stage, Step
 from doxa.method.steps import averaged, optimise, refresh_batch_norm
 from doxa.model.problem import Problem

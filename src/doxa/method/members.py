@@ -1,0 +1,206 @@
+"""Who is fitted, to what, and with which settings: M = runs × members rows of one stack.
+
+Everything about a row (its seed, its member, its run, its share of the data, its hyper-parameters,
+its prior) is here; what is computed with it is in `Run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from doxa.data import Data, NoData
+from doxa.engine import Engine
+from doxa.errors import MethodError
+from doxa.likelihoods import Likelihood
+from doxa.linalg.layout import Layout, Params
+from doxa.model import Model
+from doxa.model.problem import Problem
+from doxa.noise import Noise
+from doxa.optim import Adam, Optimizer
+from doxa.priors import BoundPrior
+
+if TYPE_CHECKING:
+    from doxa.method.method import Method
+
+Number = float | Tensor  # a float where all members share it, else [M, 1]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What `fit` was asked about the optimisation."""
+
+    steps: int = 1
+    rate: float = 1e-2
+    batch_size: int = 1
+    epoch_steps: int = 1
+    optimizer: Optimizer = field(default_factory=Adam)
+    fresh: bool = True  # weights start anew for each member, else as the network was given
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The rows of a fit, one for each run and member. It never changes."""
+
+    problem: Problem
+    likelihood: Likelihood
+    data: Data | NoData
+    engine: Engine
+    members: Sequence[int]  # member id of each row
+    run_of: Sequence[int]  # run of each row
+    seeds: Sequence[int]  # seed of each row
+    n: Tensor  # [M], the sum of weights
+    prior: BoundPrior
+    initial: Tensor  # [M, P]
+    hyper: Mapping[str, Tensor] = field(default_factory=dict)  # {field: [M]}, where runs differ
+    constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
+    settings: FitSettings = field(default_factory=FitSettings)
+    inputs: Any = None  # the shape of one row of x
+    likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
+    particle_of: Sequence[str] = ()  # which particle of its member each row is
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def device(self) -> torch.device:
+        return self.n.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.n.dtype
+
+    @property
+    def layout(self) -> Layout:
+        return self.problem.layout
+
+    @property
+    def net(self) -> Model:
+        """The network; an error where there is none."""
+        return self.problem.net
+
+    @property
+    def steps(self) -> int:
+        """How long `fit` was asked to optimise."""
+        return self.settings.steps
+
+    @property
+    def rows(self) -> Data:
+        """The data set; an error where there is none."""
+        if not isinstance(self.data, Data):
+            raise MethodError("this method needs data, and a bare log density has none")
+        return self.data
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Who each row is: what its noise and its data order depend on."""
+        return [f"{seed}/{who}" for seed, who in self.starts]
+
+    @cached_property
+    def per_example(self) -> Tensor:
+        """From an objective to the loss that is minimised: −1/n, [M]."""
+        return -1.0 / self.n
+
+    @cached_property
+    def _same_n(self) -> float | None:
+        return float(self.n[0]) if bool((self.n == self.n[0]).all()) else None
+
+    def descent(self, grad: Tensor) -> Tensor:
+        """−grad/n: the gradient of the loss, [M, ...]."""
+        if self._same_n is not None:  # a number is read faster than a column
+            return grad * (-1.0 / self._same_n)
+        return grad * self.per_example.reshape(-1, *(1,) * (grad.ndim - 1))
+
+    def over_n(self, value: float, name: str = "lr") -> Number:
+        """A rate of the mean loss as a step on the full-data potential: value/n, or what a grid
+        over `name` says in its place."""
+        if name in self.hyper:
+            return (self.hyper[name] / self.n).unsqueeze(1)
+        if self._same_n is not None:
+            return value / self._same_n
+        return (value / self.n).unsqueeze(1)
+
+    def field(self, method: Method, name: str) -> Tensor:
+        """A hyper-parameter as [M]: the grid's values where there is a grid."""
+        if name in self.hyper:
+            return self.hyper[name]
+        value = float(getattr(method, name))
+        return torch.full((self.size,), value, device=self.device, dtype=self.dtype)
+
+    def setting(self, method: Method, name: str) -> Number:
+        """A hyper-parameter as a number, or [M, 1] where a grid varies it."""
+        return self.hyper[name].unsqueeze(1) if name in self.hyper else float(getattr(method, name))
+
+    def noise(self, purpose: str) -> Noise:
+        return Noise(0, purpose, self.keys, self.device, self.dtype)
+
+    @cached_property
+    def starts(self) -> list[tuple[int, object]]:
+        """What initial values are a function of: (seed, who)."""
+        own = self.particle_of or [""] * self.size
+        named = (f"{m}{particle}" for m, particle in zip(self.members, own, strict=True))
+        return list(zip(self.seeds, named, strict=True))
+
+    @cached_property
+    def free(self) -> Tensor | None:
+        """1 for every weight that is uncertain, 0 for the others, [P]; None where all are. Learned
+        noise of the likelihood counts as uncertain."""
+        if not self.problem.partial:
+            return None
+        fixed = set(self.layout.names) - set(self.net.subset_names)
+        fixed = {name for name in fixed if not name.startswith("likelihood.")}
+        free = torch.ones(self.layout.size, device=self.device, dtype=self.dtype)
+        free[self.layout.index(fixed).to(self.device)] = 0.0
+        return free
+
+    @cached_property
+    def subset_index(self) -> Tensor:
+        """Positions of the uncertain weights in the flat vector."""
+        return self.layout.index(self.net.subset_names).to(self.device)
+
+    @cached_property
+    def subset_where(self) -> slice | Tensor:
+        """The same as a slice where they lie together, which costs no copies."""
+        spans = [self.layout.slices[name] for name in self.net.subset_names]
+        start, stop = spans[0].start, spans[-1].stop
+        together = stop - start == sum(span.stop - span.start for span in spans)
+        return slice(start, stop) if together else self.subset_index
+
+    def part(self, rows: slice) -> Self:
+        """The same run for some of its members."""
+        key = (rows.start, rows.stop)
+        if key not in self._derived:
+            own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
+            self._derived[key] = replace(
+                self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
+                n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants),
+                prior=self.prior[rows] if self.prior.stacked else self.prior,
+                initial=self.initial[rows], data=self.data.members(rows),
+                particle_of=self.particle_of[rows],
+            )  # fmt: skip
+        return self._derived[key]
+
+    def times(self, k: int) -> Self:
+        """k particles in the place of every member: M·k rows, with numbers of their own."""
+        if k not in self._derived:
+            again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
+            each = torch.arange(self.size).repeat_interleave(k)
+            many = lambda values: [values[m] for m in each.tolist()]  # noqa: E731
+            before = self.particle_of or [""] * self.size
+            wide = replace(
+                self, members=many(self.members), run_of=many(self.run_of),
+                seeds=many(self.seeds), n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
+                constants=again(self.constants), data=self.data.members(each),
+                prior=self.prior[each] if self.prior.stacked else self.prior,
+                initial=self.initial.repeat_interleave(k, 0),
+                particle_of=[f"{own}/{j}" for own in before for j in range(k)],
+            )  # fmt: skip
+            self._derived[k] = wide
+        return self._derived[k]

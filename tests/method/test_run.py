@@ -127,6 +127,22 @@ def test_the_guard_watches_every_name() -> None:
     assert torch.isfinite(posterior.diagnostics["b"]).all()
 
 
+def test_the_guard_also_sees_a_name_that_the_loss_does_not_show() -> None:
+    """An infinite gradient of b, handed over, while the objective's value stays finite."""
+
+    def hidden(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        bad = torch.tensor([m == 1 for m in run.members])[:, None, None]
+        known = Known(
+            torch.zeros_like(run.n), {"b": lambda grad: torch.where(bad, torch.inf, grad)}
+        )
+        return run.log_likelihood(params["theta"], batch), {}, known
+
+    posterior = fit(hidden, steps=20)
+    assert posterior.status == "diverged"
+    assert "1 of 3 members" in posterior.status.reason
+    assert torch.isfinite(posterior.diagnostics["b"]).all()
+
+
 def test_early_stopping_restores_every_name() -> None:
     """The best state on validation is the whole state, b too."""
 
@@ -159,6 +175,26 @@ def test_row_weights_of_a_method_are_each_members_own() -> None:
     for m, rows in enumerate((slice(0, 6), slice(6, 12))):
         alone = doxa.fit(net, (x[rows], y[rows]), "map", **given, **{**options, "batch_size": 6})
         assert torch.allclose(both.samples[m], alone.samples[0], rtol=1e-6)
+
+
+def test_n_is_the_sum_of_each_members_own_weights() -> None:
+    """Of the method's and the user's together; parts and particles keep it."""
+    seen: list[Tensor] = []
+
+    class Uneven(doxa.MAP):
+        def row_weights(self, run: Run) -> Tensor:
+            return torch.stack([torch.full((12,), float(m + 1)) for m in run.members])
+
+        def init(self, run: Run) -> State:
+            seen.extend([run.n, run.part(slice(1, 3)).n, run.times(2).n])
+            return super().init(run)
+
+    weight = torch.tensor([1.0] * 6 + [0.5] * 6)
+    net = nn.Linear(2, 1).double()
+    doxa.fit(net, data(), Uneven(), members=3, steps=1, sample_weight=weight)
+    assert seen[0].tolist() == [9.0, 18.0, 27.0]
+    assert seen[1].tolist() == [18.0, 27.0]
+    assert seen[2].tolist() == [9.0, 9.0, 18.0, 18.0, 27.0, 27.0]
 
 
 def test_a_batch_for_particles() -> None:

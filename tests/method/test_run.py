@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -242,3 +243,28 @@ def test_particles_have_starts_and_noise_of_their_own() -> None:
     doxa.fit(doxa.nets.mlp(2, 1), data(), Look(), members=[7], steps=1)
     for name, value in both.items():
         assert torch.equal(seen[name], value[4:]), name
+
+
+def test_particles_can_be_kept(tmp_path: Path) -> None:
+    """As [draws, M, K, P], in memory and on disk."""
+    shapes: list[tuple[int, ...]] = []
+    drawn: list[Tensor] = []
+
+    @dataclass(frozen=True)
+    class Kept(doxa.SVGD):
+        def stages(self, run: Run) -> Iterable[Stage]:
+            (stage,) = super().stages(run)
+            yield replace(stage, keep=5, validates=False)
+
+        def finish(self, run: Run, state: State, kept: Tensor | None) -> Any:
+            assert kept is not None
+            shapes.append(tuple(kept.shape))
+            drawn.append(kept.clone())
+            assert torch.equal(kept[-1], state["theta"])
+            return super().finish(run, state, kept)
+
+    for folder in (None, tmp_path / "run"):
+        options = {"members": 2, "steps": 20, "checkpoint": folder}
+        doxa.fit(nn.Linear(2, 1).double(), data(), Kept(particles=3), **options)
+    assert shapes == [(4, 2, 3, 4)] * 2
+    assert torch.equal(drawn[0], drawn[1])

@@ -250,6 +250,7 @@ def test_particles_can_be_kept(tmp_path: Path) -> None:
     shapes: list[tuple[int, ...]] = []
     drawn: list[Tensor] = []
 
+    @store.register("test-kept-particles")
     @dataclass(frozen=True)
     class Kept(doxa.SVGD):
         def stages(self, run: Run) -> Iterable[Stage]:

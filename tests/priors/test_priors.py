@@ -157,22 +157,6 @@ def test_mean_and_precision(name: str) -> None:
         assert bound.precision[-1] == 1.0  # the likelihood's own is N(0, 1)
     else:
         assert bound.precision is None
-        with pytest.raises(MethodError, match="Gaussian"):
-            bound.expected_log_prob(flat(), flat().exp())
-
-
-@pytest.mark.parametrize("name", GAUSSIAN)
-def test_expected_log_prob(name: str) -> None:
-    """E log p = -KL(q || p) - H[q], with torch.distributions' KL, and its gradients."""
-    bound, mean, std = bind(PRIORS[name], LAYOUT), flat(2), flat(2, seed=1).exp()
-    assert bound.precision is not None
-    q = torch.distributions.Normal(mean, std)
-    p = torch.distributions.Normal(bound.mean, bound.precision**-0.5)
-    wanted = -(torch.distributions.kl_divergence(q, p) + q.entropy()).sum(-1)
-    torch.testing.assert_close(bound.expected_log_prob(mean, std), wanted)
-    mean, std = mean.requires_grad_(), std.requires_grad_()
-    gradients = torch.autograd.grad(bound.expected_log_prob(mean, std).sum(), (mean, std))
-    torch.testing.assert_close(bound.expected_score(mean, std), gradients)
 
 
 @pytest.mark.parametrize("name", ["normal", "laplace", "student-t", "mixture", "mixed"])

@@ -114,21 +114,6 @@ class BoundPrior:
             return None
         return self._join([-part.family.at["minus_precision"] for part in self.parts])
 
-    def expected_log_prob(self, mean: Tensor, std: Tensor) -> Tensor:
-        """E[log p(w)] for w ~ N(mean, std^2) elementwise: log p(mean) - sum std^2 precision / 2."""
-        self._need_gaussian()
-        total = self.log_prob(mean)
-        for part in self.parts:
-            minus_precision = part.family.at["minus_precision"]
-            total = total + 0.5 * (std[..., part.where].square() * minus_precision).sum(-1)
-        return total
-
-    def expected_score(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of `expected_log_prob` with respect to mean and std."""
-        self._need_gaussian()
-        spread = [std[..., part.where] * part.family.at["minus_precision"] for part in self.parts]
-        return self.score(mean), self._join(spread)
-
     def to(self, device: torch.device | str, dtype: torch.dtype) -> BoundPrior:
         device = torch.device(device)
         parts = []
@@ -138,13 +123,6 @@ class BoundPrior:
             family = type(part.family)(part.family.exact, device, dtype)
             parts.append(Part(where, loc, family))
         return BoundPrior(parts, self.size)
-
-    def _need_gaussian(self) -> None:
-        if not self.is_gaussian:
-            raise MethodError(
-                "this expectation has a closed form for Gaussian priors only; use Normal or "
-                "FanInNormal, or estimate it from samples"
-            )
 
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         if len(pieces) == 1:

@@ -64,7 +64,7 @@ def test_what_a_step_asks_for_can_be_handed_in() -> None:
 
     with source.listening() as asked:
         want = step(at(5))
-    numbers = {request: source.drawn(request, 5) for request in asked}
+    numbers = {request: source.reader(request)(5) for request in asked}
     assert len(numbers) == 2
     with source.giving(numbers):
         assert torch.equal(step(at(99)), want)  # whatever the step: from what was handed in
@@ -110,3 +110,10 @@ def test_a_chain_is_resumed_to_the_bit(
     with pytest.raises(KeyboardInterrupt):
         fit(method, callbacks=[stop], **kept)
     assert torch.equal(fit(method, **kept), want)
+
+
+def test_long_runs_of_small_networks_use_the_hash() -> None:
+    """By a rule about the work alone: numbers do not depend on how a step is executed."""
+    assert module.worthwhile(1_000, 5_000)
+    assert not module.worthwhile(1_000, 50_000)
+    assert module.worthwhile(1_000_000, 50_000)

@@ -25,7 +25,7 @@ from doxa.driver.draws import storage
 from doxa.driver.interrupts import Interrupts
 from doxa.driver.progress import Progress, chosen, copied, finite_members
 from doxa.engine import Engine
-from doxa.engine.ahead import Ahead
+from doxa.engine.ahead import Ahead, worthwhile
 from doxa.engine.execute import Executor, choose_executor
 from doxa.errors import MethodError, StoreError
 from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
@@ -102,7 +102,8 @@ class Driver:
         rates = self._rates(steps) if stage.rates is None else stage.rates
         ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
         noise: Any = run.noise(f"stage/{number}")
-        ahead = Ahead(noise) if run.device.type == "cpu" else None
+        near = run.device.type == "cpu" and worthwhile(run.size * run.layout.size, steps)
+        ahead = Ahead(noise) if near else None
 
         def step(
             state: State, batch: Any, t: Tensor, rate: Tensor, owned: bool = False

@@ -7,6 +7,9 @@ member, call, block): still a pure function of the step, so that nothing random 
 no member depends on which others run. (The generator takes 32 bits of the seed: two of many
 thousand blocks may hold the same numbers.)
 
+Very long runs of small networks use the hash after all (`worthwhile`): they are compiled, and a
+compiler makes one loop of it.
+
 A recorded step cannot draw for itself: `listening` notes what a step asks for, and `giving` hands
 those numbers in as arguments.
 """
@@ -14,7 +17,7 @@ those numbers in as arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -25,6 +28,14 @@ from doxa.noise import Noise, digest
 
 _STEPS = 64  # in a block at most
 _NUMBERS = 1 << 14  # in a member's block, where one step needs fewer
+_LONG = 10_000  # steps from which a small network's step is likely to be compiled
+_LARGE = 1 << 17  # weights of all members from which drawing is faster all the same
+
+
+def worthwhile(weights: int, steps: int) -> bool:
+    """Whether a stage's numbers are drawn ahead: a rule about the work, so that the same run sees
+    the same numbers however its steps are executed."""
+    return steps < _LONG or weights >= _LARGE
 
 
 class Request(NamedTuple):
@@ -46,7 +57,7 @@ class Ahead:
         self.device, self.dtype = noise.device, noise.dtype
         self._root = self if root is None else root
         self._sources: dict[tuple[object, ...], Ahead] = {}
-        self._blocks: dict[Request, tuple[int, Tensor]] = {}
+        self._readers: dict[Request, Callable[[int], Tensor]] = {}
         self._generator = torch.Generator()
         self._asked: dict[Request, None] | None = None
         self._given: Mapping[Request, Tensor] | None = None
@@ -80,19 +91,24 @@ class Ahead:
             return root._given[request]
         if root._asked is not None:
             root._asked[request] = None
-        return self._draw(request, int(step))
+        if request not in self._readers:
+            self._readers[request] = self.reader(request)
+        return self._readers[request](int(step))
 
-    def drawn(self, request: Request, step: int) -> Tensor:
-        """What a request gets at a step."""
-        return self._root._sources[request.source]._draw(request, step)
-
-    def _draw(self, request: Request, step: int) -> Tensor:
+    def reader(self, request: Request) -> Callable[[int], Tensor]:
+        """What a request gets at a step, as a function of the step."""
+        source = self._root._sources[request.source]
         length = max(1, min(_STEPS, _NUMBERS // max(1, math.prod(request.shape))))
-        block, place = divmod(step, length)
-        held = self._blocks.get(request)
-        if held is None or held[0] != block:
-            held = self._blocks[request] = block, self._filled(request, block, length)
-        return held[1][place]
+        held: tuple[int, tuple[Tensor, ...]] = (-1, ())
+
+        def read(step: int) -> Tensor:
+            nonlocal held
+            block, place = divmod(step, length)
+            if held[0] != block:
+                held = block, source._filled(request, block, length).unbind(0)
+            return held[1][place]
+
+        return read
 
     def _filled(self, request: Request, block: int, length: int) -> Tensor:
         """[length, M, *shape]."""

@@ -129,8 +129,10 @@ def _traced(
             *out, *info.values()
         ]  # fmt: skip
 
+    readers = [] if ahead is None else [ahead.reader(request) for request in requests]
+
     def numbers(step: int) -> list[Tensor]:
-        return [ahead.drawn(request, step) for request in requests] if ahead is not None else []
+        return [read(step) for read in readers]
 
     example = [*(_fresh(state[name]) for name in names), *map(_solid, leaves), t, rate]
     example += numbers(int(t)) if requests else []

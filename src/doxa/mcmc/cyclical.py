@@ -86,7 +86,7 @@ class CyclicalSGMCMC(StochasticGradient):
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         eta, t = clock.rate, run.setting(self, "temperature")
-        heat = 2.0 * self._damping * eta * t
+        heat = 2.0 * self._damping * t * eta
         return self._pushed(state, eta * grad + heat**0.5 * clock.noise(*grad.shape[1:]))
 
     def _pushed(self, state: State, push: Tensor) -> State:

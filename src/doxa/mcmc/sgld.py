@@ -66,5 +66,5 @@ class SGLD(StochasticGradient):
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         theta, eta, t = state["theta"], clock.rate, run.setting(self, "temperature")
         return {
-            "theta": theta + eta * grad + (2.0 * eta * t) ** 0.5 * clock.noise(*theta.shape[1:])
+            "theta": theta + eta * grad + (2.0 * t * eta) ** 0.5 * clock.noise(*theta.shape[1:])
         }

@@ -78,8 +78,10 @@ class MCDropout(Method):
         yield optimise(self._objective, run.steps)
 
     def init(self, run: Run) -> State:
-        factor, entropy = self._kl_terms(run, self.rates(run))
-        return {**run.init_network(), "factor": factor, "entropy": entropy}
+        rates = self.rates(run)
+        factor, entropy = self._kl_terms(run, rates)
+        own = {f"rate.{name}": p for name, p in rates.items()}
+        return {**run.init_network(), **own, "factor": factor, "entropy": entropy}
 
     def rates(self, run: Run) -> dict[str, Tensor]:
         """The dropout probability of each layer and member, as the buffers that layers are given:
@@ -108,7 +110,7 @@ class MCDropout(Method):
         return {f"{layer}.p": torch.full_like(run.n, float(p)) for layer, p in own.items()}  # type: ignore[arg-type]
 
     def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        fit = run.train(params["theta"], params, batch, clock, **self.rates(run))
+        fit = run.train(params["theta"], params, batch, clock, **_given_rates(params))
         theta = params["theta"].detach()
         score = params["factor"] * run.prior.score(theta)
         value = params["entropy"] - _kl(run, theta, score)
@@ -149,9 +151,14 @@ class MCDropout(Method):
                 at = torch.tensor(t, device=run.device)
                 clock = Clock(at, at, rows.count, noise)
                 total = total + run.masked_log_likelihood(
-                    state["theta"], state, rows.batch(t), clock, **self.rates(run)
+                    state["theta"], state, rows.batch(t), clock, **_given_rates(state)
                 )
         return float((total.double() + run.units_log_jacobian()).mean())
+
+
+def _given_rates(state: State) -> dict[str, Tensor]:
+    """{"LAYER.p": [M]}, of the members that the state holds."""
+    return {k.removeprefix("rate."): v for k, v in state.items() if k.startswith("rate.")}
 
 
 def _weight(layer: str | None) -> str:

@@ -97,15 +97,14 @@ def test_every_part_has_a_place() -> None:
     assert set(PLACE) - parts == set(), "LAYERS names what does not exist"
 
 
-@pytest.mark.parametrize("path", files(), ids=ids)
-def test_imports_point_left(path: Path) -> None:
-    own = part_of(path)
-    if own == "doxa":
-        return  # the front page shows everything
+def test_imports_point_left() -> None:
+    """But for the front page, which shows everything."""
     wrong = [
-        f"{path.name}:{line} imports {part}, which stands to the right of {own}"
+        f"{ids(path)}:{line} imports {part}, which does not stand to the left of {part_of(path)}"
+        for path in files()
+        if part_of(path) != "doxa"
         for part, line in imports(path)
-        if part != own and PLACE[part] >= PLACE[own]
+        if part != part_of(path) and PLACE[part] >= PLACE[part_of(path)]
     ]
     assert wrong == []
 
@@ -135,52 +134,53 @@ def calls(path: Path) -> Iterator[tuple[str, int]]:
             yield ast.unparse(node.func), node.lineno
 
 
-@pytest.mark.parametrize("path", files(), ids=ids)
-def test_nothing_prints_unpickles_or_touches_global_state(path: Path) -> None:
-    forbidden = {
-        "print", "torch.load", "torch.save", "eval", "exec", "torch.set_default_dtype",
-        "torch.set_num_threads", "torch.manual_seed", "torch.seed", "np.random.seed", "random.seed",
-        "torch.use_deterministic_algorithms", "torch.set_grad_enabled",
-    }  # fmt: skip
-    if part_of(path) == "app":
-        # A program may say how many threads it takes, and so may the processes it starts.
-        forbidden -= {"torch.set_num_threads"}
-    found = [f"{path.name}:{line} calls {name}" for name, line in calls(path) if name in forbidden]
-    modules = [
-        alias.name
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in (
-            [ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names
-        )
+FORBIDDEN = {
+    "print", "torch.load", "torch.save", "eval", "exec", "torch.set_default_dtype",
+    "torch.set_num_threads", "torch.manual_seed", "torch.seed", "np.random.seed", "random.seed",
+    "torch.use_deterministic_algorithms", "torch.set_grad_enabled",
+}  # fmt: skip
+PICKLED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_nothing_prints_unpickles_or_touches_global_state() -> None:
+    """A program may say how many threads it takes, and so may the processes it starts."""
+    found = [
+        f"{ids(path)}:{line} calls {name}"
+        for path in files()
+        for name, line in calls(path)
+        if name in FORBIDDEN and not (part_of(path) == "app" and name == "torch.set_num_threads")
     ]
-    pickled = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"} & set(modules)
     assert found == []
-    assert pickled == set()
+    assert [ids(path) for path in files() if PICKLED & set(modules(path))] == []
 
 
-@pytest.mark.parametrize("path", files(), ids=ids)
-def test_only_store_writes_files(path: Path) -> None:
-    if part_of(path) in ("store", "app"):
-        return
+def test_only_store_writes_files() -> None:
     writers = (
-        "open",
-        "os.rename",
-        "os.replace",
-        "os.fsync",
-        "shutil.rmtree",
+        "open", "os.rename", "os.replace", "os.fsync", "shutil.rmtree",
         "safetensors.torch.save_file",
-    )
+    )  # fmt: skip
     methods = (".write_text", ".write_bytes", ".mkdir", ".unlink", ".rmdir", ".touch")
-    found = [n for n, _ in calls(path) if n in writers or n.endswith(methods)]
+    found = [
+        f"{ids(path)}:{line} calls {name}"
+        for path in files()
+        if part_of(path) not in ("store", "app")
+        for name, line in calls(path)
+        if name in writers or name.endswith(methods)
+    ]
     assert found == []
 
 
-@pytest.mark.parametrize("path", files(), ids=ids)
-def test_every_file_says_what_it_is(path: Path) -> None:
-    text = ast.get_docstring(parsed(path))
-    assert text
-    assert len(text.splitlines()[0]) > 15
+def test_every_file_says_what_it_is() -> None:
+    texts = {ids(path): ast.get_docstring(parsed(path)) or "" for path in files()}
+    assert [name for name, text in texts.items() if len(text.partition("\n")[0]) <= 15] == []
 
 
 def test_there_is_no_drawer_for_odds_and_ends() -> None:

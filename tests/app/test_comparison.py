@@ -146,6 +146,7 @@ def test_what_failed_or_is_undefined_comes_last() -> None:
     assert order[0] == "good" and set(order[1:]) == {"broken", "nan", "worst"}
 
 
+@pytest.mark.slow
 def test_a_linear_network_has_a_known_distance_to_its_posterior() -> None:
     """Conjugate: HMC must find the exact posterior, Laplace is exact, and MAP leaves out the
     epistemic part v: W2 = |√(σ² + v) − σ|. The tolerance is three times the distance d between

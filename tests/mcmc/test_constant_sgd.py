@@ -55,6 +55,7 @@ def test_the_optimal_rate_is_estimated_without_bias(temperature: float) -> None:
     assert inverse.std() / 10 < 0.02 * want
 
 
+@pytest.mark.slow
 def test_the_optimal_rate_minimises_the_divergence_from_the_posterior() -> None:
     """KL(N(0, Σ_ε) ‖ N(0, A⁻¹)) with the paper's Σ_ε, over a grid of rates: the least is at ε*, to
     within the grid's 2 %. And the discrete Σ at ε* is closer than at half or twice the rate."""

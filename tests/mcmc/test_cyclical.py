@@ -48,6 +48,7 @@ def test_the_last_part_of_a_cycle_samples_the_posterior() -> None:
     assert (np.abs(draws.var(0) / std**2 - 1) < 0.1).all()
 
 
+@pytest.mark.slow
 def test_one_chain_visits_several_modes() -> None:
     """y = θ² + noise has two modes, ±1. Chains of eight cycles, whose hot steps throw θ across,
     visit both; SGLD at its calm step never leaves the mode it found."""

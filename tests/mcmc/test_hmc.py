@@ -48,6 +48,7 @@ def test_moments_of_a_linear_model(temperature: float) -> None:
     assert posterior.diagnostics["rhat_functions"] < 1.02
 
 
+@pytest.mark.slow
 def test_acceptance_follows_its_target() -> None:
     """Acceptance falls off a cliff at the leapfrog's stability limit, so the averaged step size
     ends on the safe side of a low target; a high one is met."""

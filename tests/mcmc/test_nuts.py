@@ -109,6 +109,7 @@ def test_a_transition_leaves_a_gaussian_as_it_was(step: float) -> None:
     assert abs(float(torch.corrcoef(torch.stack([before, after]))[0, 1])) < 0.1
 
 
+@pytest.mark.slow
 def test_nuts_and_hmc_agree_where_there_is_no_closed_form() -> None:
     """A banana: four moments at 4.5 standard errors of the difference."""
 

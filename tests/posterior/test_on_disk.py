@@ -303,6 +303,7 @@ print(json.dumps(found | {"size": size}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_memory_stays_free(tmp_path: Path) -> None:
     """240 MB of draws: on disk never half of that is in memory, and what is does not grow with

@@ -131,7 +131,7 @@ class SparseGP(Method):
 
 def test_it_trains_with_members_and_is_resumed(tmp_path: Path) -> None:
     x, y = data = curve()
-    posterior = held_to_the_protocol(None, data, SparseGP(), tmp_path, steps=200, lr=0.05)
+    posterior = held_to_the_protocol(None, data, SparseGP(), tmp_path, steps=80, lr=0.1)
     p = posterior.predict(x)
     assert float((p.mean - y).square().mean().sqrt()) < 0.2
     away = posterior.predict(torch.tensor([[6.0]]).double())

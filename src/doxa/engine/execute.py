@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -313,4 +312,4 @@ def _time(step: Step, arguments: tuple[State, Batch, Tensor, Tensor], repeats: i
         if t.is_cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return sorted(times)[len(times) // 2]

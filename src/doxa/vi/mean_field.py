@@ -51,9 +51,10 @@ class MeanField(Method):
 
     def init(self, run: Run) -> State:
         state = run.init_network()
+        mean = state.pop("theta")
         std = run.field(self, "initial_std").unsqueeze(1)
         rho = std.expm1().log().expand(run.size, len(run.subset_index)).clone()
-        return {**state, "mean": state.pop("theta"), "rho": rho}
+        return {**state, "mean": mean, "rho": rho}
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(self._elbo, run.steps, over=("mean", "rho"), average=self.average)

@@ -54,8 +54,8 @@ def fit(
     runs: Runs | None = None,
     seed: int = 0,
     init: str = "fresh",
-    validation: Any = None,
-    patience: int = 10,
+    validation: Any = "auto",
+    patience: int = 20,
     standardize: bool = False,
     sample_weight: Any = None,
     device: torch.device | str | None = None,
@@ -123,9 +123,12 @@ def fit(
         problem = problem.to(device, dtype)
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
-    held, likelihood_output, inputs = place_data(
+    ids = member_ids(members, method)
+    if validation == "auto" and not method.holds_out:
+        validation = None
+    held, splits, likelihood_output, inputs = place_data(
         data, problem.model, noise_model, specs, validation, standardize, sample_weight, device,
-        dtype, seed,
+        dtype, seed, ids,
     )  # fmt: skip
     size = _batch_size(batch_size, method, held, problem)
     epoch = max(1, max(len(r) for r in held.rows) // size)
@@ -135,8 +138,8 @@ def fit(
         optimizer=find_optimizer(optimizer), fresh=_fresh(init),
     )  # fmt: skip
     run = stack(
-        problem if dtype else problem.to(device, held.dtype), method, noise_model, held, specs,
-        member_ids(members, method), likelihood_output, inputs, settings,
+        problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
+        specs, ids, likelihood_output, inputs, settings,
     )  # fmt: skip
     run = replace(run, engine=_engine(run, engine, method.width))
     if isinstance(problem, Network):
@@ -205,7 +208,7 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
     if own:
         return chosen
     wide = run.times(width) if width > 1 else run
-    rows = Batches(run.rows, wide.run_of, wide.keys, min(run.settings.batch_size, 8), "trial")
+    rows = Batches(run.rows, wide.split_of, wide.keys, min(run.settings.batch_size, 8), "trial")
     zero = torch.zeros((), device=run.device)
     clock = Clock(zero, zero, 1, wide.noise("trial"))
     state = wide.init_network()

@@ -21,11 +21,10 @@ from doxa import nets
 from doxa.app.schema import Schema
 from doxa.app.settings import make_method
 from doxa.app.tables import Array
+from doxa.driver.holdout import FEWEST, parts
 from doxa.errors import MethodError, ModelError, StoreError, did_you_mean
 from doxa.method import Method
 from doxa.store import decode, read_artefact
-
-LEAST_HELD_OUT = 10  # rows; fewer say nothing about when to stop
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,10 @@ class Plan:
         }
         return {name: value for name, value in asked.items() if value is not None}
 
-    def held_out(self, method: Method, rows: int) -> float | None:
-        """The share of the rows that a fit of this method does not train on, to stop in time."""
-        share = self.validation
-        if share is None:  # unless the user said how long to train, or too few rows would judge
-            said = self.steps is not None or self.epochs is not None
-            share = 0.0 if said else method.default_validation
-            share = 0.0 if round(share * rows) < LEAST_HELD_OUT else share
-        return share or None
+    @property
+    def held_out(self) -> float | str | None:
+        """What `fit` is told about validation: 0 is all rows, nothing said is its default."""
+        return "auto" if self.validation is None else self.validation or None
 
 
 def fit_arrays(
@@ -88,7 +83,7 @@ def fit_arrays(
         likelihood=schema.likelihood,
         standardize=True,
         seed=plan.seed,
-        validation=plan.held_out(chosen, len(x)),
+        validation=plan.held_out,
         checkpoint=None if checkpoint is None else str(checkpoint),
         **plan.options(),
     )
@@ -97,6 +92,17 @@ def fit_arrays(
     if net is not None and nets.builder_of(net) is None:
         posterior.metadata["net"] = plan.net
     return posterior
+
+
+def say_held_out(plan: Plan, method: Method, rows: int) -> str:
+    """What a person should know about the rows that are not trained on; "" if there are none."""
+    off = "--validation 0 trains on all"
+    if plan.validation:
+        return f"{plan.validation:.0%} of the rows are held out to stop training in time; {off}"
+    if plan.validation is None and method.holds_out and rows // parts(rows) >= FEWEST:
+        what = f"each member holds out another {1 / parts(rows):.0%} of the rows"
+        return f"{what}, to stop training in time and to judge the fit; {off}"
+    return ""
 
 
 def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class Data:
     """Rows of R runs, on a device.
 
     x, y: tensors [N, ...], or [R·N, ...] when every run has its own scales (`banked`).
-    rows: the row numbers of each run; validation: those held out of each run.
+    rows: the row numbers of each split; validation: those held out of it. A run is one split, or
+    several whose members each hold out another part; `owners` then says whose a split is.
     """
 
     x: Inputs
@@ -104,12 +105,13 @@ class Data:
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
     tasks: bool = False  # a row is a set of points
+    owners: Sequence[int] = ()  # the run of each split
 
     has_rows = True
 
-    @property
-    def runs(self) -> int:
-        return len(self.rows)
+    def run_of(self, split: int) -> int:
+        """Whose scales a split has."""
+        return self.owners[split] if self.owners else split
 
     def members(self, part: Any) -> Data:
         """For some of the members, where each has weights of its own."""
@@ -162,23 +164,28 @@ class Data:
     def _place(self, tree: Any) -> Any:
         return tree_map(lambda t: cast(t, self.device, self.dtype), tree)
 
-    def of_run(self, r: int) -> tuple[Inputs, Any]:
-        """All training rows of one run, in fitted units."""
-        return self.take(self.rows[r], torch.tensor(r))
+    def of_split(self, s: int) -> tuple[Inputs, Any]:
+        """All training rows of one split, in fitted units."""
+        return self.take(self.rows[s], torch.tensor(self.run_of(s)))
 
-    def held_out(self, r: int) -> tuple[Inputs, Any]:
+    def held_out(self, s: int) -> tuple[Inputs, Any]:
         assert self.validation is not None
-        return self.take(self.validation[r], torch.tensor(r))
+        return self.take(self.validation[s], torch.tensor(self.run_of(s)))
 
-    def total_weight(self, run_of: Sequence[int]) -> Tensor:
+    def held_out_rows(self) -> Data:
+        """The rows that are held out, in place of those that are fitted."""
+        assert self.validation is not None
+        return replace(self, rows=self.validation, weight=None)
+
+    def total_weight(self, split_of: Sequence[int]) -> Tensor:
         """n for each member: the sum of its rows' weights, [M]."""
         totals = []
-        for m, r in enumerate(run_of):
+        for m, s in enumerate(split_of):
             if self.weight is None:
-                totals.append(float(len(self.rows[r])))
+                totals.append(float(len(self.rows[s])))
             else:
                 w = self.weight if self.weight.ndim == 1 else self.weight[m]
-                totals.append(float(w[self.rows[r].to(w.device)].sum()))
+                totals.append(float(w[self.rows[s].to(w.device)].sum()))
         return torch.tensor(totals, device=self.device, dtype=self.dtype)
 
 

@@ -4,6 +4,7 @@
     independent   random rows with replacement: batches that know nothing of each other
     all           every row, every step
     pass          every row once, in order; the feed says how many steps that takes
+    held-out      the rows that are not trained on, in order, again and again
     tasks         random tasks, each cut into a context and targets (`doxa.data.tasks`)
 
 The batch at step t is a pure function of (seed, stage, member, t): data order needs no checkpoint.
@@ -37,10 +38,10 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """Who asks for rows: the members' runs and keys, how many rows at a time, for which stage."""
+    """Who asks for rows: the members' splits and keys, how many rows at a time, for which stage."""
 
     data: Data
-    run_of: Sequence[int]
+    split_of: Sequence[int]
     keys: Sequence[str]
     size: int
     stage: str
@@ -61,7 +62,7 @@ class Mini(Source):
     independent: bool = False
 
     def open(self, ask: Ask) -> Feed:
-        return Batches(ask.data, ask.run_of, ask.keys, ask.size, ask.stage, self.independent)
+        return Batches(ask.data, ask.split_of, ask.keys, ask.size, ask.stage, self.independent)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class All(Source):
     """Every row, every step."""
 
     def open(self, ask: Ask) -> Feed:
-        return Pass(ask.data, ask.run_of, repeats=True)
+        return Pass(ask.data, ask.split_of, repeats=True)
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,20 @@ class OnePass(Source):
     """Every row once, in order."""
 
     def open(self, ask: Ask) -> Feed:
-        return Pass(ask.data, ask.run_of, ask.size)
+        return Pass(ask.data, ask.split_of, ask.size)
+
+
+@dataclass(frozen=True)
+class HeldOut(Source):
+    """The rows that were held out, in order, again and again."""
+
+    def open(self, ask: Ask) -> Feed:
+        return Pass(ask.data.held_out_rows(), ask.split_of, 1024, repeats=True)
 
 
 SOURCES: dict[str, Source] = {
     "mini": Mini(), "independent": Mini(independent=True), "all": All(), "pass": OnePass(),
+    "held-out": HeldOut(),
 }  # fmt: skip
 
 
@@ -112,13 +122,13 @@ class Batches:
     steps: int | None = None
 
     def __init__(
-        self, data: Data, run_of: Sequence[int], keys: Sequence[object], size: int, stage: str,
+        self, data: Data, split_of: Sequence[int], keys: Sequence[object], size: int, stage: str,
         independent: bool = False,
     ) -> None:  # fmt: skip
         self.data = data
-        self.run_of = list(run_of)
+        self.split_of = list(split_of)
         self.keys = list(keys)
-        self.counts = [len(data.rows[r]) for r in self.run_of]
+        self.counts = [len(data.rows[s]) for s in self.split_of]
         self.sizes = [max(1, min(size, count)) for count in self.counts]  # of each member's own
         self.size = max(self.sizes)
         self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
@@ -133,7 +143,7 @@ class Batches:
             real = torch.arange(self.size) < torch.tensor(self.sizes)[:, None]
             self._real = real.to(data.device, data.dtype)
         self._place = data.place
-        self._runs = torch.tensor(self.run_of, device=self._place)
+        self._runs = torch.tensor([data.run_of(s) for s in self.split_of], device=self._place)
         self._orders: dict[tuple[int, int], Tensor] = {}
         self._ahead: tuple[int, Tensor] | None = None  # row numbers of the next steps
         self._block: tuple[int, Any, Any, Tensor | None] | None = None
@@ -146,12 +156,12 @@ class Batches:
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
         if self.sizes[m] == self.counts[m]:  # a batch holds all rows, in whatever order
-            return self.data.rows[self.run_of[m]]
+            return self.data.rows[self.split_of[m]]
         key = (m, epoch)
         if key not in self._orders:
             self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
             g = generator("batches", 0, self.stage, self.keys[m], epoch)
-            rows = self.data.rows[self.run_of[m]]
+            rows = self.data.rows[self.split_of[m]]
             if self.independent:
                 drawn = torch.randint(self.counts[m], (self.counts[m],), generator=g)
             else:
@@ -207,17 +217,17 @@ class Pass:
     padded with weight 0."""
 
     def __init__(
-        self, data: Data, run_of: Sequence[int], size: int | None = None, repeats: bool = False
+        self, data: Data, split_of: Sequence[int], size: int | None = None, repeats: bool = False
     ) -> None:
         self.data = data
-        self.run_of = list(run_of)
-        counts = [len(data.rows[r]) for r in self.run_of]
+        self.split_of = list(split_of)
+        counts = [len(data.rows[s]) for s in self.split_of]
         self.longest = max(counts)
         self.size = self.longest if size is None else max(1, min(size, self.longest))
         self.count = math.ceil(self.longest / self.size)
         self.steps: int | None = None if repeats else self.count
-        self.single = len(set(self.run_of)) == 1
-        self.scale = torch.ones(len(self.run_of), device=data.device, dtype=data.dtype)
+        self.single = len(set(self.split_of)) == 1
+        self.scale = torch.ones(len(self.split_of), device=data.device, dtype=data.dtype)
         self._cache: Batch | None = None
 
     def batch(self, t: int) -> Batch:
@@ -232,14 +242,15 @@ class Pass:
         start = t % self.count * self.size  # "all" repeats the one batch at every step
         stop = min(start + self.size, self.longest)
         if self.single:
-            run = self.run_of[0]
-            index = self.data.rows[run][start:stop]
-            x, y = self.data.take(index, torch.tensor(run))
-            members = index.expand(len(self.run_of), -1)
+            split = self.split_of[0]
+            index = self.data.rows[split][start:stop]
+            x, y = self.data.take(index, torch.tensor(self.data.run_of(split)))
+            members = index.expand(len(self.split_of), -1)
             return Batch(x, y, self.scale, _gather_weight(self.data, members))
         else:
             index, real = self._padded(start, stop)
-            x, y = self.data.take(index, torch.tensor(self.run_of)[:, None])
+            runs = torch.tensor([self.data.run_of(s) for s in self.split_of])
+            x, y = self.data.take(index, runs[:, None])
             weight = _gather_weight(self.data, index)
             real = real.to(self.data.device, self.data.dtype)
             if weight is not None:
@@ -248,12 +259,12 @@ class Pass:
             return Batch(x, y, self.scale, real if padded else None, shared=False)
 
     def _padded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        index = torch.zeros(len(self.run_of), stop - start, dtype=torch.long)
+        index = torch.zeros(len(self.split_of), stop - start, dtype=torch.long)
         real = torch.zeros(index.shape, dtype=torch.bool)
-        for m, r in enumerate(self.run_of):
-            rows = self.data.rows[r][start:stop]
+        for m, s in enumerate(self.split_of):
+            rows = self.data.rows[s][start:stop]
             index[m, : len(rows)] = rows
-            index[m, len(rows) :] = self.data.rows[r][0]
+            index[m, len(rows) :] = self.data.rows[s][0]
             real[m, : len(rows)] = True
         return index, real
 

@@ -152,7 +152,8 @@ def _run(density: Density, starts: Tensor, ids: list[int], seed: int) -> Run:
     return Run(
         LogDensity(density, density.layout), likelihoods.likelihood("gaussian"),
         NoData(starts.device, starts.dtype), Engine(), members=ids, run_of=[0] * count,
-        seeds=[seed] * count, n=torch.ones(count, device=starts.device, dtype=starts.dtype),
+        split_of=[0] * count, seeds=[seed] * count,
+        n=torch.ones(count, device=starts.device, dtype=starts.dtype),
         prior=bind(None, Layout(())), initial=starts,
     )  # fmt: skip
 

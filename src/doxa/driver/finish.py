@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from doxa import store
 from doxa.data import Data
+from doxa.driver.judgement import judge
 from doxa.driver.loop import Driver, Options, own_checkpoint
 from doxa.driver.progress import Progress
 from doxa.driver.runs import RunSpec
@@ -65,9 +65,9 @@ def posteriors_of(
             record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
         _judge(posterior, result, rows)
         if isinstance(run.data, Data):
-            record.diagnostics["rows"] = len(run.data.rows[r])
-            if run.data.validation is not None and not run.data.tasks:
-                record.validation = _validation_score(posterior, run, r)
+            seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
+            record.diagnostics["rows"] = len(torch.cat(seen).unique())
+        judge(posterior, method, run, rows, result)
         posteriors.append(posterior)
     return posteriors
 
@@ -112,21 +112,3 @@ def _judge(posterior: Posterior, result: Progress, rows: slice) -> None:
             )
     if result.stopped and posterior.record.status == "ok":
         posterior.record.status = Status("stopped", result.stopped)
-
-
-def _validation_score(posterior: Posterior, run: Run, r: int) -> float:
-    """Mean log predictive of the held-out rows, in the units of y."""
-    x, y = run.rows.held_out(r)
-    scales = run.rows.scales[r].to(run.device, torch.float64)
-    if scales.x_loc is not None:
-        x = tree_map(
-            lambda t, loc, scale: t.double() * scale + loc if t.is_floating_point() else t,
-            x, scales.x_loc, scales.x_scale,
-        )  # fmt: skip
-    if scales.y_loc is not None:
-        y = y.double() * scales.y_scale + scales.y_loc
-    p = posterior.predict(x)
-    if isinstance(y, tuple | list):  # the heads' own scores, added up
-        each = [head.log_prob(t) for head, t in zip(p.heads, y, strict=True)]
-        return float(torch.stack(each).sum(0).mean())
-    return float(p.log_prob(y).mean())

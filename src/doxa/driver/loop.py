@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Options:
     """What the caller of `fit` decided about the loop itself."""
 
     schedule: Any = "cosine"
-    patience: int = 10
+    patience: int = 20
     checkpoint: store.Checkpoints | None = None
     found: store.Checkpoint | None = None  # to go on from
     checkpoint_seconds: float = 30.0
@@ -112,7 +112,7 @@ class Driver:
 
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
         every = max(1, min(steps, max(10, steps // 100)))
-        validate = self._validation_intervals(stage)
+        validate = self._validation_intervals(stage, steps)
         while at.t < steps:
             t = at.t
             if t in stage.marks:
@@ -213,20 +213,22 @@ class Driver:
         at.state = chosen(fine, at.state, at.good)
         at.good = chosen(fine, before, at.good)
 
-    def _validation_intervals(self, stage: Stage) -> list[int]:
-        """Steps between validations: an epoch of each member's run; none where there is nothing."""
+    def _validation_intervals(self, stage: Stage, steps: int) -> list[int]:
+        """Steps between validations: an epoch of each member's rows, and a hundredth of the stage
+        at least; none where there is nothing."""
         data = self.run.data
         if not stage.validates or not isinstance(data, Data) or data.validation is None:
             return []
-        epochs = [max(1, len(rows) // self.run.settings.batch_size) for rows in data.rows]
-        return [epochs[r] for r in self.run.run_of]
+        least = math.ceil(steps / 100)
+        epochs = [max(least, len(rows) // self.run.settings.batch_size) for rows in data.rows]
+        return [epochs[s] for s in self.run.split_of]
 
     def _validate(self, at: Progress, due: Sequence[bool]) -> bool:
         """Score the current parameters on the held-out rows; True when no member may improve.
         A member that is not due, has waited long enough or diverged keeps its best."""
         run = self.run
-        held = replace(run.rows, rows=run.rows.validation or [], weight=None)
-        rows = Pass(held, run.run_of, 4096)
+        held = run.rows.held_out_rows()
+        rows = Pass(held, run.split_of, 4096)
         total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
         with torch.no_grad():
             for t in range(rows.count):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from doxa import checks
 from doxa.data import Data
+from doxa.driver.holdout import Splits
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine
 from doxa.errors import DataError, MethodError, ModelError
@@ -29,11 +30,13 @@ OBJECTS = ("prior", "likelihood")  # what a grid may hold besides numbers
 
 def stack(
     problem: Problem, method: Method, likelihood: Likelihood, data: Data,
-    specs: Sequence[RunSpec], ids: list[int], output: Any, inputs: Any, settings: FitSettings,
+    splits: Splits, specs: Sequence[RunSpec], ids: list[int], output: Any, inputs: Any,
+    settings: FitSettings,
 ) -> Run:  # fmt: skip
     """Runs × members as one axis M; the engine is chosen later."""
     count = len(ids)
     run_of = [r for r in range(len(specs)) for _ in ids]
+    split_of = splits.of_members(run_of)
     if method.needs_network and all(
         name.startswith("likelihood.") for name in problem.layout.names
     ):
@@ -44,8 +47,8 @@ def stack(
     likelihoods = _likelihoods(likelihood, specs, output)
     run = Run(
         problem, likelihood, data, Engine(), members=[m for _ in specs for m in ids],
-        run_of=run_of, seeds=[spec.seed for spec in specs for _ in ids],
-        n=data.total_weight(run_of),
+        run_of=run_of, split_of=split_of, seeds=[spec.seed for spec in specs for _ in ids],
+        n=data.total_weight(split_of),
         prior=_bound_prior(problem, priors, count).to(data.device, data.dtype),
         initial=torch.empty(0), hyper=hyper,
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
@@ -70,7 +73,7 @@ def _with_weights(run: Run, method: Method) -> Run:
         )
     weights = weights.to(data.device, data.dtype)
     data = replace(data, weight=weights if data.weight is None else weights * data.weight)
-    return replace(run, data=data, n=data.total_weight(run.run_of))
+    return replace(run, data=data, n=data.total_weight(run.split_of))
 
 
 def member_ids(members: int | Sequence[int] | None, method: Method) -> list[int]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import checks
 from doxa.data import (
     Data,
     Standardisation,
@@ -23,11 +22,11 @@ from doxa.data import (
     rows_of,
     standardise,
 )
+from doxa.driver.holdout import Splits, hold_out
 from doxa.driver.runs import RunSpec
 from doxa.errors import DataError, ShapeError
 from doxa.likelihoods import Likelihood
 from doxa.model import Model
-from doxa.noise import generator
 
 log = logging.getLogger("doxa")
 
@@ -35,9 +34,10 @@ log = logging.getLogger("doxa")
 def place_data(
     data: Any, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
     validation: Any, standardize: bool, sample_weight: Any, device: torch.device,
-    dtype: torch.dtype | None, seed: int,
-) -> tuple[Data, Any, Any]:  # fmt: skip
-    """Checked, standardised rows on the device; the network's output shape; x's row shape."""
+    dtype: torch.dtype | None, seed: int, members: Sequence[int],
+) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
+    """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
+    x's row shape."""
     x, y, source = parse(data)
     total = len(source) if source is not None else rows_of(x, "x")
     if total == 0:
@@ -63,9 +63,10 @@ def place_data(
     if likelihood.classifies and source is None:
         _check_classes(y, likelihood)
     rows = [_rows(spec.rows, total) for spec in specs]
-    held_out: list[Tensor] | None = None
-    if validation is not None:
-        x, y, rows, held_out = _validation(x, y, rows, validation, source, prepare, seed)
+    if isinstance(data, Tasks) and validation == "auto":
+        validation = None
+    x, y, splits = hold_out(x, y, rows, validation, members, source is not None, prepare, seed)
+    rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)
     if standardize:
@@ -90,10 +91,10 @@ def place_data(
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
     weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
-        x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare,
-        isinstance(data, Tasks),
+        x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
+        source, prepare, isinstance(data, Tasks), splits.owners,
     )  # fmt: skip
-    return held, output, inputs
+    return held, splits, output, inputs
 
 
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
@@ -123,41 +124,6 @@ def _rows(rows: Tensor | None, total: int) -> Tensor:
     if rows.numel() == 0 or int(rows.min()) < 0 or int(rows.max()) >= total:
         raise DataError(f"a run's rows must be a non-empty list of numbers in 0 … {total - 1}")
     return rows.cpu()
-
-
-def _validation(
-    x: Any, y: Any, rows: list[Tensor], validation: Any, source: Any, prepare: Any, seed: int
-) -> tuple[Any, Any, list[Tensor], list[Tensor]]:
-    """Rows held out of each run: a random share, or rows appended from a given pair."""
-    if isinstance(validation, int | float | str):
-        validation = checks.positive("validation", validation)
-        kept, held = [], []
-        for index in rows:
-            count = round(float(validation) * len(index))
-            if not 0 < count < len(index):
-                raise DataError(
-                    f"validation={validation} of {len(index)} rows leaves {len(index) - count} to "
-                    f"train on and {count} to validate on"
-                )
-            order = torch.randperm(len(index), generator=generator("validation", seed))
-            kept.append(index[order[count:].sort().values])
-            held.append(index[order[:count].sort().values])
-        return x, y, kept, held
-    if source is not None:
-        raise DataError("validation as a pair needs data as a pair; pass a share instead")
-    vx, vy, _ = parse(validation)
-    start, count = rows_of(x, "x"), rows_of(vx, "validation x")
-    if count == 0 or rows_of(vy, "validation y") != count:
-        raise ShapeError(f"validation x has {count} rows and y {rows_of(vy, 'validation y')}")
-    given, fitted = ([tuple(t.shape[1:]) for t in tree_flatten(v)[0]] for v in (vx, x))
-    if given != fitted:
-        raise ShapeError(f"validation x has rows of shape {given}, but x has {fitted}")
-    check_finite(vx, "validation x")
-    check_finite(vy, "validation y")
-    vy = prepare(vy)
-    x = tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), x, vx)
-    y = tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), y, vy)
-    return x, y, rows, [torch.arange(start, start + count)] * len(rows)
 
 
 def _weights(

@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from doxa import store
-from doxa.method import Method, Run, Stage, State, log_joint, optimise
+from doxa.method import Method, Run, Stage, State, log_joint, noise_on_held_out, optimise
 from doxa.posterior import Posterior, SamplePosterior
 
 
@@ -26,10 +26,11 @@ class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
     name: ClassVar[str] = "map"
-    default_validation: ClassVar[float] = 0.1
+    holds_out: ClassVar[bool] = True
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)
+        yield from noise_on_held_out(self.score, run)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         return SamplePosterior(

@@ -28,6 +28,7 @@ from doxa.method import (
     State,
     averaged,
     log_joint,
+    noise_on_held_out,
     optimise,
     refresh_batch_norm,
 )
@@ -49,7 +50,7 @@ class SWA(Method):
     """
 
     name: ClassVar[str] = "swa"
-    default_validation: ClassVar[float] = 0.1
+    holds_out: ClassVar[bool] = True
 
     share: float = between(0.25, 0, 1, "(]")
     cycle: int = whole(10, least=1)
@@ -66,6 +67,7 @@ class SWA(Method):
         )
         yield replace(averaging, rates=self.rates(run, steps))
         yield from refresh_batch_norm(run, "average.theta")
+        yield from noise_on_held_out(self.score, run, "average.theta")
 
     def rates(self, run: Run, steps: int) -> Tensor:
         """α(i) of each step: [steps], or [steps, M, 1] where runs differ."""
@@ -81,6 +83,9 @@ class SWA(Method):
         else:
             first = 0.5 * run.settings.rate
         return shape[:, None, None] * first if isinstance(first, Tensor) else shape * first
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        return averaged(state, "theta")
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         samples = averaged(state, "theta").unsqueeze(1)

@@ -95,8 +95,10 @@ def random_features(basis: Basis, run: Run, count: int, lengthscale: Tensor) -> 
         return {"frequencies": waves, "phases": phases}
     count = min(count, *(len(rows) for rows in run.rows.rows))
     centres = []
-    for r, seed, member in zip(run.run_of, run.seeds, run.members, strict=True):
-        rows = run.rows.rows[r]
+    for r, split, seed, member in zip(
+        run.run_of, run.split_of, run.seeds, run.members, strict=True
+    ):
+        rows = run.rows.rows[split]
         g = generator("centres", seed, member)
         chosen = rows[torch.randperm(len(rows), generator=g)[:count].sort().values]
         centres.append(_matrix(run.rows.take(chosen, torch.tensor(r))[0]))

@@ -99,10 +99,9 @@ class GP(Method):
 
     def _start(self, run: Run, m: int) -> Tensor:
         """Initial logarithms of one member: the kernel's, then the noise if it is learned."""
-        r = run.run_of[m]
-        rows = run.rows.rows[r]
+        rows = run.rows.rows[run.split_of[m]]
         few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), 256)).long()]
-        x, y = run.rows.take(few, torch.tensor(r))
+        x, y = run.rows.take(few, torch.tensor(run.run_of[m]))
         x, y = matrix(x).double(), y.double()
         kernel = build(self.kernel, x.shape[1], self.ard)
         if isinstance(self.kernel, str):
@@ -175,18 +174,18 @@ class GP(Method):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         function = self._function(run)
         likelihood, given = given_noise(run, self)
-        split = [self._split(function, row, given, m) for m, row in enumerate(state["theta"])]
-        event, r = event_of(run), run.run_of[0]
+        pairs = [self._split(function, row, given, m) for m, row in enumerate(state["theta"])]
+        event, split = event_of(run), run.split_of[0]
         learned = self._noise_shape(run)
         own = event if learned is None else learned
-        x, y = run.rows.of_run(r)
+        x, y = run.rows.of_split(split)
         weight = run.rows.weight
         if weight is not None:
-            weight = weight[run.rows.rows[r].to(weight.device)].double()
+            weight = weight[run.rows.rows[split].to(weight.device)].double()
         posterior = GPPosterior(
             **run.common(self) | {"likelihood": likelihood}, kernel=function,
-            hyper=torch.stack([kernel for kernel, _ in split]).double(),
-            log_noise=torch.stack([noise.expand(math.prod(own)) for _, noise in split])
+            hyper=torch.stack([kernel for kernel, _ in pairs]).double(),
+            log_noise=torch.stack([noise.expand(math.prod(own)) for _, noise in pairs])
             .reshape(run.size, *own),
             x=matrix(x).to(run.dtype), y=y.reshape(len(y), -1).double(), weight=weight, event=event,
         )  # fmt: skip

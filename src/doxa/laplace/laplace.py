@@ -65,6 +65,7 @@ class Laplace(Method):
     """
 
     name: ClassVar[str] = "laplace"
+    holds_out: ClassVar[bool] = True
 
     structure: str = one_of("full", "diagonal")
     predictive: str = one_of("linearised", "sampled")

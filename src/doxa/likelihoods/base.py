@@ -104,6 +104,16 @@ class Likelihood(ABC):
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         """Var[y | f], the aleatoric part, elementwise: shape of `mean`."""
 
+    def constant(self, seen: Tensor, y: Tensor) -> Tensor | None:
+        """log p(y), [N], under the best constant for the targets that were `seen`: what a network
+        must beat. None where there is no such thing."""
+        if not self.scales_targets:
+            return None
+        seen, y = seen.double().flatten(1), y.double().flatten(1)
+        scale = seen.std(0, correction=0).clamp(min=torch.finfo(torch.float32).eps)
+        z = (y - seen.mean(0)) / scale
+        return -(0.5 * z.square() + scale.log() + 0.5 * math.log(2 * math.pi)).sum(1)
+
     @abstractmethod
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         """H[y | f] of each element of the event, in nats: [*lead, N, *event]."""

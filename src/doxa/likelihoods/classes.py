@@ -74,6 +74,10 @@ class Bernoulli(Likelihood):
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return torch.sigmoid(f) * torch.sigmoid(-f)
 
+    def constant(self, seen: Tensor, y: Tensor) -> Tensor:
+        share = (seen.double().sum(0) + 1) / (len(seen) + 2)
+        return torch.where(y > 0, share, 1 - share).log().flatten(1).sum(1)
+
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return self.entropy_of(torch.sigmoid(f), lead)
 
@@ -163,6 +167,15 @@ class Categorical(Likelihood):
         else:
             each = torch.log_softmax(f, axis).gather(axis, chosen).squeeze(axis)
         return sum_event(each if weight is None else each * weight, lead)
+
+    def constant(self, seen: Tensor, y: Tensor) -> Tensor:
+        skipped = (y == self.ignore_index) if self.ignore_index is not None else y < 0
+        counted = seen if self.ignore_index is None else seen[seen != self.ignore_index]
+        classes = 1 + max(int(counted.max()), int(y[~skipped].max()) if (~skipped).any() else 0)
+        counts = torch.bincount(counted.flatten(), minlength=classes)
+        shares = (counts.double() + 1) / (counted.numel() + classes)
+        each = shares.log()[torch.where(skipped, 0, y)].masked_fill(skipped, 0.0)
+        return each.reshape(len(y), -1).sum(1)
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return softmax(f, lead + 1)

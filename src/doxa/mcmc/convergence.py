@@ -120,7 +120,7 @@ def concerns(diagnostics: Mapping[str, Any]) -> list[Concern]:
 
 def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
     """Outputs at some training rows and the likelihood's parameters: [S, entries]."""
-    rows = run.rows.rows[run.run_of[0]][:_ROWS]
+    rows = run.rows.rows[run.split_of[0]][:_ROWS]
     x, _ = run.rows.take(rows, torch.tensor(run.run_of[0]))
     (draws,) = posterior.groups(None, 0)
     with torch.no_grad():

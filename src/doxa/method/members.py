@@ -53,6 +53,7 @@ class Members:
     engine: Engine
     members: Sequence[int]  # member id of each row
     run_of: Sequence[int]  # run of each row
+    split_of: Sequence[int]  # which of the data's splits each row is fitted to
     seeds: Sequence[int]  # seed of each row
     n: Tensor  # [M], the sum of weights
     prior: BoundPrior
@@ -179,8 +180,9 @@ class Members:
         if key not in self._derived:
             own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
             self._derived[key] = replace(
-                self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
-                n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants),
+                self, members=self.members[rows], run_of=self.run_of[rows],
+                split_of=self.split_of[rows], seeds=self.seeds[rows], n=self.n[rows],
+                hyper=own(self.hyper), constants=own(self.constants),
                 prior=self.prior[rows] if self.prior.stacked else self.prior,
                 initial=self.initial[rows], data=self.data.members(rows),
                 particle_of=self.particle_of[rows],
@@ -196,7 +198,8 @@ class Members:
             before = self.particle_of or [""] * self.size
             wide = replace(
                 self, members=many(self.members), run_of=many(self.run_of),
-                seeds=many(self.seeds), n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
+                split_of=many(self.split_of), seeds=many(self.seeds),
+                n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
                 constants=again(self.constants), data=self.data.members(each),
                 prior=self.prior[each] if self.prior.stacked else self.prior,
                 initial=self.initial.repeat_interleave(k, 0),

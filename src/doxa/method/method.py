@@ -37,7 +37,7 @@ class Method:
     default_steps: ClassVar[int] = 2000
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 128
-    default_validation: ClassVar[float] = 0.0  # of a table's rows, held out to stop in time
+    holds_out: ClassVar[bool] = False  # it can overfit: rows are held out unless the user says
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False

@@ -87,7 +87,7 @@ class Run(Members):
         """Batches for a stage: see `doxa.data.sources`."""
         if isinstance(self.data, NoData):
             return NoRows(self.size, self.device, self.dtype)
-        ask = Ask(self.data, self.run_of, self.keys, self.settings.batch_size, stage)
+        ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage)
         return source(rows).open(ask)
 
     def all_rows(self) -> Batch:
@@ -96,7 +96,7 @@ class Run(Members):
 
     def passes(self, size: int = 4096) -> Pass:
         """Every row once, `size` at a time."""
-        return Pass(self.rows, self.run_of, size)
+        return Pass(self.rows, self.split_of, size)
 
     def common(self, method: Method) -> dict[str, Any]:
         """What every posterior of this run is given (one run only)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from doxa.method.clock import Clock, Info, State
 from doxa.method.objectives import Objective
 from doxa.method.run import Run
 from doxa.method.stage import Stage
-from doxa.optim import Optimizer
+from doxa.optim import Adam, Optimizer
 
 
 def optimise(
@@ -66,6 +67,42 @@ def optimise(
         name, step, steps, source, over=tuple(over), enter=enter, validates=validates,
         capturable=capturable,
     )  # fmt: skip
+
+
+def noise_on_held_out(
+    score: Callable[[Run, State, Batch], Tensor], run: Run, name: str = "theta", steps: int = 100
+) -> Iterable[Stage]:
+    """A short stage that re-estimates the likelihood's own parameters, which are among the weights
+    under a name, on the rows held out: on the rows that were fitted the noise looks smaller than
+    it is. `score` gives the log-likelihood of rows, [M]. No stage where nothing is held out, or
+    nothing learned."""
+    learned = [own for own in run.layout.names if own.startswith("likelihood.")]
+    if run.data.validation is None or not learned:
+        return
+    index = run.layout.index(learned).to(run.device)
+
+    def put(state: State) -> State:
+        return {**state, name: state[name].index_copy(-1, index, state["noise"])}
+
+    def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
+        own = put(params)
+        return score(run, own, batch) + run.prior.log_prob(own[name]), {}
+
+    stage = optimise(
+        objective, steps, ("noise",), optimizer=Adam(), name="noise", source="held-out",
+        validates=False,
+    )  # fmt: skip
+    begin, advance = stage.enter, stage.step
+    assert begin is not None
+
+    def enter(run: Run, state: State) -> State:
+        return begin(run, {**state, "noise": state[name][..., index]})
+
+    def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        return put(advance(run, state, batch, clock)[0]), {}
+
+    falling = 0.1 * torch.linspace(1.0, 0.0, steps + 1, device=run.device, dtype=run.dtype)[:-1]
+    yield replace(stage, step=step, enter=enter, rates=falling)
 
 
 def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:

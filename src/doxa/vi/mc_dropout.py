@@ -22,7 +22,17 @@ from torch import Tensor, nn
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ModelError
-from doxa.method import Clock, Known, Method, Problem, Run, Stage, State, optimise
+from doxa.method import (
+    Clock,
+    Known,
+    Method,
+    Problem,
+    Run,
+    Stage,
+    State,
+    noise_on_held_out,
+    optimise,
+)
 from doxa.method.fields import between, one_of
 from doxa.model.layers import MaskedDropout, with_input_dropout
 from doxa.model.problem import Network
@@ -46,7 +56,7 @@ class MCDropout(Method):
     """
 
     name: ClassVar[str] = "mc-dropout"
-    default_validation: ClassVar[float] = 0.1
+    holds_out: ClassVar[bool] = True
 
     p: float | None = between(
         None, 0, 1, "()", because="it is the probability to drop", per_run=True
@@ -76,6 +86,7 @@ class MCDropout(Method):
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(self._objective, run.steps)
+        yield from noise_on_held_out(self.score, run)
 
     def init(self, run: Run) -> State:
         rates = self.rates(run)

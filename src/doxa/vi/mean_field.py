@@ -22,7 +22,17 @@ from torch.nn.functional import softplus
 
 from doxa import linalg, store
 from doxa.data import Batch
-from doxa.method import Clock, Known, Method, Run, Stage, State, averaged, optimise
+from doxa.method import (
+    Clock,
+    Known,
+    Method,
+    Run,
+    Stage,
+    State,
+    averaged,
+    noise_on_held_out,
+    optimise,
+)
 from doxa.method.fields import between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
 
@@ -43,6 +53,7 @@ class MeanField(Method):
 
     name: ClassVar[str] = "mean-field"
     default_steps: ClassVar[int] = 4000
+    holds_out: ClassVar[bool] = True
 
     initial_std: float = positive(0.05, per_run=True)
     temperature: float = positive(1.0, per_run=True)
@@ -58,6 +69,7 @@ class MeanField(Method):
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(self._elbo, run.steps, over=("mean", "rho"), average=self.average)
+        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         mean, rho = params["mean"], params["rho"]
@@ -86,7 +98,7 @@ class MeanField(Method):
         return Known(value, add)
 
     def parameters(self, run: Run, state: State) -> Tensor:
-        return state["mean"]
+        return averaged(state, "mean")
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         mean, std = averaged(state, "mean"), softplus(averaged(state, "rho"))

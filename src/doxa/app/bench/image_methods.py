@@ -105,7 +105,7 @@ def _fit(data: Images, s: Settings, seed: int, method: Any, **options: Any) -> d
     model = doxa.Model(s.build(data), "categorical", doxa.Normal(1.0), options.pop("subset", "all"))
     posterior: doxa.Posterior = doxa.fit(
         model, (data.x, data.y), method, seed=seed, device=data.x.device, epochs=s.epochs,
-        batch_size=s.batch, lr=s.rate, progress=False, **options,
+        batch_size=s.batch, lr=s.rate, progress=False, validation=None, **options,
     )  # fmt: skip
     return posterior
 

@@ -69,7 +69,9 @@ class Problem:
     def fit(self, method: Any, outputs: int = 1, **options: Any) -> Any:
         """All splits in one fit; no network where there are no outputs."""
         net = doxa.nets.mlp(self.x.shape[1], outputs, hidden=(self.hidden,)) if outputs else None
-        asked: dict[str, Any] = {"runs": doxa.Runs(rows=self.train), "schedule": "constant"}
+        asked: dict[str, Any] = {
+            "runs": doxa.Runs(rows=self.train), "schedule": "constant", "validation": None,
+        }  # fmt: skip
         asked |= options
         return doxa.fit(
             net, (self.x, self.y), method, seed=self.seed, standardize=True, progress=False, **asked

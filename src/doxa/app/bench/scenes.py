@@ -116,7 +116,7 @@ def fit(scenes: Scenes, method: str, s: Settings = FULL, seed: int = 0) -> doxa.
     posterior: doxa.Posterior = doxa.fit(
         net, (scenes.x, scenes.y), method, likelihood=likelihood, prior=doxa.Normal(1.0),
         seed=seed, device=scenes.x.device, epochs=s.epochs, batch_size=s.batch, lr=s.rate,
-        progress=False, members=members,
+        progress=False, members=members, validation=None,
     )  # fmt: skip
     return posterior
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -68,10 +67,8 @@ def fit(
     frame = tables.read_table(data, index)
     columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
     say_schema(columns, len(frame))
-    plan = replace(plan, validation=plan.held_out(chosen, len(frame)) or 0.0)
-    if plan.validation:
-        share = f"{plan.validation:.0%} of the rows are held out to stop training in time"
-        out.print(f"{share}; --validation 0 trains on all", highlight=False)
+    if words := fitting.say_held_out(plan, chosen, len(frame)):
+        out.print(words, highlight=False)
     checkpoint = fitting.prepare_out(out_folder, resume)
     if resume and not checkpoint.exists():
         out.print("no checkpoint to go on from: starting from the beginning")

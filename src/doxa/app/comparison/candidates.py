@@ -41,7 +41,7 @@ class Task:
         """A posterior for each set of training rows, in one stacked run."""
         brings_functions = not method.needs_network
         asked = {"seed": self.seed, **self.options, **options}
-        if not method.default_validation:  # rows held out for nothing would only be missed
+        if not method.holds_out:  # rows held out for nothing would only be missed
             asked.pop("validation", None)
         sweep = doxa.fit(
             None if brings_functions else self.net,

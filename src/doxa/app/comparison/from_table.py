@@ -13,7 +13,6 @@ from doxa.app.comparison.result import Comparison
 from doxa.app.comparison.splits import Split
 from doxa.app.fitting import Plan, make_net
 from doxa.app.schema import Schema
-from doxa.ensemble.map import MAP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +50,6 @@ def compare_tables(
         reference=reference,
         seed=plan.seed,
         say=say,
-        validation=plan.held_out(MAP(), len(x)),
+        validation=plan.held_out,
         **plan.options(),
     )

@@ -1,0 +1,131 @@
+"""What the rows that were held out say of a fit: how well they are predicted, and how often its
+intervals hold them. A fit that is much too sure of itself, or worse than a constant, is not "ok".
+
+Where each member holds out a part of its own, the member alone is judged by that part: the others
+have seen it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from doxa.data import Data
+from doxa.driver.progress import Progress
+from doxa.method import Method, Run, slice_state
+from doxa.posterior import Posterior, Status
+
+LEVEL = 0.9
+ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
+LOSS = 0.05  # nats a row below the constant, likewise
+_ROWS = 4096  # that are looked at, of each split
+_NUMBERS = 2**18  # in y, likewise
+
+
+def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
+    """Put into the record what the held-out rows say of a run, whose members are `part`."""
+    data = run.data
+    if not isinstance(data, Data) or data.validation is None or data.tasks:
+        return
+    likelihood = run.likelihood
+    seen: dict[str, list[Tensor]] = {}
+    for each, split in _judged(posterior, method, run, part, result):
+        x, y = _some(data, data.validation[split], split)
+        p = each.predict(x)
+        score = _log_prob(p, y)
+        seen.setdefault("log_prob", []).append(score)
+        if isinstance(y, Tensor):
+            constant = likelihood.constant(_some(data, data.rows[split], split)[1], y)
+            if constant is not None:
+                seen.setdefault("gain", []).append(score.double() - constant)
+            if likelihood.scales_targets:
+                low, high = p.interval(LEVEL)
+                inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
+                seen.setdefault("coverage", []).append(inside.double().flatten(1).mean(1))
+            elif likelihood.classifies:
+                seen.setdefault("too_sure", []).append(_too_sure(p, y))
+    found = {name: torch.cat(values).double() for name, values in seen.items()}
+    record = posterior.record
+    record.validation = float(found["log_prob"].mean())
+    rows = len(found["log_prob"])
+    record.diagnostics["held_out"] = {"rows": rows} | {k: float(v.mean()) for k, v in found.items()}
+    if record.status == "ok":
+        record.status = _status(found, rows)
+
+
+def _judged(
+    posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
+) -> Iterator[tuple[Posterior, int]]:
+    """Who is judged by the rows of which split."""
+    splits = run.split_of[part]
+    if len(set(splits)) == 1:
+        yield posterior, splits[0]
+        return
+    for m, split in zip(range(part.start, part.stop), splits, strict=True):
+        own = slice(m, m + 1)
+        alone = method.finish(run.part(own), slice_state(result.state, own), result.draws(own))
+        alone.record.seed = posterior.record.seed
+        yield alone, split
+
+
+def _some(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+    """At most so many of the rows, evenly, in the units of x and y."""
+    run = data.run_of(split)
+    one = tree_flatten(data.take(rows[:1], torch.tensor(run))[1])[0]
+    most = max(1, min(_ROWS, _NUMBERS // max(1, sum(t.numel() for t in one))))
+    some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
+    x, y = data.take(some, torch.tensor(run))
+    scales = data.scales[run].to(data.device, torch.float64)
+    if scales.x_loc is not None:
+        x = tree_map(
+            lambda t, loc, scale: t.double() * scale + loc if t.is_floating_point() else t,
+            x, scales.x_loc, scales.x_scale,
+        )  # fmt: skip
+    if scales.y_loc is not None:
+        y = y.double() * scales.y_scale + scales.y_loc
+    return x, y
+
+
+def _log_prob(p: Any, y: Any) -> Tensor:
+    if isinstance(y, tuple | list):  # the heads' own scores, added up
+        return torch.stack([h.log_prob(t) for h, t in zip(p.heads, y, strict=True)]).sum(0)
+    return torch.as_tensor(p.log_prob(y))
+
+
+def _too_sure(p: Any, y: Any) -> Tensor:
+    """How much larger the probability of the likeliest class is than its being right, [N]."""
+    yes = p.probs
+    if yes.shape == y.shape:  # Bernoulli
+        likeliest, right = torch.maximum(yes, 1 - yes), (yes > 0.5) == (y > 0.5)
+    else:
+        likeliest, right = yes.amax(1), yes.argmax(1) == y
+    return (likeliest.double() - right.double()).reshape(len(y), -1).mean(1)
+
+
+def _status(found: dict[str, Tensor], rows: int) -> Status:
+    """What is wrong, beyond what chance allows (two standard errors)."""
+    error = {name: 2 * float(v.std(correction=0)) / math.sqrt(rows) for name, v in found.items()}
+    mean = {name: float(v.mean()) for name, v in found.items()}
+    if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
+        reason = (
+            f"the {rows} rows held out are predicted {-mean['gain']:.2g} nats a row worse than by "
+            "a constant: are inputs and targets of unit scale (standardize=True)? Else train "
+            "longer, or at another learning rate"
+        )
+        return Status("worse-than-constant", reason)
+    if mean.get("coverage", LEVEL) < LEVEL - max(ALLOWED, error.get("coverage", 0.0)):
+        what = f"{LEVEL:.0%} intervals hold {mean['coverage']:.0%} of the {rows} rows held out"
+    elif mean.get("too_sure", 0.0) > max(ALLOWED, error.get("too_sure", 0.0)):
+        what = (
+            f"on the {rows} rows held out the likeliest class is right {mean['too_sure']:.0%} less "
+            "often than it says"
+        )
+    else:
+        return Status()
+    advice = "recalibrate it (doxa.evaluate.recalibrate), or use another method"
+    return Status("overconfident", f"{what}: it is too sure of itself; {advice}")

@@ -20,6 +20,6 @@ from doxa.model.problem import Problem
 __all__ = [
     "Clock", "FitSettings", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective",
     "Problem", "Run", "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint",
-    "network_part", "noise_on_held_out", "optimise", "potential", "refresh_batch_norm", "slice_state", "target",
-    "unfolded",
+    "network_part", "noise_on_held_out", "optimise", "potential", "refresh_batch_norm",
+    "slice_state", "target", "unfolded",
 ]  # fmt: skip

@@ -251,11 +251,9 @@ class Driver:
 
     def _score(self, state: State, batch: Batch) -> Tensor:
         """The log-likelihood of some rows under each member's current weights, [M]."""
-        run = self.run
-        scores = []
+        run, score, scores = self.run, self.method.score, []
         for part in run.engine.chunks(run.size):
-            one = run if part == slice(0, run.size) else run.part(part)
-            scores.append(self.method.score(one, slice_state(state, part), batch.members(part)))
+            scores.append(score(run.part(part), slice_state(state, part), batch.members(part)))
         return scores[0] if len(scores) == 1 else torch.cat(scores)
 
     def _maybe_save(self, stage: Stage, at: Progress) -> None:

@@ -167,7 +167,7 @@ class Members:
             self._derived[key] = replace(
                 self, members=self.members[rows], run_of=self.run_of[rows], seeds=self.seeds[rows],
                 n=self.n[rows], hyper=own(self.hyper), constants=own(self.constants),
-                prior=self.prior[rows] if self.prior.stacked else self.prior,
+                prior=self.prior[rows] if self.prior.runs else self.prior,
                 initial=self.initial[rows], data=self.data.members(rows),
                 particle_of=self.particle_of[rows],
             )  # fmt: skip
@@ -184,7 +184,7 @@ class Members:
                 self, members=many(self.members), run_of=many(self.run_of),
                 seeds=many(self.seeds), n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
                 constants=again(self.constants), data=self.data.members(each),
-                prior=self.prior[each] if self.prior.stacked else self.prior,
+                prior=self.prior[each] if self.prior.runs else self.prior,
                 initial=self.initial.repeat_interleave(k, 0),
                 particle_of=[f"{own}/{j}" for own in before for j in range(k)],
             )  # fmt: skip

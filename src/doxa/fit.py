@@ -103,6 +103,8 @@ def fit(
     A `Posterior`, or a `Sweep` of them when `runs` is given.
     """
     began = time.monotonic()
+    if init not in ("fresh", "given"):
+        raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
     method = as_method(method)
     specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
     problem = _problem(model, method, likelihood, prior, subset)
@@ -135,7 +137,7 @@ def fit(
     settings = FitSettings(
         steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
         rate=method.default_rate if lr is None else checks.positive("lr", lr),
-        optimizer=find_optimizer(optimizer), fresh=_fresh(init),
+        optimizer=find_optimizer(optimizer), fresh=init == "fresh",
     )  # fmt: skip
     run = stack(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
@@ -172,12 +174,6 @@ def _problem(
     return Network(Model(model, likelihood or "gaussian", prior, subset or "all"))
 
 
-def _fresh(init: str) -> bool:
-    if init not in ("fresh", "given"):
-        raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
-    return init == "fresh"
-
-
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
     asked = None if asked is None else checks.whole("batch_size", asked)
     lengths = [len(rows) for rows in data.rows]
@@ -212,12 +208,13 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
     zero = torch.zeros((), device=run.device)
     clock = Clock(zero, zero, 1, wide.noise("trial"))
     state = wide.init_network()
-
-    def trial(engine: Engine) -> None:
-        replace(wide, engine=engine).value_and_grad(log_joint, state, rows.batch(0), clock)
-
     try:
-        chosen = works(chosen, trial)
+        chosen = works(
+            chosen,
+            lambda tried: replace(wide, engine=tried).value_and_grad(
+                log_joint, state, rows.batch(0), clock
+            ),
+        )
     except DoxaError:
         raise
     except Exception as error:  # whatever the user's forward raises

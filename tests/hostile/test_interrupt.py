@@ -139,7 +139,7 @@ def test_without_a_checkpoint_ctrl_c_is_immediate() -> None:
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
-    with pytest.raises(KeyboardInterrupt), Interrupts(deferred=True) as interrupts:
+    with pytest.raises(KeyboardInterrupt), Interrupts().deferred() as interrupts:
         signal.raise_signal(signal.SIGINT)
         assert interrupts.pending
         signal.raise_signal(signal.SIGINT)
@@ -149,7 +149,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
 def test_a_programs_own_handler_is_left_alone() -> None:
     pressed = []
     signal.signal(signal.SIGINT, lambda *_: pressed.append(1))
-    with Interrupts(deferred=True) as interrupts:
+    with Interrupts().deferred() as interrupts:
         signal.raise_signal(signal.SIGINT)
     assert pressed == [1] and not interrupts.pending
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -169,7 +169,7 @@ def test_a_stack_is_its_runs_side_by_side(name: str) -> None:
 
     runs = [bind(wider(PRIORS[name], factor), LAYOUT) for factor in (0.5, 1.0, 3.0)]
     stacked = stack_bound(runs)
-    assert stacked.stacked
+    assert stacked.runs == (3,)
     w = flat(2, 3)
     for method in ("log_prob", "score", "curvature"):
         apart = [getattr(run, method)(w[:, r]) for r, run in enumerate(runs)]
@@ -177,7 +177,7 @@ def test_a_stack_is_its_runs_side_by_side(name: str) -> None:
         some = getattr(stacked[1:], method)(w[:, 1:])
         torch.testing.assert_close(some, torch.stack(apart[1:], 1))
     one = stacked[2]
-    assert not one.stacked
+    assert one.runs == ()
     torch.testing.assert_close(one.log_prob(w[:, 2]), runs[2].log_prob(w[:, 2]))
     torch.testing.assert_close(
         stacked[torch.tensor([2, 0])].mean, torch.stack([r.mean for r in runs])[[2, 0]]

@@ -86,9 +86,10 @@ def batch_rows(batch: Batch) -> int:
 class Data:
     """Rows of R runs, on a device.
 
-    x, y: tensors [N, ...], or [R·N, ...] when every run has its own scales (`banked`).
+    x, y: tensors [N, ...], or [R·N, ...] when every run has its own scales (`banked`); on the
+        device and in the type of the fit, unless `lazy`.
     rows: the row numbers of each split; validation: those held out of it. A run is one split, or
-    several whose members each hold out another part; `owners` then says whose a split is.
+        several whose members each hold out another part; `owners` then says whose a split is.
     """
 
     x: Inputs
@@ -138,8 +139,9 @@ class Data:
             index = index + run * self.total
         index = index.to(self.place)
         x, y = (tree_map(lambda t: t[index], tree) for tree in (self.x, self.y))
-        if self.lazy:
-            x, y = self._standardised(x, y, index.ndim, torch.tensor(0) if run is None else run)
+        if not self.lazy:
+            return x, y
+        x, y = self._standardised(x, y, index.ndim, torch.tensor(0) if run is None else run)
         return self._place(x), self._place(y)
 
     def _standardised(self, x: Inputs, y: Any, axes: int, run: Tensor) -> tuple[Inputs, Any]:

@@ -70,7 +70,17 @@ def as_tensor(value: Any, what: str) -> Tensor:
         if value.is_meta or value.layout != torch.strided:
             kind = "meta" if value.is_meta else str(value.layout)
             raise DataError(f"{what} is a {kind} tensor, which holds no dense rows to read")
-        return _real(value.detach(), what)
+        found = value.detach()
+    else:
+        found = _from_array(value, what)
+    if found.is_complex():
+        raise DataError(
+            f"{what} holds {found.dtype} values; pass real and imaginary parts as columns"
+        )
+    return found
+
+
+def _from_array(value: Any, what: str) -> Tensor:
     if hasattr(value, "to_numpy"):  # pandas
         value = value.to_numpy()
     try:
@@ -87,13 +97,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
         array = array.astype(np.float64)
     with warnings.catch_warnings():  # nothing here writes into what the caller passed
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return _real(torch.as_tensor(array), what)
-
-
-def _real(t: Tensor, what: str) -> Tensor:
-    if t.is_complex():
-        raise DataError(f"{what} holds {t.dtype} values; pass real and imaginary parts as columns")
-    return t
+        return torch.as_tensor(array)
 
 
 def as_tensors(value: Any, what: str) -> Any:

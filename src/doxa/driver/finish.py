@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,7 @@ def launch(
     result = Driver(run, method, options).drive()
     count = run.size // len(specs)
     seconds = time.monotonic() - began
-    return posteriors_of(run, method, result, specs, count, seconds), result
-
-
-def posteriors_of(
-    run: Run,
-    method: Method,
-    result: Progress,
-    specs: Sequence[RunSpec],
-    count: int,
-    seconds: float,
-) -> list[Posterior]:
+    longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
     posteriors = []
     for r, spec in enumerate(specs):
         rows = slice(r * count, (r + 1) * count)
@@ -54,7 +45,7 @@ def posteriors_of(
         record.seed = spec.seed
         record.history = _history(result.history, rows)
         record.diagnostics |= {
-            "engine": run.engine.kind, "mode": _main_mode(result),
+            "engine": run.engine.kind, "mode": longest[1],
             "engine_reason": run.engine.reason, "seconds": seconds, "steps": result.done,
         }  # fmt: skip
         record.stats = {
@@ -69,13 +60,7 @@ def posteriors_of(
             record.diagnostics["rows"] = len(torch.cat(seen).unique())
         judge(posterior, method, run, rows, result)
         posteriors.append(posterior)
-    return posteriors
-
-
-def _main_mode(result: Progress) -> str | None:
-    """How the longest stage was executed."""
-    longest = max(result.modes.values(), key=lambda each: each[0], default=None)
-    return None if longest is None else str(longest[1])
+    return posteriors, result
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:

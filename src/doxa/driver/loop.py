@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,9 +21,8 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, Data, Feed, Pass, halved
 from doxa.driver.bar import Bar
-from doxa.driver.draws import storage
 from doxa.driver.interrupts import Interrupts
-from doxa.driver.progress import Progress, chosen, copied, finite_members
+from doxa.driver.progress import Progress, chosen, copied, finite_members, storage
 from doxa.engine import Engine
 from doxa.engine.ahead import Ahead, worthwhile
 from doxa.engine.execute import Executor, choose_executor
@@ -59,10 +58,11 @@ class Driver:
         self.method = method
         self.options = options
         self._saved_at = time.monotonic()
-        self._interrupts = Interrupts(deferred=options.checkpoint is not None)
+        self._interrupts = Interrupts()
 
     def drive(self) -> Progress:
-        at = self._resume() or Progress(dict(self.method.init(self.run)))
+        found = self.options.found
+        at = self._resume(found) if found else Progress(dict(self.method.init(self.run)))
         stages = list(self.method.stages(self.run))
         draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
         if draws:
@@ -76,7 +76,9 @@ class Driver:
             for stage, feed in zip(stages, feeds, strict=True)
         ]
         shown = Bar(self.method.name, sum(lengths), at.done) if self.options.progress else None
-        with shown or nullcontext() as bar, self._interrupts:
+        saves = self.options.checkpoint is not None
+        waits = self._interrupts.deferred() if saves else nullcontext()
+        with shown or nullcontext() as bar, waits:
             for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
                 if i < at.stage:
                     continue
@@ -85,7 +87,8 @@ class Driver:
                     at.recorded = None
                 self._run_stage(i, stage, feed, steps, at, bar)
                 at.stage, at.t = i + 1, 0
-            self._maybe_stop(at)
+            if self._interrupts.pending:
+                self._stop(at)
         return at
 
     def _run_stage(
@@ -134,8 +137,11 @@ class Driver:
                 break
             if stop and feed.steps is None:  # what was added up over half the rows is of no use
                 break
-            self._maybe_save(stage, at)
-            self._maybe_stop(at, stage)
+            waited = time.monotonic() - self._saved_at
+            if self.options.checkpoint and waited >= self.options.checkpoint_seconds:
+                self._save(at, stage)
+            if self._interrupts.pending:
+                self._stop(at, stage)
         mode = executor.mode if stage.recorded is None else stage.recorded.mode
         at.modes[stage.name] = [steps, mode]
         if at.best:
@@ -253,23 +259,13 @@ class Driver:
 
     def _score(self, state: State, batch: Batch) -> Tensor:
         """The log-likelihood of some rows under each member's current weights, [M]."""
-        run = self.run
-        scores = []
+        run, score, scores = self.run, self.method.score, []
         for part in run.engine.chunks(run.size):
-            one = run if part == slice(0, run.size) else run.part(part)
-            scores.append(self.method.score(one, slice_state(state, part), batch.members(part)))
+            scores.append(score(run.part(part), slice_state(state, part), batch.members(part)))
         return scores[0] if len(scores) == 1 else torch.cat(scores)
 
-    def _maybe_save(self, stage: Stage, at: Progress) -> None:
-        if self.options.checkpoint is None:
-            return
-        if time.monotonic() - self._saved_at >= self.options.checkpoint_seconds:
-            self._save(at, stage)
-
-    def _maybe_stop(self, at: Progress, stage: Stage | None = None) -> None:
+    def _stop(self, at: Progress, stage: Stage | None = None) -> NoReturn:
         """Act on Ctrl-C: between steps, so that what is saved resumes bit for bit."""
-        if not self._interrupts.pending:
-            return
         if self.options.checkpoint is not None:
             try:
                 self._save(at, stage)
@@ -292,10 +288,7 @@ class Driver:
         self.options.checkpoint.save(at.done, tensors, meta)
         self._saved_at = time.monotonic()
 
-    def _resume(self) -> Progress | None:
-        found = self.options.found
-        if found is None:
-            return None
+    def _resume(self, found: store.Checkpoint) -> Progress:
         log.info("resuming at step %d", found.step)
         tensors = {k: v.to(self.run.device) for k, v in found.tensors.items()}
         return Progress.from_checkpoint(tensors, found.meta["progress"])

@@ -44,7 +44,10 @@ def stack(
     if problem.batch_norm:
         _say_batch_norm(problem.net)
     hyper, priors = _hyper(method, specs, count, data, method.uses_rate or problem.partial)
-    likelihoods = _likelihoods(likelihood, specs, output)
+    likelihoods = [spec.hyper.get("likelihood", likelihood) for spec in specs]
+    for own in likelihoods:
+        if own != likelihood:
+            _check_likelihood(own, likelihood, output)
     run = Run(
         problem, likelihood, data, Engine(), members=[m for _ in specs for m in ids],
         run_of=run_of, split_of=split_of, seeds=[spec.seed for spec in specs for _ in ids],
@@ -54,17 +57,17 @@ def stack(
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
         likelihoods=likelihoods,
     )  # fmt: skip
-    run = _with_weights(replace(run, initial=_initial(run)), method)
+    run = replace(run, initial=_initial(run))
+    weights = method.row_weights(run)
+    if weights is not None:
+        run = _with_weights(run, method, weights)
     if bool((run.n <= 0).any()):
         raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
     return run
 
 
-def _with_weights(run: Run, method: Method) -> Run:
+def _with_weights(run: Run, method: Method, weights: Tensor) -> Run:
     """Row weights that the method has for each member, times the user's."""
-    weights = method.row_weights(run)
-    if weights is None:
-        return run
     data = run.rows
     if weights.shape != (run.size, data.total):
         raise MethodError(
@@ -114,6 +117,8 @@ def _hyper(
 ) -> tuple[dict[str, Tensor], list[Any] | None]:
     """Hyper-parameters that differ between runs, [M] each; priors are handed over as objects."""
     fields = sorted({name for spec in specs for name in spec.hyper})
+    if not fields:
+        return {}, None
     known = {*method.settings(), "lr", *OBJECTS}
     unknown = [name for name in fields if name not in known]
     if unknown:
@@ -154,23 +159,20 @@ def _bound_prior(problem: Problem, priors: list[Any] | None, count: int) -> Boun
     return bind(problem.model.prior if problem.model is not None else None, problem.layout)
 
 
-def _likelihoods(common: Likelihood, specs: Sequence[RunSpec], output: Any) -> list[Likelihood]:
-    """Each run's own. They may differ in the given noise of a Gaussian, which every member has as
-    a number of its own; a step reads everything else from the model's likelihood."""
-    each = [spec.hyper.get("likelihood", common) for spec in specs]
+def _check_likelihood(own: Likelihood, common: Likelihood, output: Any) -> None:
+    """A run's may differ in the given noise of a Gaussian, which every member has as a number of
+    its own; a step reads everything else from the model's likelihood."""
     learned = common.parameters(output).keys()
-    for own in each:
-        if type(own) is not type(common) or own.parameters(output).keys() != learned:
-            raise MethodError(
-                f"a grid of likelihoods keeps to the model's family and to what it learns: "
-                f"{own!r} cannot stand beside {common!r}"
-            )
-        if own != common and not isinstance(common, Gaussian):
-            raise MethodError(
-                f"a grid of likelihoods may vary the given noise of a Gaussian only: fit once for "
-                f"each of {own!r} and {common!r}"
-            )
-    return each
+    if type(own) is not type(common) or own.parameters(output).keys() != learned:
+        raise MethodError(
+            f"a grid of likelihoods keeps to the model's family and to what it learns: "
+            f"{own!r} cannot stand beside {common!r}"
+        )
+    if not isinstance(common, Gaussian):
+        raise MethodError(
+            f"a grid of likelihoods may vary the given noise of a Gaussian only: fit once for "
+            f"each of {own!r} and {common!r}"
+        )
 
 
 def _constants(

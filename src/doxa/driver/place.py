@@ -89,7 +89,9 @@ def place_data(
             y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
         else:
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
-    weight = _weights(sample_weight, total, extent, device, dtype)
+    weight = None
+    if sample_weight is not None:
+        weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
         source, prepare, isinstance(data, Tasks), splits.owners,
@@ -128,9 +130,7 @@ def _rows(rows: Tensor | None, total: int) -> Tensor:
 
 def _weights(
     sample_weight: Any, total: int, extent: int, device: torch.device, dtype: torch.dtype
-) -> Tensor | None:
-    if sample_weight is None:
-        return None
+) -> Tensor:
     weight = as_tensor(sample_weight, "sample_weight").to(device, dtype)
     if weight.shape != (total,):
         raise ShapeError(f"sample_weight has shape {tuple(weight.shape)}, expected ({total},)")

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from doxa.errors import DoxaError, MethodError
 from doxa.model import Applied, Model
 from doxa.model.functional import Functional
+from doxa.model.inspection import draws_itself
 
 log = logging.getLogger("doxa")
 
@@ -166,7 +167,7 @@ def choose(model: Model, members: int, device: torch.device) -> Engine:
     kinds = [type(m) for m in model.net.modules()]
     if any(issubclass(k, _UNSTACKABLE) for k in kinds):
         return Engine("loop", None, reason="recurrent layers do not run under vmap")
-    if model.draws_itself:
+    if draws_itself(model.net):
         return Engine("loop", None, reason="the net draws random numbers of its own")
     if members == 1:
         return Engine("loop", None, reason="one member")

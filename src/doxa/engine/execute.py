@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from doxa.data import Batch
 from doxa.engine.ahead import Ahead, Request
 from doxa.engine.simplify import simplified, spelled_out, thrifty
+from doxa.model.inspection import draws_itself
 from doxa.model.problem import LogDensity, Network
 from doxa.optim import unfused
 
@@ -76,11 +77,8 @@ class Executor:
 
 
 def _leaves(batch: Batch) -> tuple[list[Tensor], Any]:
-    return tree_flatten((batch.x, batch.y, _given(batch.weight), _given(batch.points)))
-
-
-def _given(part: Tensor | None) -> tuple[Tensor, ...]:
-    return () if part is None else (part,)
+    given = [() if part is None else (part,) for part in (batch.weight, batch.points)]
+    return tree_flatten((batch.x, batch.y, *given))
 
 
 def _batch(leaves: list[Tensor], spec: Any, like: Batch) -> Batch:
@@ -290,7 +288,7 @@ def _repeats(run: Any) -> bool:
     """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
     network draws for itself or changes its buffers, nor where a density refused to be stacked."""
     if isinstance(run.problem, Network):
-        return not (run.net.tracked or run.net.draws_itself)
+        return not (run.net.tracked or draws_itself(run.net.net))
     return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"
 
 

@@ -7,10 +7,10 @@ draw is one operation for all tensors of all members.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,31 +32,18 @@ class Entry:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True)
 class Layout:
     """An ordered list of entries, and the way between dicts and flat vectors."""
 
-    entries: tuple[Entry, ...]
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self.entries)
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [entry.size for entry in self.entries]
-
-    @property
-    def size(self) -> int:
-        return sum(self.sizes)
-
-    @cached_property
-    def slices(self) -> dict[str, slice]:
-        slices, start = {}, 0
-        for entry in self.entries:
-            slices[entry.name] = slice(start, start + entry.size)
-            start += entry.size
-        return slices
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self.entries = entries
+        self.names = tuple(entry.name for entry in entries)
+        self.sizes = [entry.size for entry in entries]
+        self.size = sum(self.sizes)  # P
+        ends = itertools.accumulate(self.sizes)
+        self.slices = {
+            e.name: slice(end - e.size, end) for e, end in zip(entries, ends, strict=True)
+        }
 
     def unflatten(self, flat: Tensor) -> Params:
         """[..., P] to {name: [..., *shape]}. `split` keeps the backward pass a single `cat`."""

@@ -52,7 +52,8 @@ def chain_status(
     found = list(concerns)
     apart = math.inf
     if draws >= LEAST_DRAWS:
-        apart = max(float(rhat(part).max()) for part in f.split(_columns(f), 2))
+        width = max(1, _BLOCK // (members * draws))  # entries at a time
+        apart = max(float(rhat(part).max()) for part in f.split(width, 2))
         posterior.record.diagnostics[f"rhat_{name}"] = apart
     shares = moved(posterior.samples).tolist() if draws > 1 else []
     still = [k for k, share in enumerate(shares) if share < _STUCK]
@@ -127,11 +128,6 @@ def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
         f = posterior._evaluate(draws, x)
     own = [v.reshape(len(v), -1) for v in draws.theta().values()]
     return torch.cat([*_compared(f, run.likelihood), *own], 1)
-
-
-def _columns(f: Tensor) -> int:
-    """Entries of [K, T, entries] that are compared at a time."""
-    return max(1, _BLOCK // (f.shape[0] * f.shape[1]))
 
 
 def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:

@@ -64,23 +64,24 @@ class Members:
     inputs: Any = None  # the shape of one row of x
     likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
     particle_of: Sequence[str] = ()  # which particle of its member each row is
+    size: int = field(init=False)  # M
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    layout: Layout = field(init=False)  # how weights lie in a flat row
+    starts: list[tuple[int, object]] = field(init=False)  # (seed, who): initial values' arguments
+    keys: list[str] = field(init=False)  # the same as a name: noise and data order depend on it
+    per_example: Tensor = field(init=False)  # −1/n, [M]: from an objective to the loss
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-    @property
-    def device(self) -> torch.device:
-        return self.n.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.n.dtype
-
-    @property
-    def layout(self) -> Layout:
-        return self.problem.layout
+    def __post_init__(self) -> None:
+        particles = self.particle_of or [""] * len(self.members)
+        who = [f"{m}{particle}" for m, particle in zip(self.members, particles, strict=True)]
+        starts = list(zip(self.seeds, who, strict=True))
+        vars(self).update(
+            size=len(self.members), device=self.n.device, dtype=self.n.dtype,
+            layout=self.problem.layout, starts=starts,
+            keys=[f"{seed}/{one}" for seed, one in starts], per_example=-1.0 / self.n,
+        )  # fmt: skip
 
     @property
     def net(self) -> Model:
@@ -98,16 +99,6 @@ class Members:
         if not isinstance(self.data, Data):
             raise MethodError("this method needs data, and a bare log density has none")
         return self.data
-
-    @cached_property
-    def keys(self) -> list[str]:
-        """Who each row is: what its noise and its data order depend on."""
-        return [f"{seed}/{who}" for seed, who in self.starts]
-
-    @cached_property
-    def per_example(self) -> Tensor:
-        """From an objective to the loss that is minimised: −1/n, [M]."""
-        return -1.0 / self.n
 
     @cached_property
     def _same_n(self) -> float | None:
@@ -143,13 +134,6 @@ class Members:
         return Noise(0, purpose, self.keys, self.device, self.dtype)
 
     @cached_property
-    def starts(self) -> list[tuple[int, object]]:
-        """What initial values are a function of: (seed, who)."""
-        own = self.particle_of or [""] * self.size
-        named = (f"{m}{particle}" for m, particle in zip(self.members, own, strict=True))
-        return list(zip(self.seeds, named, strict=True))
-
-    @cached_property
     def free(self) -> Tensor | None:
         """1 for every weight that is uncertain, 0 for the others, [P]; None where all are. Learned
         noise of the likelihood counts as uncertain."""
@@ -176,6 +160,8 @@ class Members:
 
     def part(self, rows: slice) -> Self:
         """The same run for some of its members."""
+        if rows == slice(0, self.size):
+            return self
         key = (rows.start, rows.stop)
         if key not in self._derived:
             own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
@@ -183,7 +169,7 @@ class Members:
                 self, members=self.members[rows], run_of=self.run_of[rows],
                 split_of=self.split_of[rows], seeds=self.seeds[rows], n=self.n[rows],
                 hyper=own(self.hyper), constants=own(self.constants),
-                prior=self.prior[rows] if self.prior.stacked else self.prior,
+                prior=self.prior[rows] if self.prior.runs else self.prior,
                 initial=self.initial[rows], data=self.data.members(rows),
                 particle_of=self.particle_of[rows],
             )  # fmt: skip
@@ -201,7 +187,7 @@ class Members:
                 split_of=many(self.split_of), seeds=many(self.seeds),
                 n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
                 constants=again(self.constants), data=self.data.members(each),
-                prior=self.prior[each] if self.prior.stacked else self.prior,
+                prior=self.prior[each] if self.prior.runs else self.prior,
                 initial=self.initial.repeat_interleave(k, 0),
                 particle_of=[f"{own}/{j}" for own in before for j in range(k)],
             )  # fmt: skip

@@ -160,7 +160,7 @@ class Run(Members):
         clock (None: they do not), and BatchNorm learns. `buffers` are further ones that layers
         are given."""
         noise = self.layer_noise(clock, batch_rows(batch)) if clock is not None else {}
-        training = clock is not None or bool(self.problem.tracked)
+        training = clock is not None or bool(self.net.tracked)
         each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
         changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
         return Trained(_summed(each, batch), changed, applied.terms)
@@ -241,8 +241,7 @@ class Run(Members):
         with torch.no_grad():
             for part in self.engine.chunks(self.size):
                 own = {k: v[part] for k, v in params.items()}
-                run = self if part == slice(0, self.size) else self.part(part)
-                value, _, *known = target(run, own, batch.members(part), AT_REST)
+                value, _, *known = target(self.part(part), own, batch.members(part), AT_REST)
                 each.append(value + known[0].value if known else value)
         return each[0] if len(each) == 1 else torch.cat(each)
 

@@ -126,7 +126,7 @@ def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
             new[key] = state[key] + 1 if counted else torch.lerp(state[key], value, share)
         return {**state, **new, "refreshed": count}, {}
 
-    if run.problem.tracked:
+    if run.problem.model is not None and run.net.tracked:
         yield Stage("batch norm", step, 0, "pass", over=(name,), enter=enter, capturable=False)
 
 

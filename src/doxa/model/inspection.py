@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import copy
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
 from doxa.errors import ModelError
-from doxa.linalg.layout import Entry
+from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.layers import MaskedDropout, Noisy, Shape, Site
+from doxa.noise import digest
+
+log = logging.getLogger("doxa")
+
+Start = tuple[int, object]  # a seed and a member's id
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -54,20 +62,48 @@ def reset(net: nn.Module) -> set[str]:
     return missed
 
 
+def fresh_rows(
+    net: nn.Module,
+    layout: Layout,
+    starts: Sequence[Start],
+    others: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """What is in the layout of a newly initialised net, for each (seed, member id), [M, P]; the
+    global RNG is left as it was. `others` are entries of the layout that are not the net's."""
+    net = copy.deepcopy(net).cpu()
+    missed: set[str] = set()
+    rows = []
+    with torch.random.fork_rng(devices=[]):
+        for seed, member in starts:
+            # not torch.manual_seed, which would reseed the GPUs' generators too
+            torch.default_generator.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
+            missed = reset(net)
+            values = {n: p.detach() for n, p in net.named_parameters()} | dict(others or {})
+            rows.append(layout.flatten(values).clone())
+    missed &= set(layout.names)
+    if missed:
+        log.warning(
+            "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so every "
+            "member starts there from the given values", ", ".join(sorted(missed))
+        )  # fmt: skip
+    return torch.stack(rows)
+
+
+def fixed_tensors(net: nn.Module) -> Params:
+    """Frozen parameters and buffers, the same for all members."""
+    frozen = {n: p.detach() for n, p in net.named_parameters() if not p.requires_grad}
+    return frozen | dict(net.named_buffers())
+
+
 @dataclass
 class Trace:
     """What one forward pass did."""
 
     order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
     dropouts: set[str] = field(default_factory=set)
+    head: str | None = None  # the parametrised layer that ran last
     noise: dict[str, tuple[str, Shape]] = field(default_factory=dict)  # what layers asked for
     widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
-
-    @property
-    def head(self) -> str | None:
-        """The parametrised layer that ran last."""
-        layers = [name for name in self.order if name not in self.dropouts]
-        return layers[-1] if layers else None
 
 
 @contextmanager
@@ -75,43 +111,35 @@ def watched(net: nn.Module) -> Iterator[Trace]:
     """Record the forward pass of one row."""
     trace = Trace()
 
-    def before(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            if isinstance(module, Noisy):
-                prefix = f"{name}." if name else ""
-                asked = module.noise(args[0])
-                trace.noise |= {f"{prefix}{k}": (kind, tuple(s)) for k, (kind, s) in asked.items()}
-            if isinstance(module, MaskedDropout):
-                trace.dropouts.add(name)
-                trace.order.append(name)
-            elif any(p.requires_grad for _, p in weights_of(module)):
-                trace.order.append(name)
+    def before(name: str, weighted: bool, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if isinstance(module, Noisy):
+            prefix = f"{name}." if name else ""
+            asked = module.noise(args[0])
+            trace.noise |= {f"{prefix}{k}": (kind, tuple(s)) for k, (kind, s) in asked.items()}
+        if isinstance(module, MaskedDropout):
+            trace.dropouts.add(name)
+            trace.order.append(name)
+        elif weighted:
+            trace.order.append(name)
+            trace.head = name
 
-        return hook
-
-    def after(name: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-            trace.widths.append((name, max((leaf.numel() for leaf in leaves), default=1)))
-
-        return hook
+    def after(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
+        leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        trace.widths.append((name, max((leaf.numel() for leaf in leaves), default=1)))
 
     hooks = []
     for name, module in net.named_modules():
-        hooks.append(module.register_forward_hook(after(name)))
-        if isinstance(module, Noisy) or any(p.requires_grad for _, p in weights_of(module)):
-            hooks.append(module.register_forward_pre_hook(before(name)))
+        apart = getattr(module, "own", ()) if isinstance(module, Noisy) else ()  # no weights
+        own = module.named_parameters(recurse=False)
+        weighted = any(p.requires_grad for leaf, p in own if leaf not in apart)
+        hooks.append(module.register_forward_hook(partial(after, name)))
+        if weighted or isinstance(module, Noisy):
+            hooks.append(module.register_forward_pre_hook(partial(before, name, weighted)))
     try:
         yield trace
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def weights_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """A layer's own parameters but for those that are no weights."""
-    apart = getattr(module, "own", ()) if isinstance(module, Noisy) else ()
-    return [(n, p) for n, p in module.named_parameters(recurse=False) if n not in apart]
 
 
 def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:

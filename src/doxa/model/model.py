@@ -23,11 +23,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa import likelihoods, nets
 from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout, Params
-from doxa.model.functional import Start, fixed_tensors, fresh_rows
 from doxa.model.inspection import (
+    Start,
     call_arguments,
     check_rows,
-    draws_itself,
+    fixed_tensors,
+    fresh_rows,
     masked_layers,
     noise_sites,
     trainable,
@@ -194,11 +195,6 @@ class Model:
     @cached_property
     def plan(self) -> Plan | None:
         return Plan.of(self.net)
-
-    @property
-    def draws_itself(self) -> bool:
-        """Has layers that may draw random numbers of their own in training."""
-        return draws_itself(self.net)
 
     @cached_property
     def bound_prior(self) -> BoundPrior:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,10 +136,7 @@ class Plan:
         terms: dict[str, Tensor],
     ) -> Value:
         module = self._modules[path]
-
-        def plain(h: Tensor, h_stacked: bool) -> Value:
-            return self._plain(path, module, h, h_stacked, params, stacked)
-
+        plain = partial(self._plain, path, module, params=params, stacked=stacked)
         if isinstance(module, Noisy):
             return module.batched(h, h_stacked, Slots(path, params, stacked, terms), plain)
         return plain(h, h_stacked)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,38 +28,32 @@ _Modules = Mapping[str, Functional]
 class Problem:
     """What every kind of problem answers."""
 
+    model: Model | None = field(default=None, kw_only=True)  # the network, where there is one
     modules: _Modules = field(default_factory=dict, kw_only=True)
 
-    compared = "functions"  # what chains are compared by
-
-    @property
-    def model(self) -> Model | None:
-        """The network, where there is one."""
-        return None
+    compared: ClassVar[str] = "functions"  # what chains are compared by
+    missing: ClassVar[str] = "this method needs a network, and there is none"
 
     @property
     def net(self) -> Model:
         """The network, for a method that needs one."""
-        raise MethodError("this method needs a network, and there is none")
+        if self.model is None:
+            raise MethodError(self.missing)
+        return self.model
 
     @property
     def layout(self) -> Layout:
         """How the weights lie in a flat row."""
-        return Layout(())
-
-    @property
-    def tracked(self) -> tuple[str, ...]:
-        """Buffers that training changes."""
-        return ()
+        return Layout(()) if self.model is None else self.model.layout
 
     @property
     def batch_norm(self) -> bool:
-        return False
+        return self.model is not None and self.model.batch_norm
 
     @property
     def partial(self) -> bool:
         """Whether only some weights are uncertain."""
-        return False
+        return self.model is not None and self.model.subset != "all"
 
     def bring(self, **modules: nn.Module) -> Any:
         """The same problem with modules of the method's own. They get a layout, members, device,
@@ -68,46 +62,20 @@ class Problem:
         return replace(self, modules={**self.modules, **own})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Any:
+        model = None if self.model is None else self.model.to(device, dtype)
         moved = {name: module.to(device, dtype) for name, module in self.modules.items()}
-        return replace(self, modules=moved)
+        return replace(self, model=model, modules=moved)
 
 
 @dataclass(frozen=True)
 class Network(Problem):
     """A network, its likelihood and its prior."""
 
-    believed: Model
-
-    @property
-    def model(self) -> Model:
-        return self.believed
-
-    @property
-    def net(self) -> Model:
-        return self.believed
-
-    @property
-    def layout(self) -> Layout:
-        return self.believed.layout
-
-    @property
-    def tracked(self) -> tuple[str, ...]:
-        return self.believed.tracked
-
-    @property
-    def batch_norm(self) -> bool:
-        return self.believed.batch_norm
-
-    @property
-    def partial(self) -> bool:
-        return self.believed.subset != "all"
+    model: Model = field()  # not to be left out
 
     def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Network:
         """With layers of a copy of the network replaced: see `Model.rewrite`."""
-        return replace(self, believed=self.believed.rewrite(rule))
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Network:
-        return replace(super().to(device, dtype), believed=self.believed.to(device, dtype))
+        return replace(self, model=self.model.rewrite(rule))
 
 
 @dataclass(frozen=True)
@@ -118,17 +86,14 @@ class LogDensity(Problem):
     flat: Layout
 
     compared = "parameters"
+    missing = (
+        "this method needs a network and data; a bare log density can be sampled with "
+        "methods that only ask for its value and gradient: hmc, nuts, metropolis"
+    )
 
     @property
     def layout(self) -> Layout:
         return self.flat
-
-    @property
-    def net(self) -> Model:
-        raise MethodError(
-            "this method needs a network and data; a bare log density can be sampled with "
-            "methods that only ask for its value and gradient: hmc, nuts, metropolis"
-        )
 
 
 @dataclass(frozen=True)

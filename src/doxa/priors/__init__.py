@@ -216,7 +216,7 @@ def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layo
     exact = {name: spread([values[name] for values in settings]) for name in names}
     loc = spread([entry.centre for entry in entries])
     return Part(
-        _place(entries, layout),
+        slice(None) if len(entries) == len(layout.entries) else _place(entries, layout),
         loc if bool(loc.any()) else None,
         family(exact, torch.device("cpu"), torch.float64),
     )
@@ -225,8 +225,6 @@ def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layo
 def _place(entries: list[Entry], layout: Layout) -> slice | Tensor:
     """A slice where the entries lie next to each other, else their positions."""
     positions = layout.index(entry.name for entry in entries)
-    if positions.numel() == layout.size:
-        return slice(None)
     if positions.numel() == 0:
         return slice(0, 0)
     first = int(positions[0])

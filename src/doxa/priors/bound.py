@@ -36,25 +36,16 @@ class BoundPrior:
     def __init__(self, parts: Sequence[Part], size: int) -> None:
         self.parts = tuple(parts)
         self.size = size
-        self._order = _inverse_order(self.parts, size)
+        self.runs = tuple(next(iter(parts[0].family.exact.values())).shape[:-1])  # () or (R,)
+        self._order = _inverse_order(self.parts, size) if len(parts) > 1 else None
 
     @property
     def is_gaussian(self) -> bool:
         return all(isinstance(part.family, GaussianFamily) for part in self.parts)
 
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """() or (R,)."""
-        return tuple(next(iter(self.parts[0].family.exact.values())).shape[:-1])
-
-    @property
-    def stacked(self) -> bool:
-        """Whether there is a run axis."""
-        return bool(self.runs)
-
     def __getitem__(self, rows: Any) -> BoundPrior:
         """The priors of some runs of a stack; a number gives one without a run axis."""
-        if not self.stacked:
+        if not self.runs:
             raise MethodError("this prior is not a stack: all runs share it")
         index = rows.cpu() if isinstance(rows, Tensor) else rows
         parts = []
@@ -169,8 +160,6 @@ def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:
 
 def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
     """Where each element of the flat vector lies in the parts put end to end; None: in place."""
-    if len(parts) < 2:
-        return None
     places = torch.arange(size)
     order = torch.cat([places[part.where].cpu() for part in parts])
     if torch.equal(order, places):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from doxa.data import (
     rows_of,
     standardise,
 )
+from doxa.data.rows import Rows
 from doxa.driver.runs import RunSpec
 from doxa.errors import DataError, ShapeError
 from doxa.likelihoods import Likelihood
@@ -32,18 +33,33 @@ from doxa.noise import generator
 log = logging.getLogger("doxa")
 
 
+class Given(NamedTuple):
+    """Rows as they were passed: all of them, or the first of a source that holds the others."""
+
+    x: Any
+    y: Any
+    source: Rows | None
+    total: int
+    tasks: Tasks | None
+
+    @classmethod
+    def read(cls, data: Any) -> Given:
+        x, y, source = parse(data)
+        total = len(source) if source is not None else rows_of(x, "x")
+        if total == 0:
+            raise DataError("x has no rows (N = 0)")
+        if source is None and rows_of(y, "y") != total:
+            raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
+        return cls(x, y, source, total, data if isinstance(data, Tasks) else None)
+
+
 def place_data(
-    data: Any, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
+    given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
     validation: Any, standardize: bool, sample_weight: Any, device: torch.device,
     dtype: torch.dtype | None, seed: int,
 ) -> tuple[Data, Any, Any]:  # fmt: skip
     """Checked, standardised rows on the device; the network's output shape; x's row shape."""
-    x, y, source = parse(data)
-    total = len(source) if source is not None else rows_of(x, "x")
-    if total == 0:
-        raise DataError("x has no rows (N = 0)")
-    if source is None and rows_of(y, "y") != total:
-        raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
+    x, y, source, total, tasks = given
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
         dtype = floats[0] if floats else torch.float32
@@ -56,7 +72,7 @@ def place_data(
     else:
         shape = tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
         output = shape or (1,)
-    if isinstance(data, Tasks) and getattr(likelihood, "per_output", False):
+    if tasks and getattr(likelihood, "per_output", False):
         raise DataError("points of a task share one noise level: per_output is not for tasks")
     prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731
     y = prepare(y)
@@ -74,8 +90,7 @@ def place_data(
                 "standardize=True needs the rows at hand; scale a streamed Dataset itself"
             )
         scale_y = likelihood.scales_targets
-        tasks = data.scales(rows, scale_y) if isinstance(data, Tasks) else None
-        scales = tasks or standardise(x, y, rows, scale_y)
+        scales = (tasks and tasks.scales(rows, scale_y)) or standardise(x, y, rows, scale_y)
     banked = standardize and len(specs) > 1
     lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
     banked = banked and not lazy
@@ -91,7 +106,7 @@ def place_data(
     weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
         x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare,
-        isinstance(data, Tasks),
+        tasks is not None,
     )  # fmt: skip
     return held, output, inputs
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import doxa
-from doxa.errors import MethodError, ModelError
+from doxa.errors import MethodError, ModelError, ShapeError
 
 N = 24
 QUICK: dict[str, Any] = {"steps": 2, "progress": False}
@@ -147,14 +147,15 @@ def test_a_grid_of_likelihoods_is_given_too(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_class_numbers_as_floats_are_asked_about(kind: torch.dtype) -> None:
-    with pytest.raises(ModelError, match=r'3 outputs.*likelihood="categorical"'):
+    with pytest.raises(ShapeError, match=r'3 outputs.*likelihood="categorical"'):
         doxa.fit(plane(3), (X, CLASSES.to(kind)), "map", **QUICK)
 
 
 def test_numbers_that_are_no_classes_get_the_shape_that_is_needed() -> None:
-    with pytest.raises(doxa.errors.ShapeError, match=r"\[N, 3\]"):
-        doxa.fit(plane(3), (X, X[:, 0]), "map", **QUICK)
-    with pytest.raises(doxa.errors.ShapeError, match=r"need targets of shape \[N\]"):
+    for y in (X[:, 0], torch.ones(N)):
+        with pytest.raises(ShapeError, match=r"outputs of shape \[N, 3\] need"):
+            doxa.fit(plane(3), (X, y), "map", **QUICK)
+    with pytest.raises(ShapeError, match=r"need targets of shape \[N\]"):
         doxa.fit(plane(3), (X, CLASSES.unsqueeze(1)), "map", **QUICK)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.errors import ModelError
+from doxa.errors import ModelError, ShapeError
 
 _GLANCE = 1000  # rows that settle most cases: all of them are looked at where these do not
 
@@ -60,7 +60,7 @@ def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
         reason = f"y holds whole numbers and the network has {output[0]} outputs"
         return Inferred("categorical", reason, _said_by("categorical"))
     if several and event == output[1:] and complete and _are_classes(y, output[0]):
-        raise ModelError(
+        raise ShapeError(
             f"y holds whole numbers 0 … {output[0] - 1} as floats and the network has {output[0]} "
             'outputs: say likelihood="categorical" if they are classes (integers would have been '
             f"taken for them); numbers need y of shape [N, {', '.join(map(str, output))}]"
@@ -95,12 +95,15 @@ def _said_by(name: str) -> str:
 
 def _are_yes_or_no(y: Tensor) -> bool:
     """0 and 1, both of them, and nothing else."""
-    return _all(y, lambda part: (part == 0) | (part == 1)) and bool((y != y.flatten()[:1]).any())
+    return _vary_in(y, lambda part: (part == 0) | (part == 1))
 
 
 def _are_classes(y: Tensor, classes: int) -> bool:
-    return _all(y, lambda part: (part == part.round()) & (part >= 0) & (part < classes))
+    """Whole numbers below the number of classes, more than one of them."""
+    return _vary_in(y, lambda part: (part == part.round()) & (part >= 0) & (part < classes))
 
 
-def _all(y: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
-    return all(bool(test(part).all()) for part in (y[:_GLANCE], y))
+def _vary_in(y: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
+    """All values pass, and they are not all the same."""
+    passed = all(bool(test(part).all()) for part in (y[:_GLANCE], y))
+    return passed and bool((y != y.flatten()[:1]).any())

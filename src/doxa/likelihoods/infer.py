@@ -46,8 +46,7 @@ def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
     if output and isinstance(output[0], tuple):
         raise ModelError(
             f"the network gives {len(output)} outputs: give a likelihood for each, like "
-            'likelihood=("gaussian", "categorical"), or name the one that counts in '
-            "Model(net, output=…)"
+            'likelihood=("gaussian", "categorical")'
         )
     if not isinstance(y, Tensor) or y.ndim == 0:
         return Inferred("gaussian")

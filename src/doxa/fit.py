@@ -27,13 +27,15 @@ from doxa.data import Batches, Data
 from doxa.driver import Callback, Options
 from doxa.driver.finish import launch
 from doxa.driver.members import member_ids, stack
-from doxa.driver.place import place_data
+from doxa.driver.place import Given, place_data
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.engine import Engine, choose, works
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
+from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
 from doxa.model import Model, Subset
 from doxa.model.gradient_check import check_reach
+from doxa.model.meaning import check_logits, understood
 from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
@@ -80,7 +82,9 @@ def fit(
     model: a `Model`, an `nn.Module`, or None for methods that bring their own functions.
     data: (x, y) as arrays or tensors, a map-style `Dataset`, or a `DataLoader` over one.
     method: a name (see `doxa.methods()`) or a method object with its settings.
-    likelihood, prior, subset: as in `Model`, when `model` is a plain network.
+    likelihood, prior, subset: as in `Model`, when `model` is a plain network. Without a likelihood
+        y and the network's outputs decide: class labels are categorical or bernoulli, which is
+        said; numbers are Gaussian.
     members: how many are averaged in prediction, or the list of their ids; the method's default.
     runs: splits, grids and seeds to fit side by side; the result is then a `Sweep`.
     init: "fresh" re-initialises the network for every member, "given" starts from its weights.
@@ -107,7 +111,8 @@ def fit(
         raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
     method = as_method(method)
     specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
-    problem = _problem(model, method, likelihood, prior, subset)
+    given = Given.read(data)
+    problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
     noise_model = (
         believed.likelihood if believed else likelihoods.likelihood(likelihood or "gaussian")
@@ -115,6 +120,11 @@ def fit(
     if method.regression_only and not noise_model.is_normal:
         raise MethodError(
             f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"
+            + (
+                f' ({inferred.reason}); likelihood="gaussian" takes y as numbers'
+                if inferred
+                else ""
+            )
         )
     problem = method.prepare(problem)
     if believed is not None:
@@ -126,10 +136,10 @@ def fit(
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
     ids = member_ids(members, method)
-    if validation == "auto" and not method.holds_out:
+    if isinstance(validation, str) and validation == "auto" and not method.holds_out:
         validation = None
     held, splits, likelihood_output, inputs = place_data(
-        data, problem.model, noise_model, specs, validation, standardize, sample_weight, device,
+        given, problem.model, noise_model, specs, validation, standardize, sample_weight, device,
         dtype, seed, ids,
     )  # fmt: skip
     size = _batch_size(batch_size, method, held, problem)
@@ -145,7 +155,9 @@ def fit(
     )  # fmt: skip
     run = replace(run, engine=_engine(run, engine, method.width))
     if isinstance(problem, Network):
-        check_reach(run.net, run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0])
+        first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
+        check_reach(run.net, first, few)
+        check_logits(run.net, first, few)
     options = Options(
         schedule=schedule, patience=checks.whole("patience", patience),
         checkpoint_seconds=checkpoint_every, callbacks=callbacks,
@@ -155,23 +167,33 @@ def fit(
     if checkpoint is not None:
         options.fingerprint = _fingerprint(run, method, options, specs)
     posteriors, _ = launch(run, method, options, specs, checkpoint, began)
+    if inferred and inferred.said:
+        for posterior in posteriors:
+            posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
 def _problem(
-    model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None
-) -> Problem:
+    model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
+    specs: Sequence[RunSpec],
+) -> tuple[Problem, Inferred | None]:  # fmt: skip
+    """What is fitted, and how its likelihood was inferred where none was given."""
     if model is None:
         if method.needs_network:
             raise ModelError(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
-        return OwnFunctions()
+        return OwnFunctions(), None
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        return Network(model)
-    return Network(Model(model, likelihood or "gaussian", prior, subset or "all"))
+        believed = model
+    else:
+        believed = Model(model, likelihood, prior, subset or "all")
+    if any("likelihood" in spec.hyper for spec in specs):  # a grid over likelihoods gives them
+        return Network(believed), None
+    believed, inferred = understood(believed, given.x, given.y, given.source is None)
+    return Network(believed), inferred
 
 
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
@@ -252,7 +274,10 @@ def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[Run
 
 def _beliefs(model: Model | None) -> Any:
     """What of a model the layout does not say."""
-    return None if model is None else [_recipe(model.prior), list(model.subset_names)]
+    if model is None:
+        return None
+    named = [] if model.named is None else [model.named]
+    return [_recipe(model.prior), list(model.subset_names), *named]
 
 
 def _recipe(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from doxa.data import (
     rows_of,
     standardise,
 )
+from doxa.data.rows import Rows
 from doxa.driver.holdout import Splits, hold_out
 from doxa.driver.runs import RunSpec
 from doxa.errors import DataError, ShapeError
@@ -31,19 +32,34 @@ from doxa.model import Model
 log = logging.getLogger("doxa")
 
 
+class Given(NamedTuple):
+    """Rows as they were passed: all of them, or the first of a source that holds the others."""
+
+    x: Any
+    y: Any
+    source: Rows | None
+    total: int
+    tasks: Tasks | None
+
+    @classmethod
+    def read(cls, data: Any) -> Given:
+        x, y, source = parse(data)
+        total = len(source) if source is not None else rows_of(x, "x")
+        if total == 0:
+            raise DataError("x has no rows (N = 0)")
+        if source is None and rows_of(y, "y") != total:
+            raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
+        return cls(x, y, source, total, data if isinstance(data, Tasks) else None)
+
+
 def place_data(
-    data: Any, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
+    given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
     validation: Any, standardize: bool, sample_weight: Any, device: torch.device,
     dtype: torch.dtype | None, seed: int, members: Sequence[int],
 ) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
     """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
     x's row shape."""
-    x, y, source = parse(data)
-    total = len(source) if source is not None else rows_of(x, "x")
-    if total == 0:
-        raise DataError("x has no rows (N = 0)")
-    if source is None and rows_of(y, "y") != total:
-        raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
+    x, y, source, total, tasks = given
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
         dtype = floats[0] if floats else torch.float32
@@ -56,14 +72,14 @@ def place_data(
     else:
         shape = tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
         output = shape or (1,)
-    if isinstance(data, Tasks) and getattr(likelihood, "per_output", False):
+    if tasks and getattr(likelihood, "per_output", False):
         raise DataError("points of a task share one noise level: per_output is not for tasks")
     prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731
     y = prepare(y)
     if likelihood.classifies and source is None:
         _check_classes(y, likelihood)
     rows = [_rows(spec.rows, total) for spec in specs]
-    if isinstance(data, Tasks) and validation == "auto":
+    if tasks is not None and validation == "auto":
         validation = None
     x, y, splits = hold_out(x, y, rows, validation, members, source is not None, prepare, seed)
     rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
@@ -75,8 +91,7 @@ def place_data(
                 "standardize=True needs the rows at hand; scale a streamed Dataset itself"
             )
         scale_y = likelihood.scales_targets
-        tasks = data.scales(rows, scale_y) if isinstance(data, Tasks) else None
-        scales = tasks or standardise(x, y, rows, scale_y)
+        scales = (tasks and tasks.scales(rows, scale_y)) or standardise(x, y, rows, scale_y)
     banked = standardize and len(specs) > 1
     lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
     banked = banked and not lazy
@@ -94,7 +109,7 @@ def place_data(
         weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
-        source, prepare, isinstance(data, Tasks), splits.owners,
+        source, prepare, tasks is not None, splits.owners,
     )  # fmt: skip
     return held, splits, output, inputs
 

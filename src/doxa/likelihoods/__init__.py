@@ -9,6 +9,7 @@ from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Affine, Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from doxa.likelihoods.infer import Inferred, infer
 from doxa.likelihoods.poisson import Poisson
 from doxa.likelihoods.student_t import StudentT
 
@@ -25,10 +26,12 @@ __all__ = [
     "Gaussian",
     "Heads",
     "HeteroscedasticGaussian",
+    "Inferred",
     "Likelihood",
     "Poisson",
     "StudentT",
     "Theta",
+    "infer",
     "likelihood",
 ]
 

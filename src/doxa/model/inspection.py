@@ -142,6 +142,34 @@ def watched(net: nn.Module) -> Iterator[Trace]:
             hook.remove()
 
 
+@contextmanager
+def inputs_of(net: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """What goes into a layer in the passes that are made meanwhile."""
+    try:
+        module = net.get_submodule(layer)
+    except AttributeError as error:
+        known = [n for n, _ in net.named_modules() if n]
+        raise ModelError(f"no layer named {layer!r}; there are {known}") from error
+    seen: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def failure(x: Any, error: Exception) -> ModelError:
+    """The network does not run on x."""
+    shapes = [(tuple(t.shape[1:]), t.dtype) for t in tree_flatten(x)[0]]
+    advice = (
+        "; integers are passed on as they are, for embeddings: convert x to floats where the "
+        "network multiplies them"
+    )
+    if all(kind.is_floating_point for _, kind in shapes):
+        advice = ""
+    return ModelError(f"the network fails on one row of x (shape, type: {shapes}): {error}{advice}")
+
+
 def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
     """What noise the layers take, from what they asked for with one row of x and with two."""
     sites = {}
@@ -159,21 +187,26 @@ def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
     return sites
 
 
-def check_rows(one: Any, two: Any) -> None:
-    """Outputs for one row and for two must be tensors with the rows first."""
-    given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
-    for count, leaves in enumerate(given, 1):
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                raise ModelError(
-                    "the network must give a tensor, or a tuple of tensors for several heads, not "
-                    f"{type(leaf).__name__}"
-                )
-            if leaf.ndim == 0 or leaf.shape[0] != count:
-                raise ModelError(
-                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
-                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
-                )
+def tracked_buffers(net: nn.Module) -> dict[str, float]:
+    """Buffers that training changes (BatchNorm), and the share of a batch's statistics in each,
+    starting from none."""
+    return {
+        f"{path}.{name}" if path else name:
+            1.0 if module.momentum is None else float(module.momentum)
+        for path, module in net.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+        for name, _ in module.named_buffers(recurse=False)
+    }  # fmt: skip
+
+
+def given_terms(net: nn.Module) -> tuple[str, ...]:
+    """What layers give besides their outputs."""
+    return tuple(
+        f"{path}.{name}" if path else name
+        for path, module in net.named_modules()
+        if isinstance(module, Noisy)
+        for name in module.gives
+    )
 
 
 def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,28 +18,33 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from doxa import likelihoods, nets
-from doxa.errors import ModelError
+from doxa.errors import DoxaError, ModelError
+from doxa.likelihoods import Heads
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.inspection import (
     Start,
     call_arguments,
-    check_rows,
+    failure,
     fixed_tensors,
     fresh_rows,
+    given_terms,
+    inputs_of,
     masked_layers,
     noise_sites,
+    tracked_buffers,
     trainable,
     watched,
 )
-from doxa.model.layers import Noisy, Site, swap_dropout
+from doxa.model.layers import Site, swap_dropout
+from doxa.model.outputs import Name, check_rows, output_name, pick
 from doxa.model.plan import Plan
+from doxa.model.subset import Subset, chosen
 from doxa.priors import BoundPrior, Normal, bind
 
 Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
-Subset = str | Callable[[str], bool] | tuple[str, ...]
 
 
 class Applied(NamedTuple):
@@ -58,24 +63,30 @@ class Model:
     net: any `nn.Module`. It may take several inputs (pass a tuple or dict as x), give several
         outputs (with a tuple of likelihoods), share or freeze parameters, and hold buffers.
     likelihood: a string ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for
-        several heads.
+        several heads. Default: Gaussian, unless `fit` infers another from y, and says so.
     prior: a prior, or a dict {name pattern: prior} with "*" for the rest. Default: Normal(1).
     subset: which parameters are uncertain: "all", "last_layer", a predicate on names, or a tuple of
         names. The others are point estimates under the same prior.
+    output: which output the likelihood is about, by name, where the network gives a dict or a
+        dataclass; a tuple of names for several heads. Default: "logits", or the only tensor.
     """
 
     def __init__(
         self,
         net: nn.Module,
-        likelihood: Any = "gaussian",
+        likelihood: Any = None,
         prior: Any = None,
         subset: Subset = "all",
+        *,
+        output: Name = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise ModelError(f"net must be a torch.nn.Module, not {type(net).__name__}")
-        self.likelihood = likelihoods.likelihood(likelihood)
+        self.assumed = likelihood is None  # nobody said what the outputs mean
+        self.likelihood = likelihoods.likelihood("gaussian" if self.assumed else likelihood)
         self.prior = Normal(1.0) if prior is None else prior
         self.subset = subset
+        self.named = output_name(output)
         self.builder = nets.builder_of(net)
         self.net = copy.deepcopy(net).eval()
         swap_dropout(self.net)
@@ -106,6 +117,13 @@ class Model:
         moved._forget()
         return moved
 
+    def meaning(self, likelihood: Any) -> Model:
+        """A copy whose outputs mean something else."""
+        changed = copy.copy(self)
+        changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
+        changed._forget()
+        return changed
+
     def _forget(self) -> None:
         """What was derived from the network, and is derived again when asked for."""
         for name in ("layout", "layers", "plan", "fixed", "bound_prior", "terms", "tracked"):
@@ -117,12 +135,10 @@ class Model:
         try:
             with torch.no_grad(), watched(self.net) as trace:
                 output = self.forward({}, row)
+        except DoxaError:
+            raise
         except Exception as error:  # whatever the user's forward raises
-            shapes = [(tuple(t.shape[1:]), t.dtype) for t in tree_flatten(x)[0]]
-            kinds = "" if all(d.is_floating_point for _, d in shapes) else _INTEGERS
-            raise ModelError(
-                f"the network fails on one row of x (shape, type: {shapes}): {error}{kinds}"
-            ) from error
+            raise failure(x, error) from error
         with torch.no_grad(), watched(self.net) as twice:
             check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
@@ -153,12 +169,7 @@ class Model:
     @cached_property
     def terms(self) -> tuple[str, ...]:
         """What layers give besides their outputs."""
-        return tuple(
-            f"{path}.{name}" if path else name
-            for path, module in self.net.named_modules()
-            if isinstance(module, Noisy)
-            for name in module.gives
-        )
+        return given_terms(self.net)
 
     def _likelihood_parameters(self) -> Params:
         output = (1,) if self.output is None else self.output
@@ -172,21 +183,12 @@ class Model:
     @cached_property
     def tracked(self) -> tuple[str, ...]:
         """Buffers that training changes (BatchNorm): each member has its own."""
-        return tuple(
-            f"{path}.{name}" if path else name
-            for path, module in self.net.named_modules()
-            if isinstance(module, _BatchNorm) and module.track_running_stats
-            for name, _ in module.named_buffers(recurse=False)
-        )
+        return tuple(self.momenta)
 
     @property
     def momenta(self) -> dict[str, float]:
         """The share of a batch's statistics in each tracked buffer, starting from none."""
-        found = {}
-        for name in self.tracked:
-            layer = self.net.get_submodule(name.rpartition(".")[0])
-            found[name] = 1.0 if layer.momentum is None else float(layer.momentum)  # type: ignore[arg-type]
-        return found
+        return tracked_buffers(self.net)
 
     @property
     def batch_norm(self) -> bool:
@@ -204,24 +206,7 @@ class Model:
     def subset_names(self) -> tuple[str, ...]:
         """Names of the network's parameters that are uncertain, in layout order."""
         names = [name for name in self.layout.names if not name.startswith("likelihood.")]
-        if self.subset == "all":
-            return tuple(names)
-        if self.subset == "last_layer":
-            if self.head is None:
-                raise ModelError("subset='last_layer' needs model.build(x) first")
-            prefix = f"{self.head}." if self.head else ""
-            chosen = [name for name in names if name.startswith(prefix)]
-        elif callable(self.subset):
-            chosen = [name for name in names if self.subset(name)]
-        elif isinstance(self.subset, tuple):
-            chosen = [name for name in names if name in self.subset]
-        else:
-            raise ModelError(
-                f"subset must be 'all', 'last_layer' or a predicate, not {self.subset!r}"
-            )
-        if not chosen:
-            raise ModelError(f"subset {self.subset!r} selects no parameter; there are {names}")
-        return tuple(chosen)
+        return chosen(self.subset, names, self.head)
 
     def width(self, layers: Collection[str] | None = None) -> int:
         """Numbers in the widest activation of one row, from the first of some layers on."""
@@ -267,6 +252,7 @@ class Model:
         tensors |= dict.fromkeys(self.terms)
         args, kwargs = call_arguments(x)
         f = functional_call(self.net, tensors, args, kwargs)
+        f = pick(f, self.named, isinstance(self.likelihood, Heads))
         given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
         return Applied(f, given, {name: tensors[name] for name in learned})
 
@@ -281,17 +267,8 @@ class Model:
         name = self.head if layer is None else layer
         if name is None:
             raise ModelError("features need model.build(x) first, or a layer's name")
-        try:
-            module = self.net.get_submodule(name)
-        except AttributeError as error:
-            known = [n for n, _ in self.net.named_modules() if n]
-            raise ModelError(f"no layer named {name!r}; there are {known}") from error
-        seen: list[Tensor] = []
-        hook = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
-        try:
+        with inputs_of(self.net, name) as seen:
             self.forward(params, x, buffers=buffers)
-        finally:
-            hook.remove()
         return seen[-1]
 
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
@@ -309,7 +286,7 @@ class Model:
 
     def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Model:
         """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer)."""
-        changed = Model(self.net, self.likelihood, self.prior, self.subset)
+        changed = Model(self.net, self.likelihood, self.prior, self.subset, output=self.named)
         changed.builder = self.builder
         for name, module in list(changed.net.named_modules()):
             new = rule(name, module)
@@ -338,12 +315,6 @@ class Model:
     def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
         """The same of what layers brought, [M, Q]."""
         return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
-
-
-_INTEGERS = (
-    "; integers are passed on as they are, for embeddings: convert x to floats where the network "
-    "multiplies them"
-)
 
 
 def likelihood_parameters(params: Mapping[str, Tensor]) -> Params:

@@ -134,6 +134,7 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "subset": store.encode(subset, "subset"),
         "structure": [[e.name, list(e.shape)] for e in model.layout.entries],
         "output": store.encode(model.output, "output"),
+        "named": store.encode(model.named, "named"),
         "sites": {name: [s.kind, list(s.shape), s.rows] for name, s in model.sites.items()},
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
@@ -159,7 +160,8 @@ def _rebuild(
                 "load(path, net=...)"
             )
         net = nets.build(*builder)
-    believed = Model(net, likelihood, store.decode(meta["prior"], "prior"))
+    named = store.decode(meta.get("named"), "named")  # an older artefact has no such entry
+    believed = Model(net, likelihood, store.decode(meta["prior"], "prior"), output=named)
     model = method.prepare(Network(believed)).net
     model.subset = store.decode(meta["subset"], "subset")
     return _with_state(model, meta, tensors)

@@ -1,0 +1,115 @@
+"""What held-out rows say of a fit is part of its status."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import doxa
+
+N = 300
+
+
+def line(spread: float, n: int = N) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=g)
+    return x, x[:, 0] + spread * torch.randn(n, generator=g)
+
+
+def fitted(data: tuple[Tensor, Tensor], method: str = "map", **options: object) -> doxa.Posterior:
+    net = doxa.nets.mlp(3, int(options.pop("outputs", 1)), (8,))  # type: ignore[call-overload]
+    posterior: doxa.Posterior = doxa.fit(
+        net, data, method, steps=300, progress=False, **options  # type: ignore[arg-type]
+    )  # fmt: skip
+    return posterior
+
+
+def test_a_good_fit_is_ok_and_says_how_good() -> None:
+    posterior = fitted(line(0.3), "deep-ensemble")
+    found = posterior.diagnostics["held_out"]
+    assert posterior.status == "ok"
+    assert found["coverage"] == pytest.approx(0.9, abs=0.08) and found["gain"] > 0.5
+    assert posterior.validation == pytest.approx(found["log_prob"])
+
+
+def test_intervals_that_are_too_narrow_are_said() -> None:
+    """The noise is given, a third of what it is: 90 % intervals hold 42 %."""
+    posterior = fitted(line(0.3), likelihood=doxa.Gaussian(0.1))
+    assert posterior.status == "overconfident"
+    assert "90% intervals hold" in posterior.status.reason
+    assert posterior.diagnostics["held_out"]["coverage"] < 0.6
+
+
+def test_worse_than_a_constant_is_said() -> None:
+    x, y = line(0.3)
+    posterior = fitted((1e5 * x, y), lr=1e-4)
+    assert posterior.status in ("worse-than-constant", "diverged"), posterior.diagnostics
+    assert posterior.status.reason
+
+
+def test_data_that_hold_nothing_to_learn_are_no_failure() -> None:
+    g = torch.Generator().manual_seed(3)
+    data = torch.randn(N, 3, generator=g), torch.randn(N, generator=g)
+    assert fitted(data, "deep-ensemble").status == "ok"
+
+
+def test_the_units_are_those_of_y() -> None:
+    x, y = line(0.3)
+    plain = fitted((x, y), standardize=True).diagnostics["held_out"]
+    large = fitted((x, 1000 * y + 50), standardize=True).diagnostics["held_out"]
+    assert large["coverage"] == pytest.approx(plain["coverage"], abs=0.05)
+    assert large["log_prob"] == pytest.approx(plain["log_prob"] - math.log(1000), abs=0.05)
+    assert large["gain"] == pytest.approx(plain["gain"], abs=0.05)
+
+
+def test_classes_that_are_too_sure_are_said() -> None:
+    """Labels of which three in ten are wrong, and a network that gives them no doubt."""
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(N, 3, generator=g)
+    label = ((x[:, 0] > 0) ^ (torch.rand(N, generator=g) < 0.3)).long()
+    fair = fitted((x, label), likelihood="categorical", outputs=2)
+    assert fair.status == "ok" and "too_sure" in fair.diagnostics["held_out"]
+
+    class Sure(torch.nn.Module):
+        """The right direction, and far too sure of it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([-20 * x[:, 0], 20 * x[:, 0]], 1) + self.shift
+
+    sure = doxa.fit(
+        Sure(), (x, label), "map", likelihood="categorical", init="given", steps=2, progress=False
+    )
+    assert sure.status in ("overconfident", "worse-than-constant") and sure.status.reason
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "categorical"])
+def test_the_constant_is_the_best_for_what_was_seen(likelihood: str) -> None:
+    g = torch.Generator().manual_seed(5)
+    family = doxa.likelihoods.likelihood(likelihood)
+    if likelihood == "gaussian":
+        seen, y = torch.randn(40, 1, generator=g).double(), torch.tensor([[0.5], [3.0]]).double()
+        normal = torch.distributions.Normal(seen.mean(), seen.std(correction=0))
+        expected = normal.log_prob(y)[:, 0]
+    elif likelihood == "bernoulli":
+        seen, y = torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0])[:, None], torch.tensor([[1.0], [0.0]])
+        expected = torch.tensor([4 / 10, 6 / 10]).double().log()
+    else:
+        seen, y = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0, 2])
+        expected = torch.tensor([4 / 8, 2 / 8]).double().log()
+    found = family.constant(seen, y)
+    assert found is not None
+    torch.testing.assert_close(found, expected)
+
+
+def test_pixels_that_are_ignored_count_nothing() -> None:
+    family = doxa.Categorical(ignore_index=9)
+    seen = torch.tensor([[0, 1], [0, 9]])
+    found = family.constant(seen, torch.tensor([[0, 9], [9, 9]]))
+    torch.testing.assert_close(found, torch.tensor([math.log(3 / 5), 0.0]).double())

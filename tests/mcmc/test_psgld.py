@@ -102,20 +102,70 @@ def test_mini_batches_heat_by_no_more_than_their_noise() -> None:
     assert (slack < 0.06).all()
 
 
+KAPPA = (2 / np.pi) ** 0.5 / (0.5 + (2 / np.pi) ** 0.5)  # E|ḡ| / (floor + E|ḡ|) where floor = s/2
+
+
+def adapting(correction: str, decay: float, smoothing: float) -> Any:
+    """θ² over T/λ, of 600 chains on full batches that move by ηGλ = `decay`; the floor is half the
+    standard deviation s of ḡ."""
+    goal = target(n=16, noise=(0.7,))
+    curvature = float(goal.precision[0, 0])
+    s = curvature**0.5 / goal.n
+    eta = decay * 1.5 * s / curvature  # G = 1/(floor + s)
+    apart = round(1.5 / decay)
+    method = doxa.PSGLD(20, 4 * apart, apart, eta, smoothing, 0.5 * s, correction)
+    samples = goal.fit(method, copies=600, members=1, batch_size=16).samples[0].numpy()
+    return np.square(samples - goal.mean[0]).mean(0) * curvature
+
+
+def error(values: Any) -> float:
+    return float(values.std() / len(values) ** 0.5)
+
+
+@pytest.mark.parametrize("decay", [0.2, 0.1, pytest.param(0.02, marks=pytest.mark.slow)])
+def test_adapting_for_ever_widens_the_posterior(decay: float) -> None:
+    """By κ/(1 + 2x), x = ηGλ/(1 − α), on full batches, to a fifth of that: 12, 20 and 44 % at
+    these steps and α = 0.9, beside the bias of Langevin dynamics."""
+    square = adapting("none", decay, 0.9)
+    excess = KAPPA / (1 + 2 * decay / 0.1)
+    ratio = square.mean() * (1 - decay / 2)
+    assert abs(ratio - 1 - excess) < 0.2 * excess + Z * error(square)
+    assert error(square) < 0.02 * ratio
+
+
+def test_gamma_takes_its_share_of_that_back() -> None:
+    """(1 − α)κ, to a third of it; with the same noise, so that the difference is sharp."""
+    gain = adapting("none", 0.2, 0.9) - adapting("gamma", 0.2, 0.9)
+    assert abs(gain.mean() - 0.1 * KAPPA) < 0.1 * KAPPA / 3 + Z * error(gain)
+    assert Z * error(gain) < 0.1 * KAPPA / 3
+
+
 @pytest.mark.slow
-def test_adapting_for_ever_widens_the_posterior() -> None:
-    """On full batches V follows θ itself, and steps are long where the gradient is small: the
-    practical algorithm of the paper is some 13 % too wide here, and 5 % at least."""
+@pytest.mark.parametrize("correction", ["none", "gamma"])
+def test_gamma_is_exact_where_the_preconditioner_does_not_remember(correction: str) -> None:
+    """α = 0 makes G a function of θ: small steps sample p/G without Γ, of variance 1 + κ, and p
+    with it; what is left is of the order of the step, a few per cent."""
+    square = adapting(correction, 0.01, 0.0)
+    want = 1 + (KAPPA if correction == "none" else 0.0)
+    assert abs(square.mean() - want) < 0.04 + Z * error(square)
+    assert Z * error(square) < 0.12
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.99])
+def test_gamma_at_the_mode_does_not_throw_the_chain_away(smoothing: float) -> None:
+    """All gradients are tiny there and G is at its largest, 1/floor, which it is nowhere else: Γ
+    is some 10⁵ times the noise. Held to the slope that a step can see, it moves θ by no more than
+    half the noise does: no draw is 12 standard deviations out (Langevin dynamics with G = 1/floor
+    and ηGλ = 0.5 has 1.2 of them)."""
     goal = target(n=16)
-    curvature, floor = np.diag(goal.precision), 0.2
-    eta = 0.1 * floor / curvature.max()
-    method = doxa.PSGLD(40, 500, 40, eta, floor=floor, correction="none")
-    posterior = goal.fit(method, copies=500, members=1, batch_size=16)
-    _, _, second, error = measured(posterior, goal)
-    ratio, slack = np.diag(second) * curvature, np.diag(error) * curvature
-    assert ratio.mean() - 1 > Z * slack.mean()
-    assert (ratio > 1.05).all()
-    assert (ratio < 1.25).all()
+    goal = Target(goal.y - goal.y.mean(0) + 1e-6, goal.noise)
+    std = np.diag(goal.precision) ** -0.5
+    eta = 0.5 * 1e-3 / goal.precision.max()
+    method = doxa.PSGLD(30, 0, 1, eta, smoothing=smoothing, floor=1e-3, correction="gamma")
+    posterior = goal.fit(method, copies=100, members=1, batch_size=16)
+    away = posterior.samples.unflatten(2, (-1, 3)).numpy() / std
+    assert np.abs(away).max() < 12
+    assert np.abs(away).max() > 1
 
 
 @pytest.mark.parametrize(

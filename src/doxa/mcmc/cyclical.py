@@ -74,8 +74,10 @@ class CyclicalSGMCMC(StochasticGradient):
         explore, sample = self.step_of(run, self._descend), self.step_of(run)
         for i in range(1, self.cycles + 1):
             if first:
-                yield Stage(f"explore {i}", explore, first, rates=size[:first])
-            yield Stage(f"sample {i}", sample, sampled, keep=self.thin, rates=size[first:])
+                yield Stage(f"explore {i}", explore, first, self.rows, rates=size[:first])
+            yield Stage(
+                f"sample {i}", sample, sampled, self.rows, keep=self.thin, rates=size[first:]
+            )
 
     @property
     def _damping(self) -> float:

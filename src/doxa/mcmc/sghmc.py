@@ -8,11 +8,13 @@ potential U: with time step dt, mass m and damping β,
     p ← (1 − dt β/m) p − dt ∇Û + noise,   W ← W + (dt/m) p      gives   η = dt²/m,  α = dt β/m,
 
 and without the noise it is momentum SGD (`momentum_sgd`). On a quadratic potential of curvature λ
-with gradient noise of variance C, and β̂ = 0, the variance of θ is
+with independent gradient noise of variance C the variance of θ is
 
-    (1 + ηC / 2αT) / (1 − ηλ / (4 − 2α))   times   T/λ:
+    (1 + (ηC/2T − β̂)/α) / (1 − ηλ / (4 − 2α))   times   T/λ:
 
-friction costs no bias of its own, small friction lets mini-batch noise heat the chain. Use it
+friction costs no bias of its own, small friction lets mini-batch noise heat the chain. With β̂ = 0
+batches are those of shuffled epochs, which heat it less; with β̂ > 0 they are drawn independently,
+because what shuffled ones bring depends on λ, and no β̂ would be right for all weights. Use it
 instead of `SGLD` where curvatures differ: momentum crosses flat directions √(1/ηλ) times faster.
 """
 
@@ -43,7 +45,8 @@ class SGHMC(StochasticGradient):
         over n.
     friction: α in (0, 1], one minus the momentum of SGD.
     gradient_noise: β̂ in [0, α), the share of friction whose noise the mini-batches already bring:
-        β̂ = ηC/2T for gradient noise of variance C. 0 adds all the noise.
+        β̂ = ηC/2T for gradient noise of variance C, of batches that are then drawn independently.
+        0 adds all the noise.
     temperature: T.
     """
 
@@ -64,6 +67,11 @@ class SGHMC(StochasticGradient):
                 f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): what is left "
                 "of the friction has its noise added"
             )
+
+    @property
+    def rows(self) -> str:
+        """β̂ stands for noise that does not remember; in shuffled epochs it would be too much."""
+        return "independent" if self.gradient_noise else "mini"
 
     def memory(self, run: Run, theta: Tensor) -> State:
         return {"velocity": torch.zeros_like(theta)}

@@ -8,7 +8,10 @@ enough that the missing Metropolis step, and the noise of the mini-batches, no l
 (Σ η² < ∞). With η constant (`decay=0`) a bias stays: on a quadratic potential of curvature λ with
 gradient noise of variance C the variance is
 
-    (1 + ηC / 2T) / (1 − ηλ/2)   times   T/λ.
+    (1 + rηC / 2T) / (1 − ηλ/2)   times   T/λ,
+
+r = 1 for independent batches, and less in the shuffled epochs that are used: with x = ηλn/B,
+r = 1 − 2/x + 2(1 − e⁻ˣ)/x² ≈ x/3 where an epoch is short beside the chain's memory.
 
 Use it as the plainest sampler for large data. It mixes slowly where curvatures differ widely:
 `PSGLD` and `SGHMC` are better there. Draws are averaged equally, also under a falling rate, where

@@ -52,10 +52,14 @@ class StochasticGradient(Method):
     thin: int
     default_members: ClassVar[int] = 4
     default_rate: ClassVar[float] = 1e-3
-    rows: ClassVar[str] = "mini"  # where a step's rows come from
     batch_norm: ClassVar[str] = (
         "all draws of a chain share its running BatchNorm statistics, which follow the last of them"
     )
+
+    @property
+    def rows(self) -> str:
+        """Where a step's rows come from: shuffled epochs, whose noise cancels within each."""
+        return "mini"
 
     def init(self, run: Run) -> State:
         if run.problem.batch_norm:

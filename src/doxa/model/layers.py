@@ -183,3 +183,29 @@ def swap_dropout(net: nn.Module) -> None:
             kind = type(child)
             if kind in _DROPOUTS:
                 setattr(parent, name, MaskedDropout(float(child.p), _DROPOUTS[kind]))  # type: ignore[arg-type]
+
+
+def unfuse_attention(net: nn.Module) -> None:
+    """Have attention run, in place, as the operations it is made of.
+
+    Outside training torch runs encoder layers as one fused kernel, on nested tensors where there is
+    padding: it has no derivative and no batching rule, and takes requires_grad, which weights under
+    `functional_call` need not have, for the sign that none is asked for.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.enable_nested_tensor = module.use_nested_tensor = False
+        elif isinstance(module, nn.MultiheadAttention):
+            module.register_forward_pre_hook(_apart, with_kwargs=True)
+
+
+def _apart(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Attention is fused where query and key are one object, and a layer that holds it where it
+    has no hooks: with this one it is neither."""
+    if module.training:
+        return args, kwargs
+    if args:
+        return (args[0].view_as(args[0]), *args[1:]), kwargs
+    return args, kwargs | {"query": kwargs["query"].view_as(kwargs["query"])}

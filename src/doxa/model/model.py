@@ -38,7 +38,7 @@ from doxa.model.inspection import (
     trainable,
     watched,
 )
-from doxa.model.layers import Site, swap_dropout
+from doxa.model.layers import Site, swap_dropout, unfuse_attention
 from doxa.model.outputs import Name, check_rows, output_name, pick
 from doxa.model.plan import Plan
 from doxa.model.subset import Subset, chosen
@@ -90,6 +90,7 @@ class Model:
         self.builder = nets.builder_of(net)
         self.net = copy.deepcopy(net).eval()
         swap_dropout(self.net)
+        unfuse_attention(self.net)
         self.output: Any = None  # the shape of one row's output, once seen
         self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
         self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds

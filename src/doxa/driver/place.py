@@ -22,6 +22,7 @@ from doxa.data import (
     parse,
     rows_of,
     standardise,
+    warn_unscaled,
 )
 from doxa.driver.runs import RunSpec
 from doxa.errors import DataError, ShapeError
@@ -68,14 +69,17 @@ def place_data(
         x, y, rows, held_out = _validation(x, y, rows, validation, source, prepare, seed)
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)
+    weight = _weights(sample_weight, total, extent, device, dtype)
     if standardize:
         if source is not None:
             raise DataError(
                 "standardize=True needs the rows at hand; scale a streamed Dataset itself"
             )
         scale_y = likelihood.scales_targets
-        tasks = data.scales(rows, scale_y) if isinstance(data, Tasks) else None
-        scales = tasks or standardise(x, y, rows, scale_y)
+        tasks = data.scales(rows, scale_y, weight) if isinstance(data, Tasks) else None
+        scales = tasks or standardise(x, y, rows, scale_y, weight)
+    elif source is None:
+        warn_unscaled(x, y, rows[0], likelihood.scales_targets, weight)
     banked = standardize and len(specs) > 1
     lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
     banked = banked and not lazy
@@ -88,7 +92,6 @@ def place_data(
             y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
         else:
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
-    weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
         x, y, rows, scales, device, dtype, extent, held_out, weight, banked, lazy, source, prepare,
         isinstance(data, Tasks),

@@ -116,7 +116,7 @@ class Affine(Likelihood):
         return self.base.curvature(f, theta, lead)
 
     def _fitted(self, y: Tensor, f: Tensor, lead: int) -> Tensor:
-        """y in fitted units, by way of loc's precision: a large offset would not survive float32."""
+        """y in fitted units, in loc's precision first: a large offset would not survive float32."""
         loc, scale = self._loc_scale(f, lead, self.loc.dtype)
         return ((y - loc) / scale).to(f.dtype)
 

@@ -91,7 +91,8 @@ def fit(
     validation: a share of the rows, or a pair (x, y); used for early stopping (after `patience`
         validations without gain) and for `posterior.validation`.
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
-    sample_weight: one nonnegative weight a row; n is then their sum.
+        Without it, columns far from unit size are named in a warning.
+    sample_weight: one nonnegative weight a row; n is then their sum, and scales are weighted.
     steps or epochs: how long to optimise; methods that sample have their own lengths.
     lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
     checkpoint: a folder; a fit that finds its own checkpoint there goes on from it.

@@ -41,6 +41,20 @@ def test_order_is_splits_then_grid_then_seeds() -> None:
     assert [s.seed for s in Runs().expand(3)] == [3]
 
 
+def test_each_split_has_a_seed_of_its_own() -> None:
+    """Else the same noise in all splits would be missing from a standard error over them."""
+    specs = Runs(rows=[[0, 1], [2], [3]], grid={"lr": [0.1, 0.2]}).expand(5)
+    assert [(s.split, s.seed) for s in specs] == [(i, 5 + i) for i in range(3) for _ in range(2)]
+    given = Runs(rows=[[0, 1], [2]], seeds=np.array([7, 8])).expand(5)
+    assert [s.seed for s in given] == [7, 8, 7, 8]
+    x, y = table()
+    same = doxa.fit(mlp(), (x, y), runs=Runs(rows=[range(N)] * 3), **SETTINGS)
+    first = [posterior.samples.flatten() for posterior in same]
+    close(same[0], doxa.fit(mlp(), (x, y), **SETTINGS))
+    assert float((first[0] - first[1]).abs().max()) > 1e-3
+    assert float((first[1] - first[2]).abs().max()) > 1e-3
+
+
 def test_masks_and_numbers_name_the_same_rows() -> None:
     mask = np.zeros(N, dtype=bool)
     mask[[1, 5, 9]] = True
@@ -55,8 +69,8 @@ def test_splits_of_different_lengths_are_what_they_are_alone(engine: str) -> Non
     net = mlp()
     sweep = doxa.fit(net, (x, y), runs=Runs(rows=splits), engine=engine, **SETTINGS)
     assert isinstance(sweep, Sweep) and len(sweep) == 3
-    for posterior, rows in zip(sweep, splits, strict=True):
-        close(posterior, doxa.fit(net, (x[rows], y[rows]), engine=engine, **SETTINGS))
+    for r, (posterior, rows) in enumerate(zip(sweep, splits, strict=True)):
+        close(posterior, doxa.fit(net, (x[rows], y[rows]), engine=engine, seed=r, **SETTINGS))
         assert posterior.diagnostics["rows"] == len(rows)
 
 
@@ -66,8 +80,8 @@ def test_full_batch_methods_do_not_see_the_padding() -> None:
     method = doxa.HMC(draws=4, burn_in=10, leapfrog=3)
     net = mlp()
     sweep = doxa.fit(net, (x, y), method, members=2, runs=Runs(rows=splits), engine="stack")
-    for posterior, rows in zip(sweep, splits, strict=True):
-        alone = doxa.fit(net, (x[rows], y[rows]), method, members=2, engine="stack")
+    for r, (posterior, rows) in enumerate(zip(sweep, splits, strict=True)):
+        alone = doxa.fit(net, (x[rows], y[rows]), method, members=2, engine="stack", seed=r)
         torch.testing.assert_close(posterior.samples, alone.samples, rtol=1e-5, atol=1e-6)
 
 
@@ -174,15 +188,16 @@ def test_each_split_may_have_what_was_chosen_for_it() -> None:
     noises = [doxa.Gaussian(noise=0.1), doxa.Gaussian(noise=0.4)]
     rows = [torch.arange(20), torch.arange(10, 30)]
     runs = doxa.Runs(rows=rows, per_split={"likelihood": noises, "lr": [0.01, 0.02]})
-    options = {"steps": 30, "seed": 3, "progress": False, "standardize": True}
+    options = {"steps": 30, "progress": False, "standardize": True}
     together = doxa.fit(
-        doxa.nets.mlp(1, 1), (x, y), "map", likelihood=noises[0], runs=runs, **options
+        doxa.nets.mlp(1, 1), (x, y), "map", likelihood=noises[0], runs=runs, seed=3, **options
     )
     assert [hyper["lr"] for hyper in together.hyper] == [0.01, 0.02]
     for r, (noise, lr) in enumerate(zip(noises, [0.01, 0.02], strict=True)):
         alone = doxa.fit(
-            doxa.nets.mlp(1, 1), (x[rows[r]], y[rows[r]]), "map", likelihood=noise, lr=lr, **options
-        )
+            doxa.nets.mlp(1, 1), (x[rows[r]], y[rows[r]]), "map", likelihood=noise, lr=lr,
+            seed=3 + r, **options,
+        )  # fmt: skip
         assert together[r].likelihood.base.noise == noise.noise
         p, q = together[r].predict(x), alone.predict(x)
         torch.testing.assert_close(p.mean, q.mean, rtol=1e-4, atol=1e-4)

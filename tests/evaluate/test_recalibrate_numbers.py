@@ -181,12 +181,29 @@ def test_a_warped_predictive_is_one_distribution() -> None:
         return float(sum(parts))
 
     mean = moment(1, 0.0)
-    assert float(p.mean) == pytest.approx(mean, abs=5e-3)
-    assert float(p.variance) == pytest.approx(moment(2, mean), rel=1e-2)
+    assert float(p.mean) == pytest.approx(mean, abs=1e-4)
+    assert float(p.variance) == pytest.approx(moment(2, mean), rel=1e-4)
     torch.testing.assert_close(p.aleatoric + p.epistemic, p.variance)
     drawn = p.sample(400, seed=0).flatten().sort()[0]  # Kolmogorov at 1e-4
     uniform = torch.tensor([cdf(float(t)) for t in drawn], dtype=torch.float64)
     assert float((uniform - (torch.arange(400).double() + 0.5) / 400).abs().max()) < 2.23 / 20
+
+
+@pytest.mark.parametrize("knots", [2, 5, None, 41])
+@pytest.mark.parametrize(("noise", "draws"), [(0.3, 1), (0.5, 3), (2.0, 2)])
+def test_moments_are_those_of_the_density(noise: float, draws: int, knots: int | None) -> None:
+    """Sums over a fine grid of y: 40,000 cells, on which R(F(y)) is known."""
+    x, y = rows(40, draws)
+    base = GivenPosterior(Gaussian(noise=noise))
+    p = recalibrate(base, (x, y), "quantile", knots=knots).predict(x[:1])
+    at = torch.linspace(-20.0, 20.0, 40_001, dtype=torch.float64)
+    mass = p._form.cdf(at[:, None]).flatten().diff()
+    middle = 0.5 * (at[1:] + at[:-1])
+    mean = float((mass * middle).sum())
+    variance = float((mass * (middle - mean).square()).sum())
+    assert float(mass.sum()) == pytest.approx(1.0, abs=1e-9)
+    assert float(p.mean) == pytest.approx(mean, abs=2e-4)
+    assert float(p.variance) == pytest.approx(variance, rel=1e-3)
 
 
 def test_each_output_has_its_own_curve() -> None:
@@ -198,6 +215,7 @@ def test_each_output_has_its_own_curve() -> None:
     assert bool(((inside - 0.8).abs() < 2.0 / 23).all())  # 2 / K, on the rows it was fitted to
     alone = recalibrate(NARROW, (x[:, :, 1:], y[:, 1:]), "quantile").predict(x[:, :, 1:])
     torch.testing.assert_close(p.quantile(0.3)[:, 1:], alone.quantile(0.3))
+    torch.testing.assert_close(p.variance[:, 1:], alone.variance)
     with pytest.raises(Unavailable, match="no joint density"):
         p.log_prob(y)
 

@@ -10,6 +10,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 from torch import Tensor, nn
@@ -86,6 +87,18 @@ def test_several_outputs_share_the_kernel() -> None:
     assert together.log_evidence == pytest.approx(sum(each.log_evidence for each in alone))
     for o in range(3):
         assert torch.allclose(p.mean[:, o], alone[o].predict(x[:6]).mean[:, 0])
+
+
+def test_outputs_that_share_a_noise_level_count_the_constant_each() -> None:
+    """scipy's log N(y_o; 0, K + σ²I), added up over three outputs, at a noise that is not given."""
+    x, y = rows(outputs=3)
+    method = doxa.GP("rbf", lengthscale=0.8, variance=1.5, fit_hyper=False)
+    ours = doxa.fit(None, (x, y), method)
+    assert ours.log_noise.shape == (1,)
+    kernel = 1.5 * np.exp(-0.5 * np.square(x.numpy()[:, None] - x.numpy()[None]).sum(2) / 0.8**2)
+    covariance = kernel + float(ours.log_noise.exp()) ** 2 * np.eye(len(x))
+    want = multivariate_normal(np.zeros(len(x)), covariance).logpdf(y.numpy().T).sum()
+    assert ours.log_evidence == pytest.approx(want, rel=1e-8)
 
 
 def test_each_output_may_have_its_own_noise() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -269,3 +270,30 @@ def test_particles_can_be_kept(tmp_path: Path) -> None:
         doxa.fit(nn.Linear(2, 1).double(), data(), Kept(particles=3), **options)
     assert shapes == [(4, 2, 3, 4)] * 2
     assert torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("event", [(3,), (2, 3)], ids=["two axes", "three axes"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("linear", "log_evidence"), ("laplace", "log_evidence"), ("mean-field", "elbo"),
+     ("mc-dropout", "objective")],
+)  # fmt: skip
+def test_densities_are_in_units_of_y(method: str, name: str, event: tuple[int, ...]) -> None:
+    """The same fit to 1000 y: every number of a row costs log 1000. Targets of three axes have one
+    scale for all, those of two one a column."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 2, generator=g).double()
+    y = torch.randn(20, *event, generator=g).double() + x[:, :1].reshape(20, *(1 for _ in event))
+    size = y[0].numel()
+    hidden = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, size), nn.Unflatten(1, event))
+    options: dict[str, Any] = {"standardize": True, "steps": 3, "init": "given"}
+    values = [
+        getattr(
+            doxa.fit(
+                None if method == "linear" else hidden.double(), (x, c * y), method, **options
+            ),
+            name,
+        )
+        for c in (1.0, 1000.0)
+    ]
+    assert values[1] - values[0] == pytest.approx(-20 * size * math.log(1000.0), rel=1e-6)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from model_cases import METHODS, QUICK, Bare, Tied, numbers, seeded
-from torch import nn
+from scipy import stats
+from torch import Tensor, nn
 from torch.distributions import Normal
 
 import doxa
@@ -33,6 +34,42 @@ def test_the_model_is_the_joint_density_of_its_parts() -> None:
     )
     torch.testing.assert_close(model.log_prior(params), prior)
     torch.testing.assert_close(model.log_joint(params, x, y), prior + each.sum())
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        f = self.both(x)
+        return f[:, :1], f[:, 1:]
+
+
+@pytest.mark.parametrize("first", [doxa.Gaussian(), doxa.Gaussian(noise=0.3)], ids=str)
+@pytest.mark.parametrize("df", [None, 4.0])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_given_and_learned_parameters_of_a_likelihood_together(
+    first: doxa.Gaussian, df: float | None, scale: float | None
+) -> None:
+    """scipy's densities at the learned ones' starting values: σ = s = 1, v = 2 + 4."""
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).double()
+    y = (x[:, :1], x[:, 1:])
+    student = doxa.StudentT(df=df, scale=scale)
+    model = doxa.Model(TwoHeads().double(), (first, student)).build(x)
+    params = {k: v.detach() for k, v in model.layout.unflatten(model.given()).items()}
+    normal, heavy = (f.detach().numpy() for f in model.forward(params, x))
+    each = stats.norm.logpdf(y[0], normal, first.noise or 1.0)
+    each = each + stats.t.logpdf(y[1], df or 6.0, heavy, scale or 1.0)
+    got = model.log_likelihood(params, x, y)
+    torch.testing.assert_close(got, torch.from_numpy(each[:, 0]))
+    joint = model.log_prior(params) + got.sum()
+    torch.testing.assert_close(model.log_joint(params, x, y), joint)
+    alone = doxa.Model(nn.Linear(2, 1).double(), student).build(x)
+    params = alone.layout.unflatten(alone.given())
+    f = alone.forward(params, x).detach().numpy()
+    want = torch.from_numpy(stats.t.logpdf(y[0], df or 6.0, f, scale or 1.0)[:, 0])
+    torch.testing.assert_close(alone.log_likelihood(params, x, y[0]), want)
 
 
 def test_shared_parameters_are_counted_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,6 +88,41 @@ def test_the_objective_counts_the_entropy_of_the_masks() -> None:
     entropy = {p: -(p * math.log(p) + (1 - p) * math.log(1 - p)) for p in objectives}
     expected = 8 * (entropy[0.4] - entropy[0.1])  # eight masked inputs, all weights zero
     assert objectives[0.4] - objectives[0.1] == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_objective_is_its_expectation_within_its_error(tmp_path: Path) -> None:
+    """The masks feed the last layer, so that E[(y − f)²] = (y − E f)² + Σ_j (w_j h_j)² p/(1 − p).
+    Within 5 standard errors (chance 6e-7), which are a tenth of the 46 nats of one mask a row."""
+    p, noise = 0.4, 0.5
+    net, (x, y) = _net(p), _data()
+    x, y = x[:30], y[:30]
+    with torch.no_grad():
+        net[3].weight.mul_(3.0)
+    posterior = fit(
+        net, (x, y), doxa.MCDropout(), likelihood=doxa.Gaussian(noise), prior=doxa.Normal(STD),
+        init="given", steps=1, lr=1e-30, validation=None,
+    )  # fmt: skip
+    with torch.no_grad():
+        hidden = torch.tanh(net[0](x))
+        square = (y - net[3](hidden)).square() + (hidden * net[3].weight).square().sum(
+            1, keepdim=True
+        ) * p / (1 - p)
+        weights = {name: float(w.square().sum()) for name, w in net.named_parameters()}
+        single = torch.stack([
+            (y - net[3](hidden * (torch.rand(hidden.shape) > p) / (1 - p))).square().sum()
+            for _ in range(200)
+        ])  # fmt: skip
+    fitted = -0.5 * float(square.sum()) / noise**2 - 30 * math.log(noise * math.sqrt(2 * math.pi))
+    decay = sum(v / (1 - p) if name == "3.weight" else v for name, v in weights.items())
+    entropy = -8 * (p * math.log(p) + (1 - p) * math.log(1 - p))
+    exact = fitted - 0.5 * decay / STD**2 + entropy
+    error = posterior.objective_error
+    expected = float(single.std()) / (2 * noise**2) / math.sqrt(100)  # of 100 passes over 30 rows
+    assert error == pytest.approx(expected, rel=0.4)
+    assert abs(posterior.objective - exact) < 5 * error
+    posterior.save(tmp_path / "run")
+    again = doxa.load(tmp_path / "run", net=net)
+    assert (again.objective, again.objective_error) == (posterior.objective, error)
 
 
 def test_layers_are_inserted_under_the_same_names() -> None:

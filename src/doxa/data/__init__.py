@@ -2,7 +2,7 @@
 
 from doxa.data.batches import Batch, Data, NoData, batch_rows
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
-from doxa.data.scaling import Standardisation, standardise
+from doxa.data.scaling import Standardisation, standardise, warn_unscaled
 from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
 from doxa.data.tasks import Tasks, halved
 
@@ -29,4 +29,5 @@ __all__ = [
     "rows_of",
     "source",
     "standardise",
+    "warn_unscaled",
 ]

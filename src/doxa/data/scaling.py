@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from doxa.data.rows import Inputs, rows_a_block
 
 log = logging.getLogger("doxa")
+
+_LARGE, _SMALL = 10.0, 1 / 30  # root mean squares that are far from 1
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,18 @@ def scaled(t: Tensor, loc: Tensor, scale: Tensor, dtype: torch.dtype | None) -> 
     return out
 
 
-def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> list[Standardisation]:
-    """Scales of each run from its own training rows: columns for matrices, one number beyond."""
+def standardise(
+    x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool, weight: Tensor | None = None
+) -> list[Standardisation]:
+    """Scales of each run from its own training rows: columns for matrices, one number beyond.
+
+    weight: of each row, [N] or more; a row of weight 0 changes nothing.
+    """
 
     def moments(t: Tensor, index: Tensor, name: str) -> tuple[Tensor, Tensor]:
         if not t.is_floating_point():
             return torch.zeros(()), torch.ones(())
-        loc, scale = _mean_and_std(t, index)
+        loc, scale = _mean_and_std(t, index, weight)
         constant = scale <= 1e-12 * (loc.abs() + 1e-300)
         if constant.any():
             columns = constant.nonzero().flatten().tolist() if constant.ndim else "all"
@@ -74,7 +81,7 @@ def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> lis
     scales = []
     said: dict[str, None] = {}  # once for all runs
     leaves, spec = tree_flatten(x)
-    for index in rows:
+    for index in _counted(rows, weight):
         pairs = [moments(t, index, "x") for t in leaves]
         x_loc, x_scale = (tree_unflatten([p[i] for p in pairs], spec) for i in range(2))
         y_loc = y_scale = None
@@ -86,15 +93,62 @@ def standardise(x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool) -> lis
     return scales
 
 
-def _mean_and_std(t: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+def warn_unscaled(
+    x: Inputs, y: Any, rows: Tensor, scale_y: bool, weight: Tensor | None = None
+) -> None:
+    """Say which columns that nothing standardises are far from the unit size that priors, first
+    weights and learning rates are made for.
+
+    Of a column's root mean square more than 10 is large: a weight of the prior's size then moves a
+    hidden unit by ten of its own widths (pixels of 0 to 255, years, prices). Small is said of a
+    whole input only, where no column has 1/30: a small column among others may be a rare one, as
+    an indicator or a pixel at the edge. 10,000 rows are looked at.
+    """
+    (index,) = _counted([rows[:: -(-len(rows) // 10_000)]], weight)
+    named = [("x", t) for t in tree_flatten(x)[0]]
+    if scale_y:
+        named += [("y", t) for t in tree_flatten(y)[0]]
+    for name, t in named:
+        if not t.is_floating_point() or t[:1].numel() == 0:
+            continue
+        loc, scale = _mean_and_std(t, index, weight)
+        size = (loc.square() + scale.square()).sqrt().reshape(-1)
+        far = (size > _LARGE).nonzero().flatten().tolist()
+        if not far and 0 < float(size.max()) < _SMALL:
+            far = list(range(len(size)))
+        if far:
+            columns = ", ".join(map(str, far[:5])) + (", …" if len(far) > 5 else "")
+            where = f"column {columns}" if t.ndim == 2 and len(size) > 1 else "its numbers"
+            log.warning(
+                "%s: %s of size %.3g, far from the 1 that priors and learning rates are made for; "
+                "pass standardize=True, or scale it", name, where, float(size[far].max()),
+            )  # fmt: skip
+
+
+def _counted(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
+    """Each run's rows that have a weight; all where none has, which is refused later."""
+    if weight is None:
+        return list(rows)
+    positive = weight.cpu() > 0
+    return [index[positive[index]] if bool(positive[index].any()) else index for index in rows]
+
+
+def _mean_and_std(t: Tensor, index: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of each column of some rows (of everything beyond matrices), a block of rows at a time."""
     axes = [0] if t.ndim <= 2 else list(range(t.ndim))
-    step = rows_a_block(t)
-    parts = [index[start : start + step].to(t.device) for start in range(0, len(index), step)]
-    share = [len(part) / len(index) for part in parts]
-    loc = sum(t[part].double().mean(axes) * w for part, w in zip(parts, share, strict=True))
-    square = sum(
-        (t[part].double() - loc).square().mean(axes) * w
-        for part, w in zip(parts, share, strict=True)
-    )
-    return torch.as_tensor(loc), torch.as_tensor(square).sqrt()
+    parts = index.split(rows_a_block(t))
+    own = torch.ones(t.shape[0]) if weight is None else weight.cpu()
+    total = own[index].double().sum().clamp(min=1e-300)
+    shares = [own[part].double() / total for part in parts]
+
+    def average(of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Σ share · of(row): over rows, and the mean over what else is averaged."""
+        sums = torch.zeros((), dtype=torch.float64, device=t.device)
+        for part, share in zip(parts, shares, strict=True):
+            values = of(t[part.to(t.device)].double())
+            each = values.mean(axes[1:]) if axes[1:] else values
+            sums = sums + torch.tensordot(share.to(t.device), each, 1)
+        return sums
+
+    loc = average(lambda values: values)
+    return loc, average(lambda values: (values - loc).square()).sqrt()

@@ -48,13 +48,17 @@ class Tasks:
         real = torch.stack([_longer(x.new_ones(len(own)), longest) for own, _ in self.tasks])
         return {"context_x": x, "context_y": y, "context": real, "target_x": x}, y
 
-    def scales(self, rows: Sequence[Tensor], scale_y: bool) -> list[Standardisation]:
-        """Of each run's tasks, over all of their points together."""
+    def scales(
+        self, rows: Sequence[Tensor], scale_y: bool, weight: Tensor | None = None
+    ) -> list[Standardisation]:
+        """Of each run's tasks, over all of their points together; weight: of each task."""
         found = []
         for index in rows:
             own = [self.tasks[int(i)] for i in index]
             x, y = (torch.cat([task[i] for task in own]) for i in range(2))
-            (one,) = standardise(x, y, [torch.arange(len(x))], scale_y)
+            points = torch.tensor([len(task[0]) for task in own])
+            each = None if weight is None else weight.cpu()[index].repeat_interleave(points)
+            (one,) = standardise(x, y, [torch.arange(len(x))], scale_y, each)
             zero, unit = torch.zeros(()).double(), torch.ones(()).double()
             y_loc, y_scale = (zero, unit) if one.y_loc is None else (one.y_loc, one.y_scale)
             loc = {"context_x": one.x_loc, "context_y": y_loc, "context": zero,

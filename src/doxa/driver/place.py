@@ -21,6 +21,7 @@ from doxa.data import (
     parse,
     rows_of,
     standardise,
+    warn_unscaled,
 )
 from doxa.data.rows import Rows
 from doxa.driver.holdout import Splits, hold_out
@@ -85,13 +86,19 @@ def place_data(
     rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)
+    weight = None
+    if sample_weight is not None:
+        weight = _weights(sample_weight, total, extent, device, dtype)
     if standardize:
         if source is not None:
             raise DataError(
                 "standardize=True needs the rows at hand; scale a streamed Dataset itself"
             )
         scale_y = likelihood.scales_targets
-        scales = (tasks and tasks.scales(rows, scale_y)) or standardise(x, y, rows, scale_y)
+        scaled = tasks and tasks.scales(rows, scale_y, weight)
+        scales = scaled or standardise(x, y, rows, scale_y, weight)
+    elif source is None:
+        warn_unscaled(x, y, rows[0], likelihood.scales_targets, weight)
     banked = standardize and len(specs) > 1
     lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
     banked = banked and not lazy
@@ -104,9 +111,6 @@ def place_data(
             y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
         else:
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
-    weight = None
-    if sample_weight is not None:
-        weight = _weights(sample_weight, total, extent, device, dtype)
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
         source, prepare, tasks is not None, splits.owners,

@@ -37,7 +37,8 @@ class Runs:
     rows: a list of row numbers or masks (training rows of each split), which may differ in length.
     grid: {field: values}; a field of the method, "lr", "prior" (of one family) or "likelihood"
         (the given noise levels of a `Gaussian`).
-    seeds: the seeds to repeat with; default: the seed given to `fit`.
+    seeds: the seeds to repeat with; default: the seed given to `fit`, plus the split's number, so
+        that a spread over splits holds the fits' own noise. Seeds that are given are every split's.
     per_split: {field: one value for each row set}: what was chosen for each split before.
     """
 
@@ -55,11 +56,13 @@ class Runs:
                 "runs are empty: give at least one split, one value a field, one seed"
             )
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
-        seeds = [seed] if self.seeds is None else list(self.seeds)
         own = self._own(len(splits), grid)
         return [
             RunSpec(rows, own[i] | point, s, i)
-            for (i, rows), point, s in itertools.product(enumerate(splits), points, seeds)
+            for i, rows in enumerate(splits)
+            for point, s in itertools.product(
+                points, [seed + i] if self.seeds is None else self.seeds
+            )
         ]
 
     def _own(self, splits: int, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

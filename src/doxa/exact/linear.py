@@ -4,8 +4,9 @@
     Σ⁻¹ = ΦᵀΦ/σ² + I/s²,    μ = ΣΦᵀy/σ²
     y* ~ N(φ*ᵀμ, σ² + φ*ᵀΣφ*),    p(y) = N(y; 0, σ²I + s²ΦΦᵀ)
 
-Bishop (2006), ch. 3; MacKay (1992). One pass over the data adds up ΦᵀΦ, Φᵀy and yᵀy, for all runs
-at once and in float64 whatever the data's type; the rest is linear algebra on F × F matrices.
+Bishop (2006), ch. 3; MacKay (1992). One pass over the data adds up ΦᵀΦ and Φᵀy, and so finds least
+squares; a second adds up what is left of y, which keeps the digits of small noise. All runs at
+once, in float64 whatever the data's type; the rest is linear algebra on F × F matrices.
 Without a network the features are the inputs or a basis of them; with one they are what goes into
 its last layer, at the weights it was given with. Noise that is not given, and a prior scale that
 is not, are found by evidence. Exact for what it assumes: a linear function and Gaussian noise.
@@ -25,12 +26,15 @@ from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.exact import evidence
 from doxa.exact.features import Basis, random_features
-from doxa.exact.linear_posterior import LinearPosterior, Statistics
+from doxa.exact.linear_posterior import LinearPosterior
+from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import flag, one_of, positive, whole
 from doxa.posterior import Posterior, Status
+
+_SUMS = ("cross", "square")
 
 
 @store.register("linear")
@@ -103,12 +107,13 @@ class BayesianLinear(Method):
         )
         return state | {
             "gram": zeros(size, size), "cross": zeros(size, outputs), "square": zeros(outputs),
-            "log_noise": zeros(outputs), "log_std": zeros(),
+            "origin": zeros(size, outputs), "log_noise": zeros(outputs), "log_std": zeros(),
         }  # fmt: skip
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield Stage("statistics", self._add, 0, "pass", enter=self._start, capturable=False)
-        yield Stage("evidence", self._add, 0, "all", enter=self._settle, capturable=False)
+        yield Stage("residuals", self._add_rest, 0, "pass", enter=self._centre, capturable=False)
+        yield Stage("evidence", self._add_rest, 0, "all", enter=self._settle, capturable=False)
 
     def _basis(self, run: Run) -> Basis:
         kind = self.features if isinstance(self.features, str) else "inputs"
@@ -125,21 +130,40 @@ class BayesianLinear(Method):
         return basis(x, feature_tensors(state), function, lead)
 
     def _start(self, run: Run, state: State) -> State:
-        return state | {k: torch.zeros_like(state[k]) for k in ("gram", "cross", "square")}
+        """Sums about 0."""
+        return state | {k: torch.zeros_like(state[k]) for k in ("gram", *_SUMS, "origin")}
+
+    def _centre(self, run: Run, state: State) -> State:
+        """Sums about the function of least squares."""
+        data = Spectrum.of(self._statistics(run, state), run.dtype)
+        origin = {"origin": data.vectors @ data.best}
+        return state | origin | {k: torch.zeros_like(state[k]) for k in _SUMS}
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """ΦᵀΦ, Φᵀy and yᵀy of some more rows; features common to all members are made once."""
+        phi, weighted = self._features(run, state, batch)
+        state = {**state, "gram": state["gram"] + weighted.mT @ phi}
+        return self._with_rest(state, batch, phi, weighted), {}
+
+    def _add_rest(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        """Φᵀe and eᵀe of some more rows, e = y − Φw₀."""
+        return self._with_rest(state, batch, *self._features(run, state, batch)), {}
+
+    def _features(self, run: Run, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
+        """φ, and φ times the rows' weights: [(M,) B, F]."""
         phi = self._phi(run, state, self._basis(run), batch.x, 0 if batch.shared else 1)
+        return phi, phi if batch.weight is None else phi * batch.weight.double()[..., None]
+
+    def _with_rest(self, state: State, batch: Batch, phi: Tensor, weighted: Tensor) -> State:
         y = batch.y.double()
         y = y.reshape(*y.shape[: 1 if batch.shared else 2], -1)  # [(M,) B, O]
-        weighted = phi if batch.weight is None else phi * batch.weight.double()[..., None]
-        squares = y.square() if batch.weight is None else y.square() * batch.weight[..., None]
+        e = y - phi @ state["origin"]
+        squares = e.square() if batch.weight is None else e.square() * batch.weight[..., None]
         return {
             **state,
-            "gram": state["gram"] + weighted.mT @ phi,
-            "cross": state["cross"] + weighted.mT @ y,
+            "cross": state["cross"] + weighted.mT @ e,
             "square": state["square"] + squares.sum(-2),
-        }, {}
+        }
 
     def _settle(self, run: Run, state: State) -> State:
         """The noise and the prior's scale, for all members at once."""
@@ -153,19 +177,19 @@ class BayesianLinear(Method):
         if self.fit_by is None and log_noise is None:
             raise MethodError("fit_by=None fits nothing: give noise (and prior_std)")
         if log_noise is None or log_std is None:
-            gram, cross = self._masked(run, state)
-            data = evidence.Spectrum.of(gram, cross, state["square"], run.n.double())
+            data = Spectrum.of(self._statistics(run, state), run.dtype)
             if self.fit_by == "ml" and log_noise is None:
                 log_noise = evidence.by_likelihood(data, per_output)
             log_noise, log_std = evidence.by_evidence(data, log_noise, log_std, per_output)
         return {**state, "log_noise": log_noise.expand_as(state["log_noise"]), "log_std": log_std}
 
-    def _masked(self, run: Run, state: State) -> tuple[Tensor, Tensor]:
+    def _statistics(self, run: Run, state: State) -> Statistics:
         """Runs of lower degree do without the higher monomials: zero columns change nothing."""
-        if "degree" not in run.hyper:
-            return state["gram"], state["cross"]
-        keep = torch.stack([self._columns(run, state, m) for m in range(run.size)]).double()
-        return state["gram"] * keep[:, None] * keep[..., None], state["cross"] * keep[..., None]
+        gram, cross = state["gram"], state["cross"]
+        if "degree" in run.hyper:
+            keep = torch.stack([self._columns(run, state, m) for m in range(run.size)]).double()
+            gram, cross = gram * keep[:, None] * keep[..., None], cross * keep[..., None]
+        return Statistics(gram, cross, state["square"], run.n.double(), state["origin"])
 
     def _columns(self, run: Run, state: State, member: int) -> Tensor:
         """Which features the run of a member has: [F]."""
@@ -190,17 +214,16 @@ class BayesianLinear(Method):
             basis=basis, features=feature_tensors(state),
             statistics=Statistics(
                 state["gram"][:, keep][..., keep], state["cross"][:, keep], state["square"],
-                run.n.double(),
+                run.n.double(), state["origin"][:, keep],
             ),
             log_noise=log_noise.reshape(run.size, *own).to(run.dtype),
             log_std=state["log_std"], event=event, theta=state.get("theta"),
             weighted=run.rows.weight is not None,
         )  # fmt: skip
-        floor = 0.5 * (1.1e-14 * state["square"] / run.n.double()[:, None] + 1.1e-300).log()
-        if learned and bool((state["log_noise"] <= floor).any()):
+        if learned and bool(posterior.undecided.any()):
             reason = (
-                "the features fit the targets exactly, so that the evidence grows without bound as "
-                "the noise goes to 0: its variances mean nothing; give noise=, or more rows"
+                "the features fit the targets exactly, so that the data cannot tell the noise from "
+                "none: its variances mean nothing; give noise=, or more rows"
             )
             posterior.record.status = Status("degenerate", reason)
         return posterior

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from doxa.data import rows_of
 from doxa.errors import StoreError
 from doxa.exact.features import Basis
+from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
 from doxa.linalg import Dense
 from doxa.linalg.layout import Params
@@ -29,25 +30,6 @@ from doxa.predictive import Predictive
 
 _CHUNK_BYTES = 64 << 20  # of features at a time
 _DEFAULT_DRAWS = 100
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """gram ΦᵀΦ [K, F, F], cross Φᵀy [K, F, O], square yᵀy [K, O], n [K]; all in float64."""
-
-    gram: Tensor
-    cross: Tensor
-    square: Tensor
-    n: Tensor
-
-    def plus(self, phi: Tensor, y: Tensor) -> Statistics:
-        """With further rows φ [(K,) N, F] and y [N, O]."""
-        return Statistics(
-            self.gram + phi.mT @ phi,
-            self.cross + phi.mT @ y,
-            self.square + y.square().sum(0),
-            self.n + len(y),
-        )
 
 
 @register_posterior
@@ -98,29 +80,29 @@ class LinearPosterior(Posterior):
         return math.prod(self.event)
 
     @cached_property
-    def _noise_variance(self) -> Tensor:
-        """σ² [K, O'], O' = 1 where all outputs share it."""
-        return (2 * self.log_noise.double().reshape(self.members, -1)).exp()
+    def _levels(self) -> Tensor:
+        """log σ [K, O'], O' = 1 where all outputs share it."""
+        return self.log_noise.double().reshape(self.members, -1)
+
+    @cached_property
+    def _spectrum(self) -> Spectrum:
+        return Spectrum.of(self.statistics, self.dtype)
+
+    @property
+    def undecided(self) -> Tensor:
+        """Where the data cannot tell the noise from none: [K, O']."""
+        return self._spectrum.undecided(self._levels, self.log_std)
 
     @cached_property
     def covariance(self) -> Dense:
         """Σ of each member and noise level, K × O' of them."""
-        variance = self._noise_variance
-        gram = self.statistics.gram.unsqueeze(1) / variance[..., None, None]
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        precision = gram + (-2 * self.log_std).exp()[:, None, None, None] * eye
-        return Dense.from_precision(precision.flatten(0, 1))
+        root = self._spectrum.precision_root(self._levels, self.log_std)
+        return Dense.from_precision_root(root.flatten(0, 1))
 
     @cached_property
     def mean(self) -> Tensor:
         """μ: [K, F, O]."""
-        scaled = self.statistics.cross / self._noise_variance.unsqueeze(1)  # [K, F, O]
-        levels = self._noise_variance.shape[1]
-        if levels == 1:
-            rows = scaled.permute(2, 0, 1)  # [O, K, F]
-            return self.covariance.matmul(rows).permute(1, 2, 0)
-        rows = scaled.mT.reshape(self.members * levels, -1)
-        return self.covariance.matmul(rows).reshape(self.members, levels, -1).mT
+        return self._spectrum.mean(self._levels, self.log_std)
 
     @property
     def noise(self) -> Tensor:
@@ -137,14 +119,8 @@ class LinearPosterior(Posterior):
 
     def _evidence(self) -> float:
         """log N(y; 0, σ²I + s²ΦΦᵀ) over all outputs, in units of y."""
-        data, variance = self.statistics, self._noise_variance
-        size, levels = data.gram.shape[-1], variance.shape[1]
-        misfit = data.square - (data.cross * self.mean).sum(1)  # yᵀ(I + ΦΦᵀs²/σ²)⁻¹y: [K, O]
-        misfit = torch.maximum(misfit, 1e-15 * data.square)
-        logdet = 2 * size * self.log_std[:, None] - self.covariance.logdet().reshape(-1, levels)
-        n = data.n[:, None]
-        each = n * (2 * math.pi * variance).log() + misfit / variance + logdet
-        total = -0.5 * each.sum(1) + units_log_jacobian(self, data.n, self.outputs)
+        each = self._spectrum.log_evidence(self._levels, self.log_std)
+        total = each.sum(1) + units_log_jacobian(self, self.statistics.n, self.outputs)
         return float(torch.logsumexp(total, 0) - math.log(self.members))
 
     def _phi(self, x: Any) -> Tensor:
@@ -169,7 +145,7 @@ class LinearPosterior(Posterior):
         """The closed form: a Gaussian for each row, whatever n; `functions` draws."""
         self.sampling(n, seed, keep)
         x = self.check_inputs(x)
-        levels = self._noise_variance.shape[1]
+        levels = self._levels.shape[1]
         means, variances = [], []
         for phi in self._chunks(x):
             means.append(phi @ self.mean)
@@ -212,7 +188,7 @@ class LinearPosterior(Posterior):
     def _weights(self, n: int, seed: int) -> Tensor:
         """[n, F, O], the members' draws one after the other."""
         counts, size = self.split(n), self.statistics.gram.shape[-1]
-        most, levels = max(counts), self._noise_variance.shape[1]
+        most, levels = max(counts), self._levels.shape[1]
         keys = [f"{k}/{j}" for k in self.ids for j in range(most)]
         noise = Noise(seed, "draws", keys, self.device, torch.float64)
         eps = noise.normal((self.outputs, size)).reshape(self.members, most, self.outputs, size)
@@ -265,8 +241,11 @@ class LinearPosterior(Posterior):
         def under(prefix: str) -> Params:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
+        sums = under("statistics.")
+        if "cross" in sums:  # about 0, in artefacts from before there was an origin
+            sums.setdefault("origin", torch.zeros_like(sums["cross"]))
         try:
-            statistics = Statistics(**under("statistics."))
+            statistics = Statistics(**sums)
         except TypeError as error:
             raise StoreError(f"the artefact lacks statistics of a linear model: {error}") from error
         return cls(

@@ -70,6 +70,6 @@ def new_targets(posterior: Posterior, x: Any, y: Any, event: Shape) -> tuple[Any
     y = posterior.base_likelihood.prepare_targets(y, event)
     if rows_of(y, "y") != rows_of(x, "x"):
         raise ShapeError(f"x has {rows_of(x, 'x')} rows and y {rows_of(y, 'y')}")
-    y = y.to(posterior.device, posterior.dtype)
-    fitted = posterior.scales.to(posterior.device, posterior.dtype).y(y)
+    y = y.to(posterior.device)
+    fitted = posterior.scales.y(y, posterior.dtype).to(posterior.dtype)
     return x, fitted.reshape(len(fitted), -1)

@@ -78,12 +78,11 @@ class Affine(Likelihood):
         return self.base.constants(output, self.scale if scale is None else self.scale * scale)
 
     def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        # In loc's own precision: a large offset would not survive float32.
-        loc, scale = self._loc_scale(f, lead, self.loc.dtype)
-        fitted = ((y - loc) / scale).to(f.dtype)
         event = self.base.location(f, lead).shape[lead + 1 :]
-        log_scale = scale.log().to(f.dtype).expand((*f.shape[:lead], 1, *event))
-        return self.base.log_prob(f, fitted, theta, lead) - sum_event(log_scale, lead)
+        log_scale = self._loc_scale(f, lead)[1].log().expand((*f.shape[:lead], 1, *event))
+        return self.base.log_prob(f, self._fitted(y, f, lead), theta, lead) - sum_event(
+            log_scale, lead
+        )
 
     def location(self, f: Tensor, lead: int = 0) -> Tensor:
         loc, scale = self._loc_scale(f, lead)
@@ -106,8 +105,7 @@ class Affine(Likelihood):
         return self.base.entropy(f, theta, lead) + scale.log()
 
     def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        loc, scale = self._loc_scale(f, lead)
-        return self.base.cdf((y - loc) / scale, f, theta, lead)
+        return self.base.cdf(self._fitted(y, f, lead), f, theta, lead)
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
         loc, scale = self._loc_scale(f, lead)
@@ -116,6 +114,11 @@ class Affine(Likelihood):
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
         """With respect to f, which is in fitted units: the base's."""
         return self.base.curvature(f, theta, lead)
+
+    def _fitted(self, y: Tensor, f: Tensor, lead: int) -> Tensor:
+        """y in fitted units, in loc's precision first: a large offset would not survive float32."""
+        loc, scale = self._loc_scale(f, lead, self.loc.dtype)
+        return ((y - loc) / scale).to(f.dtype)
 
     def _loc_scale(
         self, f: Tensor, lead: int, dtype: torch.dtype | None = None

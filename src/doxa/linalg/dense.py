@@ -35,6 +35,14 @@ class Dense(Structure):
     def from_precision(cls, precision: Tensor) -> Dense:
         return cls(cholesky(precision, "the precision"), of_precision=True)
 
+    @classmethod
+    def from_precision_root(cls, root: Tensor) -> Dense:
+        """Of Σ⁻¹ = AᵀA, by A = QR: the product, whose condition is that of A squared, is not
+        formed. Rows of A go from small to large; QR keeps more digits the other way round."""
+        upper = torch.linalg.qr(root.flip(-2), mode="r").R
+        sign = upper.diagonal(dim1=-2, dim2=-1).sign()
+        return cls((sign[..., None] * upper).mT.contiguous(), of_precision=True)
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.factor.shape[0], self.factor.shape[1]

@@ -133,7 +133,7 @@ class Posterior(ABC):
         """What the outputs mean, in the units of y."""
         if self.scales.y_loc is None:
             return self.base_likelihood
-        scales = self.scales.to(self.device, self.dtype)
+        scales = self.scales.to(self.device, torch.float64)
         return Affine(self.base_likelihood, scales.y_loc, scales.y_scale)
 
     @abstractmethod

@@ -18,11 +18,13 @@ class ImplicitPosterior(WeightPosterior):
     """A function is the network under one draw of the noise that its layers take.
 
     theta: [K, P], the point weights. values: what layers are given besides, of each member:
-    {buffer: [K, ...]} (dropout's p).
+    {buffer: [K, ...]} (dropout's p). objective: what was ascended, at the answer, where the method
+    says; objective_error: its standard error.
     """
 
     kind = "implicit"
     objective: float | None = None
+    objective_error: float | None = None
 
     def __init__(self, *args: Any, theta: Tensor, values: Params | None = None, **kw: Any) -> None:
         super().__init__(*args, **kw)
@@ -70,7 +72,8 @@ class ImplicitPosterior(WeightPosterior):
         return super().tensors() | {"theta": self.theta} | values
 
     def extra(self) -> dict[str, Any]:
-        return super().extra() | {"objective": self.objective}
+        own = {"objective": self.objective, "objective_error": self.objective_error}
+        return super().extra() | own
 
     @classmethod
     def restore(
@@ -80,5 +83,7 @@ class ImplicitPosterior(WeightPosterior):
         # until now only dropout's rates were kept, by layer
         values |= {f"{k[5:]}.p": v for k, v in tensors.items() if k.startswith("rate.")}
         new = cls(**common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values)
-        new.objective = extra.get("objective")
+        new.objective, new.objective_error = (
+            extra.get(name) for name in ("objective", "objective_error")
+        )
         return new

@@ -92,13 +92,34 @@ class Mixture(Form):
             )
         return self.likelihood.location(self.f, 1)
 
+    @cached_property
+    def _exact(self) -> Mixture:
+        """The same in float64 where f is in fitted units: differences of numbers in units of y
+        would lose the digits that a large offset takes from float32."""
+        if not isinstance(self.likelihood, Affine) or self.f.dtype == torch.float64:
+            return self
+        theta = {name: value.double() for name, value in self.theta.items()}
+        variance = None if self.f_variance is None else self.f_variance.double()
+        return Mixture(self.likelihood, self.f.double(), theta, self.weights.double(), variance)
+
     @property
     def mean(self) -> Tensor:
         return self._mean
 
     @cached_property
     def _mean(self) -> Tensor:
-        return self._average(lambda part: part.likelihood.mean(part.f, part.theta, 1))
+        return self._centre.to(self.f.dtype)
+
+    @cached_property
+    def _centre(self) -> Tensor:
+        """The mean, in float64 where `_exact` is; weights in float32 sum to 1 up to 1e-7."""
+        total = self._average(lambda part: part._exact._means())
+        return total / self.weights.double().sum()
+
+    def _means(self) -> Tensor:
+        """[S, N, *event]: each component's."""
+        means: Tensor = self.likelihood.mean(self.f, self.theta, 1)
+        return means
 
     @property
     def aleatoric(self) -> Tensor:
@@ -115,12 +136,12 @@ class Mixture(Form):
     @cached_property
     def _epistemic(self) -> Tensor:
         def spread(part: Mixture) -> Tensor:
-            gap = part.likelihood.mean(part.f, part.theta, 1) - self.mean
+            gap = part._exact._means() - self._centre
             if part.f_variance is None:
                 return gap.square()
             return gap.square() + part.likelihood.location_variance(part.f_variance, 1)
 
-        return self._average(spread)
+        return self._average(spread).to(self.f.dtype)
 
     @property
     def expected_entropy(self) -> Tensor:
@@ -149,7 +170,8 @@ class Mixture(Form):
         variance = self.likelihood.variance(self.f, self.theta, 1)
         if self.f_variance is not None:
             variance = variance + self.likelihood.location_variance(self.f_variance, 1)
-        return self.weights, self.likelihood.mean(self.f, self.theta, 1), variance.sqrt()
+        means = self._exact._means()
+        return self.weights, means, variance.sqrt().to(means.dtype)
 
     def targets(self, y: Any) -> Tensor:
         y = self.likelihood.prepare_targets(y, tuple(self.f.shape[2:])).to(self.f.device)
@@ -188,7 +210,8 @@ class Mixture(Form):
     def quantile(self, level: float) -> Tensor:
         rows = max(1, CHUNK_ELEMENTS // (4 * max(1, self.f[:, :1].numel())))
         starts = range(0, max(1, self.f.shape[1]), rows)
-        return torch.cat([self._rows(start, rows)._quantile_of_all(level) for start in starts])
+        parts = (self._rows(start, rows)._exact for start in starts)
+        return torch.cat([part._quantile_of_all(level) for part in parts]).to(self.f.dtype)
 
     def _quantile_of_all(self, level: float) -> Tensor:
         if self.likelihood.is_normal:

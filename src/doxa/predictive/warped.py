@@ -3,8 +3,12 @@
     cdf'(y) = R(F(y)),    quantile'(q) = F⁻¹(R⁻¹(q)),    p'(y) = p(y) R'(F(y))
 
 R is piecewise linear with positive slopes, so that all three exist. Moments and draws come from a
-table of quantile'(Φ(t)) at even steps of t: moments are its integral against φ(t) by the trapezoid
-rule, draws its interpolation; how the variance splits is the base's.
+table of the base's quantiles Q(t) = F⁻¹(Φ(t)) at even steps of t, linear between (a normal's are).
+A draw is Q(Φ⁻¹(R⁻¹(q))) for uniform q; a moment is Σ over cells, cut at the points of R, of
+
+    R' ∫ (a + bt)ᵏ φ(t) dt
+
+in closed form. How the variance splits is the base's.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from doxa.likelihoods.gaussian import standard_normal_cdf
 from doxa.noise import generator
 from doxa.predictive.form import Form
 
-_NODES, _REACH = 129, 5.0  # of the table of quantiles, in standard normals
+_NODES, _REACH = 161, 8.0  # of the table of quantiles, in standard normals
 
 
 class PiecewiseLinear:
@@ -45,6 +49,16 @@ class PiecewiseLinear:
 
 def _nodes() -> Tensor:
     return torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
+
+
+def _along(table: Tensor, t: Tensor) -> Tensor:
+    """Between the entries of a table [nodes, ...] at even steps: at t [C], the same for all, or at
+    t [C, ...], one for each."""
+    place = (t.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2.0 * _REACH))
+    left = place.floor().clamp(max=_NODES - 2).long()
+    if t.ndim == 1:
+        return torch.lerp(table[left], table[left + 1], (place - left)[:, None])
+    return torch.lerp(table.gather(0, left), table.gather(0, left + 1), place - left)
 
 
 def _piece(x: Tensor, values: Tensor) -> Tensor:
@@ -84,19 +98,39 @@ class Warped(Form):
 
     @cached_property
     def _table(self) -> Tensor:
-        """[nodes, N, *event] float64: quantiles at even steps of a standard normal."""
+        """[nodes, N, *event] float64: the base's quantiles at even steps of a standard normal."""
         levels = standard_normal_cdf(_nodes()).tolist()
-        return torch.stack([self.quantile(level).double() for level in levels])
+        return torch.stack([self.base.quantile(level).double() for level in levels])
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        each = self._table
-        weights = (-0.5 * _nodes().square()).exp()
-        weights = (weights / weights.sum()).to(each).reshape(-1, *[1] * (each.ndim - 1))
-        mean = (weights * each).sum(0)
-        variance = (weights * (each - mean).square()).sum(0)
         like = self.base.mean
+        table = self._table.reshape(_NODES, len(like), -1)  # [nodes, N, E]
+        each = [self._moments_of(e, table[..., e]) for e in range(table.shape[2])]
+        mean, variance = (torch.stack([m[i] for m in each], 1).reshape(like.shape) for i in (0, 1))
         return mean.to(like), variance.to(like)
+
+    def _moments_of(self, e: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of one output, [N], from its table [nodes, N]."""
+        knots = torch.special.ndtri(self.curve.x[e])
+        cuts = torch.cat([_nodes().to(knots), knots[knots.abs() < _REACH]]).unique()
+        value = _along(table, cuts)  # [C, N]
+        b = value.diff(dim=0) / cuts.diff()[:, None]
+        a = value[:-1] - b * cuts[:-1, None]
+        a, b = (torch.cat([v[:1], v, v[-1:]]) for v in (a, b))  # the outermost go on for ever
+        ends = torch.cat([cuts.new_tensor([-math.inf]), cuts, cuts.new_tensor([math.inf])])
+        below = standard_normal_cdf(ends)
+        density = (-0.5 * ends.square()).exp() / math.sqrt(2 * math.pi)
+        zeroth = below.diff()
+        zeroth[-1] = below[1]  # the tails are equal, and 1 − Φ has lost its digits
+        first = -density.diff()
+        second = zeroth - (torch.where(ends.isfinite(), ends, 0.0) * density).diff()
+        rise = _interpolate(self.curve.x[e : e + 1], self.curve.y[e : e + 1], below[:, None])
+        slope = rise.squeeze(1).diff() / zeroth
+        zeroth, first, second = ((slope * m)[:, None] for m in (zeroth, first, second))
+        mean = (a * zeroth + b * first).sum(0)
+        away = a - mean
+        return mean, (away.square() * zeroth + 2 * away * b * first + b.square() * second).sum(0)
 
     def targets(self, y: Any) -> Tensor:
         return self.base.targets(y)
@@ -121,15 +155,13 @@ class Warped(Form):
         return torch.stack(each, 1).reshape(self.base.mean.shape)
 
     def sample(self, n: int, seed: int) -> Tensor:
-        """Every row by itself, between the entries of the table of quantiles."""
+        """Every row by itself."""
         like = self.base.mean
         source = generator(seed, "predictive", "sample")
         normal = torch.randn((n, *like.shape), generator=source, dtype=torch.float64)
-        place = (normal.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2.0 * _REACH))
-        left = place.floor().clamp(max=_NODES - 2).long().to(like.device)
-        share = place.to(like.device) - left
-        below, above = self._table.gather(0, left), self._table.gather(0, left + 1)
-        return torch.lerp(below, above, share).to(like.dtype)
+        q = standard_normal_cdf(normal).to(like.device).reshape(-1, self.curve.x.shape[0])
+        u = self.curve.inverse(q).reshape(normal.shape)
+        return _along(self._table, torch.special.ndtri(u)).to(like.dtype)
 
     def _base_cdf(self, y: Tensor) -> Tensor:
         """[N, E] in float64."""

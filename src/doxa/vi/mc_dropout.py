@@ -6,7 +6,8 @@
 p is the probability to **drop**; masks are scaled by 1/(1 − p) in training. Q_l counts the masked
 inputs of layer l, s is the prior's standard deviation. Gal & Ghahramani (2016). A constant is
 dropped from the KL, so the objective is no bound on the evidence: it is reported as `objective`,
-and serves to choose p on a grid. Prediction keeps the masks on, one mask a function.
+with the standard error of its masks as `objective_error`, and serves to choose p on a grid.
+Prediction keeps the masks on, one mask a function.
 """
 
 from __future__ import annotations
@@ -149,22 +150,28 @@ class MCDropout(Method):
         posterior = ImplicitPosterior(
             theta=state["theta"], values=self.rates(run), **run.common(self), **run.shared(state)
         )
-        posterior.objective = self._final_objective(run, state)
+        posterior.objective, posterior.objective_error = self._final_objective(run, state)
         return posterior
 
-    def _final_objective(self, run: Run, state: State) -> float:
-        """The objective at the answer over all rows, one mask a row; the mean over members."""
+    def _final_objective(self, run: Run, state: State) -> tuple[float, float]:
+        """The objective at the answer and its standard error, the mean over members.
+
+        Every pass draws one mask a row; there are as many as make 10,000 masks, 4 to 100.
+        """
         rows, noise = run.passes(), run.noise("objective")
+        count = min(max(-(-10_000 // run.rows.total), 4), 100)
         score = state["factor"] * run.prior.score(state["theta"])
-        total = state["entropy"] - _kl(run, state["theta"], score)
+        known = state["entropy"] - _kl(run, state["theta"], score) + run.units_log_jacobian()
+        passes = run.n.new_zeros((count, run.size), dtype=torch.float64)
         with torch.no_grad():
-            for t in range(rows.count):
+            for t in range(count * rows.count):
                 at = torch.tensor(t, device=run.device)
-                clock = Clock(at, at, rows.count, noise)
-                total = total + run.masked_log_likelihood(
-                    state["theta"], state, rows.batch(t), clock, **_given_rates(state)
+                clock = Clock(at, at, count * rows.count, noise)
+                passes[t // rows.count] += run.masked_log_likelihood(
+                    state["theta"], state, rows.batch(t % rows.count), clock, **_given_rates(state)
                 )
-        return float((total.double() + run.units_log_jacobian()).mean())
+        error = (passes.mean(1).var() / count).sqrt()
+        return float((passes.mean(0) + known.double()).mean()), float(error)
 
 
 def _given_rates(state: State) -> dict[str, Tensor]:

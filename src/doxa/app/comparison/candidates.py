@@ -78,7 +78,11 @@ def fit_splits(task: Task, method: Any, **options: Any) -> Fitted:
         if len(rows) == 1:
             raise
         stacked = False
-        posteriors = [task.fit(method, [each], **options)[0] for each in rows]
+        first = {"seed": task.seed, **task.options, **options}["seed"]
+        posteriors = [
+            task.fit(method, [each], **options | {"seed": first + k})[0]  # as they have stacked
+            for k, each in enumerate(rows)
+        ]
     seconds, worked = time.perf_counter() - start, time.process_time() - worked
     kept = [t for t in posteriors[0].tensors().values() if t.is_floating_point()]
     cost = Cost(

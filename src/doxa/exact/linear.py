@@ -194,7 +194,7 @@ class BayesianLinear(Method):
             ),
             log_noise=log_noise.reshape(run.size, *own).to(run.dtype),
             log_std=state["log_std"], event=event, theta=state.get("theta"),
-            weighted=run.rows.weight is not None,
+            weighted=run.tempered,
         )  # fmt: skip
         floor = 0.5 * (1.1e-14 * state["square"] / run.n.double()[:, None] + 1.1e-300).log()
         if learned and bool((state["log_noise"] <= floor).any()):

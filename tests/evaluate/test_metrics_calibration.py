@@ -285,7 +285,7 @@ def test_interval_covers(classes: int, times: float, kind: str) -> None:
     data sets of 500 labels. One that covers 95 % falls below 179 once in 1,000 times. It has power
     too: what is far too sure is never called calibrated."""
     wanted = 0.0 if times == 1.0 else true_error(classes, times, kind)
-    found = intervals(classes, times, kind, 500, 200, 300)
+    found = intervals(classes, times, kind, 500, 200, 200)
     assert sum(each.low <= wanted <= each.high for each in found) >= 179
     if times == 2.5:
         assert sum(each.low > 0.0 for each in found) >= 198

@@ -45,6 +45,7 @@ def agree(got: Any, want: Any, case: Any, answers: Any, assert_close: Check) -> 
     relative = max(1e-8, case.fast.rounding)
     assert_close(answers(got.predict(x), y), answers(want.predict(x), y), relative)
     assert got.log_evidence is None, "a weighted likelihood is tempered, and has no evidence"
+    assert got.elbo is None, "nor a bound on it"
 
 
 def test_whole_weights_are_repeated_rows(case: Any, answers: Any, assert_close: Check) -> None:

@@ -11,12 +11,13 @@ import torch
 from given_posterior import GivenPosterior
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from doxa.errors import DataError, MethodError, Unavailable
 from doxa.evaluate import metrics
 from doxa.evaluate.conformal import conformal, rank, rows_needed, threshold
-from doxa.evaluate.conformal.sets import adaptive_scores, class_scores
+from doxa.evaluate.conformal.sets import adaptive_scores, class_scores, row_uniforms
 from doxa.evaluate.conformal.threshold import thresholds_by
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 from doxa.predictive import Predictive
@@ -77,15 +78,15 @@ def test_coverage_within_every_class(n: int, score: str) -> None:
     scores and thresholds that `conformal` uses."""
     g, classes, repetitions, m = rng(n), 3, REPETITIONS, 100
 
-    def scored(rows: int, purpose: str) -> Tensor:
+    def scored(rows: int) -> Tensor:
         """[classes, rows, repetitions]: the score of the true class; harder for higher ones."""
         y = torch.arange(classes).repeat_interleave(rows * repetitions)
         logits = torch.randn(len(y), classes, generator=g, dtype=torch.float64)
         logits[torch.arange(len(y)), y] += 2.0 - y
-        each = class_scores(score, logits.log_softmax(1), True, n, purpose)
+        each = class_scores(score, logits.log_softmax(1), True, n)
         return each.gather(1, y.unsqueeze(1)).reshape(classes, rows, repetitions)
 
-    held, new = scored(n, "calibrate"), scored(m, "predict")
+    held, new = scored(n), scored(m)
     index = torch.arange(classes).repeat_interleave(n)
     t = thresholds_by(held.flatten(0, 1), index, ["0", "1", "2"], 0.9)  # [classes, repetitions]
     coverage = (new <= t.unsqueeze(1)).double().mean((1, 2))
@@ -178,6 +179,61 @@ def test_randomised_sets_repeat_with_their_seed() -> None:
     a, b, c = (conformal(CLASSES, (x, y), kind="aps", seed=s).predict(x) for s in (0, 0, 1))
     assert torch.equal(a.prediction_set(), b.prediction_set())
     assert not torch.equal(a.prediction_set(), c.prediction_set())
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_rows_randomness_is_its_own(rows: int) -> None:
+    """Whoever else is asked about, in whatever order: the sets of rows that come alone, or a few at
+    a time, are those of all at once."""
+    x, y = labelled(100)
+    posterior = conformal(CLASSES, (x, y), 0.85, "aps")
+    new, _ = labelled(70, seed=1)
+    at_once = posterior.predict(new).prediction_set()
+    parts = [posterior.predict(part).prediction_set() for part in new.split(rows)]
+    assert torch.equal(torch.cat(parts), at_once)
+    order = torch.randperm(70, generator=rng(2))
+    assert torch.equal(posterior.predict(new[order]).prediction_set(), at_once[order])
+
+
+@pytest.mark.parametrize("seed", [1, 6])
+def test_adaptive_sets_hold_their_level_row_by_row(seed: int) -> None:
+    """150 calibration sets, 20 new rows each, asked about one at a time: the 99.9 % band. Were
+    u the first number of a stream of the seed (0.22 and 0.91), all new rows would share it."""
+    hits = []
+    for r in range(150):
+        x, y = labelled(70, seed=r)
+        posterior = conformal(CLASSES, (x[:50], y[:50]), 0.85, "aps", seed=seed)
+        own = [posterior.predict(row).prediction_set()[0] for row in x[50:].split(1)]
+        hits.append(torch.stack(own).gather(1, y[50:, None]).double().mean())
+    low, high = band(50, true_rank(50, 85), 20, 150)
+    wider = (high - low) * (3.291 / 2.576 - 1) / 2
+    assert low - wider < float(torch.stack(hits).mean()) < high + wider
+
+
+def test_the_randomness_of_rows_is_uniform_and_independent_of_them() -> None:
+    """Against the uniform law by Kolmogorov and Smirnov, 1 in 1,000 each: of sure and of unsure
+    rows, and for one class likeliest or another."""
+    x, _ = labelled(4000, classes=3)
+    log_table = x[:, 0].log_softmax(1)
+    u = row_uniforms(log_table, 5).squeeze(1)
+    sure, best = log_table.amax(1) > -0.2, log_table.argmax(1)
+    for some in (sure, ~sure, best == 0, best == 2):
+        assert stats.kstest(u[some].numpy(), "uniform").pvalue > 1e-3
+    one = row_uniforms(log_table.float(), 5).double().squeeze(1)  # rounded as single precision is
+    apart = (one - u).abs()
+    assert float(torch.minimum(apart, 1 - apart).max()) < 0.05
+
+
+def test_equal_predictions_keep_the_level() -> None:
+    """A constant classifier of two classes: every row has the same u, in calibration and later, so
+    that equal labels have equal scores, and sets are too large rather than too small."""
+    hits = []
+    for r in range(300):
+        f = torch.tensor([[[0.4, 0.0]]]).double().expand(60, 1, 2)
+        y = (torch.rand(60, generator=rng(r)) > math.exp(0.4) / (1 + math.exp(0.4))).long()
+        posterior = conformal(CLASSES, (f[:40], y[:40]), 0.8, "aps", seed=r)
+        hits.append(posterior.predict(f[40:]).prediction_set().gather(1, y[40:, None]).double())
+    assert float(torch.cat(hits).mean()) > 0.8 - 3.3 * (0.16 / 300) ** 0.5  # 1 in 2,000 at most
 
 
 def heteroscedastic(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -89,6 +89,31 @@ def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     assert torch.allclose(ours.predict(x).variance, exact.predict(x).variance, rtol=1e-9)
 
 
+@pytest.mark.parametrize("noise", [0.3, None], ids=["given", "learned"])
+def test_the_evidence_of_a_last_layer_counts_no_other_weight(noise: float | None) -> None:
+    """Under a prior that is not Gaussian, too: it is that of the same layer alone, on its features;
+    and without learned noise that by quadrature to the O(1/n) of the approximation."""
+    x, y = rows(200)
+    net = nn.Sequential(nn.Linear(2, 1), nn.Tanh(), nn.Linear(1, 1, bias=False)).double()
+    h = net[:2](x).detach()
+    prior, likelihood = doxa.StudentTPrior(4.0, 0.5), doxa.Gaussian(noise)
+    part, alone = (
+        doxa.fit(
+            doxa.Model(each, likelihood, prior, subset=subset), (inputs, y),
+            doxa.Laplace(polish=20, train=False), init="given",
+        )
+        for each, inputs, subset in ((net, x, "last_layer"), (net[2], h, "all"))
+    )  # fmt: skip
+    assert part.log_evidence == pytest.approx(alone.log_evidence, rel=1e-10)
+    sigma = math.sqrt(float(part.predict(x[:1]).aleatoric))
+    w = torch.linspace(-8, 8, 40_001).double()
+    log_joint = torch.distributions.Normal(h * w, sigma).log_prob(y).sum(0)
+    zero = torch.zeros((), dtype=torch.float64)
+    log_joint += torch.distributions.StudentT(zero + 4.0, zero, zero + 0.5).log_prob(w)
+    by_quadrature = float(log_joint.logsumexp(0) + (w[1] - w[0]).log())
+    assert part.log_evidence == pytest.approx(by_quadrature, abs=0.05)
+
+
 def test_polishing_finds_a_maximum() -> None:
     """A logistic regression: the gradient of the log joint vanishes."""
     x, y = classes()

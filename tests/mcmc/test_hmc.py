@@ -12,6 +12,9 @@ import doxa
 from doxa.errors import MethodError
 from doxa.likelihoods import Heads
 from doxa.mcmc.convergence import _compared
+from doxa.mcmc.leapfrog import Point
+from doxa.method import Clock
+from doxa.noise import Noise
 from doxa.posterior.chains import rhat
 
 
@@ -46,6 +49,37 @@ def test_moments_of_a_linear_model(temperature: float) -> None:
     assert ((ratio - 1).abs() < 5 * math.sqrt(2 / effective)).all()
     assert posterior.status == "ok"
     assert posterior.diagnostics["rhat_functions"] < 1.02
+
+
+def test_a_rejected_transition_leaves_everything_as_it_was() -> None:
+    """Position, gradient, log density and the energy that is recorded: the departing particle's
+    where the proposal is rejected, the proposal's where it is taken. 60 chains, about half each."""
+    chains, g = 60, torch.Generator().manual_seed(0)
+    theta = torch.randn(chains, 2, generator=g, dtype=torch.float64)
+    ones = torch.ones(chains, dtype=torch.float64)
+    state = {
+        "theta": theta, "grad": -theta, "log_density": -0.5 * theta.square().sum(1),
+        "metric": torch.ones_like(theta), "step": 0.1 * ones,
+    }  # fmt: skip
+    seen: list[Point] = []
+
+    def trajectory(point: Point, step: torch.Tensor) -> Point:
+        there = Point(theta + 1, 1.5 * point.momentum, point.log_density - 0.3, 2 - theta)
+        seen.extend([point, there])
+        return there
+
+    t = torch.tensor(0)
+    noise = Noise(0, "test", range(chains), dtype=torch.float64)
+    new, info = doxa.HMC()._transition(state, Clock(t, t.double(), 1, noise), trajectory)
+    taken = (new["theta"] == theta + 1).all(1)
+    assert 10 < int(taken.sum()) < 50
+    for m in range(chains):
+        at = seen[1] if taken[m] else seen[0]
+        energy = 0.5 * at.momentum[m].square().sum() - at.log_density[m]
+        assert float(info["energy"][m]) == pytest.approx(float(energy), rel=1e-12)
+        assert new["log_density"][m] == at.log_density[m]
+        assert torch.equal(new["grad"][m], at.grad[m])
+        assert torch.equal(new["theta"][m], at.theta[m])
 
 
 @pytest.mark.slow

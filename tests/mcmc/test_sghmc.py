@@ -43,6 +43,25 @@ def test_variance_with_full_batches(friction: float, temperature: float) -> None
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.02)
 
 
+@pytest.mark.parametrize("estimate", [0.2, 0.3])
+def test_the_noise_that_mini_batches_bring_is_not_added_again(estimate: float) -> None:
+    """√(1 − β̂/α) of the noise is added, exactly: the first step less its drift, under the same
+    noise, against the step with β̂ = 0."""
+    goal = target(n=16)
+
+    def first(gradient_noise: float, temperature: float = 1.0) -> torch.Tensor:
+        method = doxa.SGHMC(
+            1, 0, 1, step=0.01, friction=0.4, gradient_noise=gradient_noise,
+            temperature=temperature,
+        )  # fmt: skip
+        return goal.fit(method, members=3, batch_size=16).samples[:, 0]
+
+    drift = first(0.0, 1e-300)
+    whole, rest = first(0.0) - drift, first(estimate) - drift
+    assert whole.abs().min() > 1e-3
+    torch.testing.assert_close(rest, (1 - estimate / 0.4) ** 0.5 * whole, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_the_estimate_of_gradient_noise_takes_its_share_of_the_added_noise() -> None:
     """With β̂ = α/2 half the noise is left out: with full batches, which bring none, the variance

@@ -72,6 +72,61 @@ def test_a_mixture_weighs_its_parts_and_survives_saving(tmp_path: Path) -> None:
         MixturePosterior(parts, [1.0, -1.0])
 
 
+def _networks(method: str = "mean-field") -> MixturePosterior:
+    """Two fits that are alike in everything, the seed too, and so draw alike from one seed."""
+    torch.manual_seed(0)
+    net = doxa.nets.mlp(2, 1, hidden=(3,)).double()
+    parts = [doxa.fit(net, _data(), method, steps=3, progress=False) for _ in range(2)]
+    return MixturePosterior(parts, [0.5, 0.5])
+
+
+def test_the_parts_of_a_mixture_draw_for_themselves() -> None:
+    """500 draws from each of two parts that are equal are 1,000 different ones."""
+    posterior, x = _networks(), _data()[0][:1]
+    drawn = {
+        "functions": posterior.functions(x, 1000),
+        "prior functions": posterior.prior_functions(x, 1000),
+        "samples": posterior.predict(x, 1000).samples,
+        "targets": posterior.predict(x, 1000).sample(1000),
+    }
+    for name, values in drawn.items():
+        assert len(values) == 1000, name
+        assert len(values.flatten().unique()) == 1000, name
+    assert torch.equal(posterior.functions(x, 10), posterior.functions(x, 10))
+    assert not torch.equal(posterior.functions(x, 10, 1), posterior.functions(x, 10, 2))
+
+
+@pytest.mark.parametrize(
+    ("weights", "n", "counts"),
+    [
+        ([0.5, 0.5], 50, [25, 25]),
+        ([0.25, 0.75], 40, [10, 30]),
+        ([0.001, 0.999], 50, [1, 49]),  # what is believed at all is asked
+        ([0.0, 1.0], 50, [0, 50]),
+        ([0.3, 0.7], 1, [0, 1]),
+        ([0.2, 0.3, 0.5], 10, [2, 3, 5]),
+    ],
+)
+def test_n_is_the_number_of_samples_in_all(weights: list[float], n: int, counts: list[int]) -> None:
+    """Split by weight; each part counts by its weight, however many of them it drew."""
+    part, x = _networks().parts[0], _data()[0]
+    p = MixturePosterior([part] * len(weights), weights).predict(x, n)
+    assert len(p.samples) == n
+    wanted = [w / c for w, c in zip(weights, counts, strict=True) if c for _ in range(c)]
+    if n > 1:
+        assert sorted(p.weights.tolist()) == pytest.approx(sorted(wanted))
+    assert float(p.weights.sum()) == pytest.approx(1.0)
+
+
+def test_a_mixture_keeps_moments_where_asked() -> None:
+    posterior, x = _networks(), _data()[0]
+    few, many = (posterior.predict(x, 40, keep=keep) for keep in ("moments", "samples"))
+    torch.testing.assert_close(few.mean, many.mean)
+    torch.testing.assert_close(few.epistemic, many.epistemic)
+    with pytest.raises(Unavailable, match="moments"):
+        _ = few.samples
+
+
 def test_a_mixture_is_reweighted_by_what_its_parts_predicted() -> None:
     """After new rows, p(M | D, D') ∝ p(M | D) p(D' | M, D): as fitting to all rows at once."""
     x, y = _data()

@@ -130,6 +130,11 @@ def test_a_mixture_of_predictives_is_the_mixture_of_their_components(name: str) 
     assert p.sample(40).shape == wanted.sample(40).shape
 
 
+def test_equal_parts_of_a_mixture_draw_different_targets() -> None:
+    part = Predictive(randn(S, 1, 1), Gaussian(noise=1.0))
+    assert len(Predictive.mix([part, part]).sample(1000).flatten().unique()) == 1000
+
+
 def p_theta(p: Predictive, f: Tensor, theta: dict[str, Tensor]) -> dict[str, Tensor]:
     constants = p.likelihood.constants(tuple(f.shape[2:]))
     return {**theta, **{k: v.expand(S, *v.shape) for k, v in constants.items()}}

@@ -86,6 +86,22 @@ def log_densities(name: str) -> dict[str, Callable[[Any], Any]]:
 
 
 @every
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_prior_of_some_elements_is_their_share_of_it(name: str, stacked: bool) -> None:
+    """Elements are independent: two parts that make up the whole add up to it."""
+    bound = bind(PRIORS[name], LAYOUT)
+    bound = stack_bound([bound, bound]) if stacked else bound
+    at = flat(2)
+    index = torch.tensor([3, 13, 14, 16, 17, 24])  # of every entry
+    others = torch.tensor([i for i in range(LAYOUT.size) if i not in index])
+    some, rest = (bound.of(where) for where in (index, others))
+    total = some.log_prob(at[:, index]) + rest.log_prob(at[:, others])
+    torch.testing.assert_close(total, bound.log_prob(at), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(some.score(at[:, index]), bound.score(at)[:, index])
+    assert some.is_gaussian == (name in GAUSSIAN)
+
+
+@every
 def test_log_prob_against_scipy(name: str) -> None:
     w = flat(2, 3)
     wanted = sum(

@@ -72,7 +72,7 @@ def test_the_variance_is_proportional_to_the_temperature(by: str, heats: list[fl
             error = values.std(0) / 4
             assert ((values.mean(0) - truth).abs() < 4.5 * error).all(), heat
         assert (log_variance.std(0) < 0.2).all()  # a factor of 4 in T cannot be missed
-        assert q.elbo is None
+        assert (q.elbo is None) == (heat != 1.0)  # as the evidence of other methods
 
 
 PRIORS = {
@@ -214,9 +214,10 @@ def one_weight() -> tuple[Tensor, Tensor]:
     return x[:6, :1], y[:6]
 
 
-def evidence_by_quadrature(density: Any) -> float:
-    """log ∫ p(y | w) p(w) dw of one weight."""
+def evidence_by_quadrature(density: Any, feature: Any = None) -> float:
+    """log ∫ p(y | w) p(w) dw of one weight, on x or a feature of it [6, 1]."""
     x, y = (t.numpy() for t in one_weight())
+    x = x if feature is None else feature
     w = np.linspace(-8, 8, 400_001)
     log_joint = norm(0, NOISE).logpdf(y[:, None] - x * w).sum(0) + density.logpdf(w)
     return float(np.logaddexp.reduce(log_joint) + math.log(w[1] - w[0]))
@@ -261,11 +262,9 @@ def bound(posterior: Any, h: np.ndarray[Any, Any], noise: float) -> float:
     return float(multivariate_normal(np.zeros(N), marginal).logpdf(y) - divergence)
 
 
-POINTS = "the log prior of point estimates is counted in the bound, as it is not in the evidence"
 ERROR = 4 * 2 / math.sqrt(SAMPLES)  # log p(y | θ) has a standard deviation below 2 under q
 
 
-@pytest.mark.xfail(strict=True, reason=POINTS)
 def test_the_bound_does_not_count_a_trunk() -> None:
     """Points enter neither the evidence nor the bound: with a linear trunk it is that of the last
     layer on its features."""
@@ -275,7 +274,6 @@ def test_the_bound_does_not_count_a_trunk() -> None:
     assert q.elbo == pytest.approx(bound(q, q.features(rows()[0]).numpy(), NOISE), abs=ERROR)
 
 
-@pytest.mark.xfail(strict=True, reason=POINTS)
 def test_the_bound_does_not_count_learned_noise() -> None:
     net = nn.Linear(D, 1, bias=False).double()
     method = doxa.MeanField(elbo_samples=SAMPLES)
@@ -283,6 +281,33 @@ def test_the_bound_does_not_count_learned_noise() -> None:
     x = rows()[0]
     noise = math.sqrt(float(q.predict(x[:1]).aleatoric))
     assert q.elbo == pytest.approx(bound(q, x.numpy(), noise), abs=ERROR)
+
+
+def test_the_bound_of_a_last_layer_under_any_prior_is_that_on_its_features() -> None:
+    """Of one weight under a Laplace prior, on the feature that a trunk of one weight gives: at most
+    the evidence by quadrature given that trunk, and close to it. Four errors: 1 in 16,000."""
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+    model = doxa.Model(net, doxa.Gaussian(NOISE), doxa.LaplacePrior(0.4), subset="last_layer")
+    data = one_weight()
+    q = doxa.fit(
+        model, data, doxa.MeanField(elbo_samples=SAMPLES), init="given", batch_size=6, steps=300,
+        lr=0.05, progress=False,
+    )  # fmt: skip
+    evidence = evidence_by_quadrature(laplace(0, 0.4), q.features(data[0]).numpy())
+    error = 4 * 1 / math.sqrt(SAMPLES)  # log p(y | θ) has a standard deviation below 1 under q
+    assert evidence - 0.1 - error < q.elbo < evidence + error
+
+
+def test_a_weighted_likelihood_has_no_bound() -> None:
+    """By rows (in the contract) or by classes: it is no density."""
+    x, y = rows()
+    fast = {**ONE, "steps": 2}
+    for weight in (None, (1.0, 3.0)):
+        likelihood = doxa.Categorical(class_weight=weight)
+        net = nn.Linear(D, 2).double()
+        q = doxa.fit(net, (x, (y > 0).long()), "mean-field", likelihood=likelihood, **fast)
+        assert (q.elbo is None) == (weight is not None)
 
 
 def test_the_bound_of_all_weights_is_the_evidence_less_the_divergence() -> None:

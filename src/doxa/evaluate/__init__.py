@@ -4,13 +4,8 @@ Scores of a predictive, calibration, selective prediction, out-of-distribution b
 closeness of two predictives.
 """
 
-from doxa.evaluate.calibration import (
-    EceInterval,
-    Reliability,
-    ece,
-    ece_interval,
-    reliability,
-)
+from doxa.evaluate.calibration import Reliability, ece, reliability
+from doxa.evaluate.calibration_interval import EceInterval, ece_interval
 from doxa.evaluate.classification import (
     BrierParts,
     accuracy,

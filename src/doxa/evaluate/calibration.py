@@ -33,12 +33,10 @@ from torch.nn.functional import one_hot
 from doxa.errors import DataError
 from doxa.evaluate.binning import bin_of, bin_sums, edges, mass_bin_of
 from doxa.evaluate.kernel import kernel_ece
-from doxa.evaluate.paired import Labelled, check_count, labelled
-from doxa.noise import generator
+from doxa.evaluate.paired import Labelled, labelled
 from doxa.predictive import Predictive
 
 Kind = Literal["top-label", "adaptive", "class-wise", "adaptive-class-wise", "debiased", "kde"]
-_BLOCK = 1 << 23  # resampled labels at a time
 
 
 def ece(p: Predictive, y: Any, kind: Kind = "top-label", bins: int = 15) -> float:
@@ -60,59 +58,9 @@ def ece_of(table: Labelled, kind: Kind = "top-label", bins: int = 15) -> float:
         chance = share * (1.0 - share) / (count - 1.0).clamp_min(1.0)
         squares = count * ((share - z_sum / some).square() - chance)
         return float((squares.sum() / len(z)).clamp_min(0.0).sqrt())
-    cell, gap = _cells(table, kind, bins)
+    cell, gap = cells(table, kind, bins)
     _, sums = bin_sums(cell, bins * gap.shape[1], gap)
     return float(sums.abs().sum() / gap.numel())
-
-
-@dataclass(frozen=True)
-class EceInterval:
-    """An estimate and its confidence interval."""
-
-    estimate: float
-    low: float
-    high: float
-    level: float
-
-
-def ece_interval(
-    p: Predictive,
-    y: Any,
-    kind: Kind = "top-label",
-    bins: int = 15,
-    *,
-    level: float = 0.95,
-    replicates: int = 1000,
-    seed: int = 0,
-) -> EceInterval:
-    """A bootstrap confidence interval for the binned ECE, bins held as they are.
-
-    The *basic* interval, 2 e - [upper, lower quantile of the replicates], cut at 0 and 1: it
-    reflects the replicates about the estimate e and so takes their upward bias out, where the
-    percentile interval would double it. Labels are resampled one by one (pixels of one image
-    are not independent: the interval is then too narrow). Not for "debiased" and "kde".
-    """
-    table = labelled(p, y)
-    if kind not in get_args(Kind) or kind in ("debiased", "kde"):
-        raise DataError(f"no bootstrap interval for kind {kind!r}: take a binned one")
-    if not 0.0 < level < 1.0:
-        raise DataError(f"level must lie between 0 and 1, got {level}")
-    check_count("replicates", replicates, 2)
-    cell, gap = _cells(table, kind, bins)
-    labels, classes = gap.shape
-    source = generator(seed, "evaluate", "ece")
-    cells, values = bins * classes, []
-    for some in torch.arange(replicates).split(max(1, _BLOCK // (labels * classes))):
-        draw = torch.randint(labels, (len(some), labels), generator=source).to(gap.device)
-        offset = torch.arange(len(some), device=gap.device)[:, None, None] * cells
-        _, sums = bin_sums(cell[draw] + offset, len(some) * cells, gap[draw])
-        values.append(sums.reshape(len(some), cells).abs().sum(1) / gap.numel())
-    _, own = bin_sums(cell, cells, gap)
-    estimate = float(own.abs().sum() / gap.numel())
-    ends = torch.tensor([0.5 * (1.0 + level), 0.5 * (1.0 - level)], dtype=torch.float64)
-    far = torch.quantile(torch.cat(values), ends.to(gap.device))
-    low, high = (2.0 * estimate - far).clamp(0.0, 1.0).tolist()
-    return EceInterval(estimate, low, high, level)
 
 
 @dataclass(frozen=True)
@@ -144,14 +92,24 @@ def reliability(
     return Reliability(z_sum / count, h_sum / count, count.long(), edges(bins, z.device))
 
 
-def _cells(table: Labelled, kind: str, bins: int) -> tuple[Tensor, Tensor]:
+def cells(table: Labelled, kind: str, bins: int) -> tuple[Tensor, Tensor]:
     """(the bin of each label and event, what came true minus its probability), both [L, K]."""
-    if kind in ("top-label", "adaptive"):
-        z = table.confidence.unsqueeze(1)
-        gap = table.hit.unsqueeze(1) - z
-    else:
-        z = table.probs
-        gap = one_hot(table.label, z.shape[1]).double() - z
+    z = _events(table, kind)
     sort = mass_bin_of if kind.startswith("adaptive") else bin_of
     cell = sort(table.comparable(z), bins)
-    return cell + bins * torch.arange(z.shape[1], device=z.device), gap
+    cell = cell + bins * torch.arange(z.shape[1], device=z.device)
+    return cell, gaps(table, kind, table.label)
+
+
+def gaps(table: Labelled, kind: str, label: Tensor) -> Tensor:
+    """What came true minus its probability, of labels [..., L]: [..., L, K]."""
+    z = _events(table, kind)
+    if kind in ("top-label", "adaptive"):
+        return (label == table.top).double().unsqueeze(-1) - z
+    return one_hot(label, z.shape[1]).double() - z
+
+
+def _events(table: Labelled, kind: str) -> Tensor:
+    """The probabilities that are judged, [L, K]: of the likeliest class, or of every class."""
+    top = kind in ("top-label", "adaptive")
+    return table.confidence.unsqueeze(1) if top else table.probs

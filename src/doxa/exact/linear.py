@@ -218,7 +218,7 @@ class BayesianLinear(Method):
             ),
             log_noise=log_noise.reshape(run.size, *own).to(run.dtype),
             log_std=state["log_std"], event=event, theta=state.get("theta"),
-            weighted=run.rows.weight is not None,
+            weighted=run.tempered,
         )  # fmt: skip
         if learned and bool(posterior.undecided.any()):
             reason = (

@@ -174,8 +174,7 @@ class Laplace(Method):
             mean=state["theta"], covariance=spread.from_state(tidy),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        weighted = run.rows.weight is not None or run.likelihood.tempered
-        if bool((temperature == 1.0).all()) and not weighted:
+        if bool((temperature == 1.0).all()) and not run.tempered:
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tune:
             posterior.record.diagnostics["prior_scale"] = tau.rsqrt().tolist()
@@ -183,21 +182,15 @@ class Laplace(Method):
 
     def _log_evidence(
         self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor
-    ) -> float | None:
-        """In units of y; several members (modes) count by the mean of their evidences."""
+    ) -> float:
+        """In units of y; several members (modes) count by the mean of their evidences. Weights that
+        are points, and learned noise, are given: their prior is not counted."""
         tau = state["tau"]
         if run.prior.is_gaussian:
             log_prior = 0.5 * ((tau[:, None] * prior).log().sum(1) - tau * quad)
-        elif run.net.subset == "all":
-            own = run.layout.index(n for n in run.layout.names if n.startswith("likelihood."))
-            learned = state["theta"][:, own.to(run.device)].double()
-            constant = 0.5 * math.log(2 * math.pi)
-            log_prior = run.prior.log_prob(state["theta"]).double()
-            log_prior = log_prior + (0.5 * learned.square() + constant).sum(1)
-            log_prior = log_prior + constant * prior.shape[1]
         else:
-            log.info("laplace: no evidence for a part of the weights under a non-Gaussian prior")
-            return None
+            log_prior = run.subset_prior.log_prob(state["theta"][:, run.subset_index]).double()
+            log_prior = log_prior + 0.5 * math.log(2 * math.pi) * prior.shape[1]
         each = state["fit"] + log_prior + 0.5 * logdet + run.units_log_jacobian()
         return float(torch.logsumexp(each, 0) - math.log(len(each)))
 

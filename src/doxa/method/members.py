@@ -100,6 +100,12 @@ class Members:
             raise MethodError("this method needs data, and a bare log density has none")
         return self.data
 
+    @property
+    def tempered(self) -> bool:
+        """Whether the likelihood is weighted, by rows or by classes: it is then no density, and
+        there is neither an evidence nor a bound on it."""
+        return self.data.weight is not None or self.likelihood.tempered
+
     @cached_property
     def _same_n(self) -> float | None:
         return float(self.n[0]) if bool((self.n == self.n[0]).all()) else None
@@ -157,6 +163,11 @@ class Members:
         start, stop = spans[0].start, spans[-1].stop
         together = stop - start == sum(span.stop - span.start for span in spans)
         return slice(start, stop) if together else self.subset_index
+
+    @cached_property
+    def subset_prior(self) -> BoundPrior:
+        """The prior of the uncertain weights alone: what an evidence, or a bound on it, counts."""
+        return self.prior.of(self.subset_index)
 
     def part(self, rows: slice) -> Self:
         """The same run for some of its members."""

@@ -15,6 +15,7 @@ from doxa.errors import MethodError
 from doxa.posterior.base import Posterior, register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
 from doxa.predictive import Predictive
+from doxa.predictive.blend import part_seed
 
 
 @register_posterior
@@ -55,29 +56,30 @@ class MixturePosterior(Posterior):
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:
-        self.sampling(n, seed, keep)
-        each = [part.predict(x, n, seed) for part in self.parts]
-        return Predictive.mix(each, self.weights)
+        """As for every posterior: n samples in all, split over the parts by their weights."""
+        seed = self.sampling(n, seed, keep)
+        counts = [None] * len(self.parts) if n is None else _split(n, self.weights)
+        used = [k for k, count in enumerate(counts) if count != 0]
+        each = [self.parts[k].predict(x, counts[k], part_seed(seed, k), keep) for k in used]
+        return Predictive.mix(each, self.weights[used])
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        seed = self.sampling(n, seed, "samples")
-        counts = self._chosen(n, seed)
-        return torch.cat(
-            [p.functions(x, c, seed) for p, c in zip(self.parts, counts, strict=True) if c]
-        )
+        """Of the parts, as often as each is believed."""
+        return self._drawn("functions", x, n, seed)
 
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Of the parts, as often as each is believed now."""
-        seed = self.sampling(n, seed, "samples")
-        counts = self._chosen(n, seed)
-        drawn = zip(self.parts, counts, strict=True)
-        return torch.cat([part.prior_functions(x, c, seed) for part, c in drawn if c])
+        return self._drawn("prior_functions", x, n, seed)
 
-    def _chosen(self, n: int, seed: int) -> list[int]:
-        """How many of n draws come from each part."""
+    def _drawn(self, name: str, x: Any, n: int, seed: int | None) -> Tensor:
+        """n draws that count alike, of parts that were chosen by their weights."""
+        seed = self.sampling(n, seed, "samples")
         chooser = torch.Generator().manual_seed(seed & 0xFFFFFFFF)
         picks = torch.multinomial(self.weights, n, replacement=True, generator=chooser)
-        return picks.bincount(minlength=len(self.parts)).tolist()
+        counts = enumerate(picks.bincount(minlength=len(self.parts)).tolist())
+        return torch.cat(
+            [getattr(self.parts[k], name)(x, c, part_seed(seed, k)) for k, c in counts if c]
+        )
 
     def condition(self, x: Any, y: Any) -> MixturePosterior:
         """Each part conditioned, and re-weighted by how well it predicted the new rows."""
@@ -108,3 +110,14 @@ class MixturePosterior(Posterior):
             own = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
             parts.append(from_artefact(own, meta, None))
         return cls(parts, tensors["weights"])
+
+
+def _split(n: int, weights: Tensor) -> list[int]:
+    """n samples over parts, as near to n w as whole numbers go; a part that is believed at all has
+    one at least, and where n is less than these parts, the most believed have one each."""
+    order = weights.argsort(descending=True, stable=True)[: int((weights > 0).sum())][:n]
+    counts = torch.zeros(len(weights), dtype=torch.long)
+    counts[order] = 1 + ((n - len(order)) * weights[order]).long()
+    for _ in range(n - int(counts.sum())):
+        counts[(n * weights - counts).argmax()] += 1
+    return counts.tolist()

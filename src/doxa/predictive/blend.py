@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError, ModelError, ShapeError
-from doxa.noise import generator
+from doxa.noise import digest, generator
 from doxa.predictive.form import Form, check_weights, mix, systematic
 from doxa.predictive.quantiles import bisect_whole, solve
 from doxa.predictive.summary import HeadsForm
@@ -84,7 +84,7 @@ class Blend(Form):
             places = (chosen == k).nonzero().squeeze(1)
             if len(places) == 0:
                 continue
-            own = part.sample(len(places), seed)
+            own = part.sample(len(places), part_seed(seed, k))
             if draws is None:
                 draws = own.new_empty((n, *own.shape[1:]))
             draws[places.to(own.device)] = own
@@ -93,6 +93,11 @@ class Blend(Form):
 
     def _mix(self, values: Sequence[Tensor]) -> Tensor:
         return mix(values, self.part_weights)
+
+
+def part_seed(seed: int, k: int) -> int:
+    """The seed of part k of a mixture: parts that are made alike must not draw alike."""
+    return digest("part", seed, k) & 0x7FFFFFFF
 
 
 def blend(parts: Sequence[Form], weights: Any) -> Form:

@@ -56,6 +56,23 @@ class BoundPrior:
             parts.append(Part(part.where, part.loc, family))
         return BoundPrior(parts, self.size)
 
+    def of(self, index: Tensor) -> BoundPrior:
+        """The prior of some elements alone, given by their positions: of flat vectors [..., p]."""
+        place = torch.full((self.size,), -1)
+        place[index.cpu()] = torch.arange(len(index))
+        parts = []
+        for part in self.parts:
+            places = place[part.where.cpu() if isinstance(part.where, Tensor) else part.where]
+            kept = places >= 0
+            if not bool(kept.any()):
+                continue
+            like = next(iter(part.family.at.values()))
+            loc = None if part.loc is None else part.loc[kept.to(part.loc.device)]
+            exact = {name: value[..., kept] for name, value in part.family.exact.items()}
+            family = type(part.family)(exact, like.device, like.dtype)
+            parts.append(Part(places[kept].to(like.device), loc, family))
+        return BoundPrior(parts, len(index))
+
     def log_prob(self, flat: Tensor) -> Tensor:
         """[..., P] to [...], constants included."""
         total = self.parts[0].family.log_prob(self.parts[0].centred(flat))

@@ -5,7 +5,8 @@
 
 Blundell et al. (2015). The expected log-likelihood is estimated with one draw θ = μ + σε a member
 and step. With a Gaussian prior the KL is exact; with another, log p is averaged over the same draw.
-Parameters outside the model's subset, and the likelihood's own, are point estimates on the ELBO.
+Parameters outside the model's subset, and the likelihood's own, are point estimates on the ELBO,
+with their prior; the reported bound is that of the others given them, without it.
 The family cannot hold correlations, so it is too narrow where the posterior has them.
 """
 
@@ -35,6 +36,7 @@ from doxa.method import (
 )
 from doxa.method.fields import between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
+from doxa.priors import BoundPrior
 
 
 @store.register("mean-field")
@@ -90,9 +92,8 @@ class MeanField(Method):
         add: dict[str, Callable[[Tensor], Tensor]] = {}
         precision = run.prior.precision
         if precision is not None:
-            own = precision[..., run.subset_where]
-            value = value + expected_log_prior(run, mean, std)
-            pull = pull - std * own
+            pull = pull - std * precision[..., run.subset_where]
+            value = value + expected_log_prior(run.prior, mean, std, run.subset_where)
             add["mean"] = lambda grad: run.prior.add_score(grad, mean)
         add["rho"] = lambda grad: torch.addcmul(grad, pull, slope)
         return Known(value, add)
@@ -106,13 +107,16 @@ class MeanField(Method):
             mean=mean, covariance=linalg.Diagonal(std.square()),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if self.temperature == 1.0 and "temperature" not in run.hyper:
+        heated = bool((run.field(self, "temperature") != 1.0).any())
+        if not heated and not run.tempered:
             posterior.elbo = self._final_elbo(run, mean, std, state)
         return posterior
 
     def _final_elbo(self, run: Run, mean: Tensor, std: Tensor, state: State) -> float:
-        """The bound at the answer, over all rows, with fresh draws; the mean over members."""
-        rows, noise = run.passes(), run.noise("elbo")
+        """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
+        given which it holds, have neither prior nor entropy, as in an evidence."""
+        rows, noise, prior = run.passes(), run.noise("elbo"), run.subset_prior
+        own = mean[:, run.subset_where]
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         with torch.no_grad():
             for s in range(self.elbo_samples):
@@ -120,10 +124,10 @@ class MeanField(Method):
                 theta = add_at(mean, run.subset_where, std * eps)
                 for t in range(rows.count):
                     total += run.log_likelihood(theta, rows.batch(t), state).double()
-                if run.prior.precision is None:
-                    total += run.prior.log_prob(theta).double()
+                if prior.precision is None:
+                    total += prior.log_prob(theta[:, run.subset_where]).double()
                 else:
-                    total += expected_log_prior(run, mean, std).double()
+                    total += expected_log_prior(prior, own, std).double()
         elbo = total / self.elbo_samples + entropy(std).double() + run.units_log_jacobian()
         return float(elbo.mean())
 
@@ -133,11 +137,12 @@ def entropy(std: Tensor) -> Tensor:
     return (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
 
 
-def expected_log_prior(run: Run, mean: Tensor, std: Tensor) -> Tensor:
-    """E_q log p(θ) under a Gaussian prior, [M]."""
-    assert run.prior.precision is not None
-    own = run.prior.precision[..., run.subset_where]
-    return run.prior.log_prob(mean) - 0.5 * (std.square() * own).sum(1)
+def expected_log_prior(
+    prior: BoundPrior, mean: Tensor, std: Tensor, where: slice | Tensor = slice(None)
+) -> Tensor:
+    """E_q log p(θ) under a Gaussian prior, [M], of weights that are uncertain in some columns."""
+    assert prior.precision is not None
+    return prior.log_prob(mean) - 0.5 * (std.square() * prior.precision[..., where]).sum(1)
 
 
 def add_at(base: Tensor, where: slice | Tensor, value: Tensor) -> Tensor:

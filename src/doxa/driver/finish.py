@@ -16,6 +16,7 @@ from doxa.data import Data
 from doxa.driver.loop import Driver, Options, own_checkpoint
 from doxa.driver.progress import Progress
 from doxa.driver.runs import RunSpec
+from doxa.engine.threads import threads_for
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 
@@ -31,10 +32,12 @@ def launch(
         options.found = own_checkpoint(options.checkpoint, options.fingerprint)
     if options.found is not None:
         run = replace(run, engine=replace(run.engine, **options.found.meta["engine"]))
-    result = Driver(run, method, options).drive()
+    driver = Driver(run, method, options)
+    result = driver.drive()
     count = run.size // len(specs)
     seconds = time.monotonic() - began
-    return posteriors_of(run, method, result, specs, count, seconds), result
+    with threads_for(driver.product):
+        return posteriors_of(run, method, result, specs, count, seconds), result
 
 
 def posteriors_of(

@@ -30,6 +30,8 @@ from doxa.driver.members import member_ids, stack
 from doxa.driver.place import Given, place_data
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.engine import Engine, choose, works
+from doxa.engine.threads import threads_for
+from doxa.engine.work import Count
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
@@ -44,6 +46,7 @@ from doxa.optim import schedule as schedule_shape
 log = logging.getLogger("doxa")
 
 
+@threads_for(0.0)
 def fit(
     model: Model | nn.Module | None,
     data: Any,
@@ -231,19 +234,20 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
     zero = torch.zeros((), device=run.device)
     clock = Clock(zero, zero, 1, wide.noise("trial"))
     state = wide.init_network()
+    count = Count()
+
+    def trial(tried: Engine) -> None:
+        with count:
+            replace(wide, engine=tried).value_and_grad(log_joint, state, rows.batch(0), clock)
+
     try:
-        chosen = works(
-            chosen,
-            lambda tried: replace(wide, engine=tried).value_and_grad(
-                log_joint, state, rows.batch(0), clock
-            ),
-        )
+        chosen = works(chosen, trial)
     except DoxaError:
         raise
     except Exception as error:  # whatever the user's forward raises
         raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
     log.info("engine: %s (%s)", chosen.kind, chosen.reason)
-    return chosen
+    return replace(chosen, product=count.largest / rows.size)
 
 
 def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:

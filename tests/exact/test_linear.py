@@ -193,7 +193,7 @@ def test_a_networks_last_hidden_layer() -> None:
     x, y = rows()
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
     before = [p.clone() for p in net.parameters()]
-    posterior = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0))
+    posterior = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0), init="given")
     phi = np.column_stack([net[:2](x).detach(), np.ones(len(x))])
     assert posterior.log_evidence == pytest.approx(marginal(phi, y, 0.3, 1.0), rel=1e-9)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
@@ -309,3 +309,34 @@ def test_what_it_cannot_do() -> None:
         posterior.to_arviz()
     with pytest.raises(ShapeError):
         posterior.predict(torch.zeros(3, 5).double())
+
+
+def networks(seed: int = 0, **options: Any) -> Any:
+    """A fit on the last hidden layer of a network whose own weights differ from call to call."""
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    x, y = rows()
+    method = doxa.BayesianLinear(noise=0.3, prior_std=1.0)
+    posterior = doxa.fit(net, (x, y), method, seed=seed, progress=False, **options)
+    return posterior, net
+
+
+def test_a_networks_features_come_from_the_seed() -> None:
+    x, _ = rows()
+    means = [networks()[0].predict(x).mean for _ in range(3)]
+    assert torch.equal(means[0], means[1])
+    assert torch.equal(means[0], means[2])
+    assert not torch.allclose(means[0], networks(seed=1)[0].predict(x).mean)
+
+
+def test_members_have_features_of_their_own() -> None:
+    """Member 1 of two is the same as member 1 alone; from given weights both are the same."""
+    x, _ = rows()
+    both, alone = networks(members=2)[0], networks(members=[1])[0]
+    assert both.theta.shape[0] == 2
+    assert torch.allclose(both.mean[1], alone.mean[0], rtol=0, atol=1e-12)
+    assert not torch.allclose(both.mean[0], both.mean[1])
+    halves = torch.stack([networks(members=[m])[0].predict(x).mean for m in (0, 1)])
+    assert torch.allclose(both.predict(x).mean, halves.mean(0), rtol=0, atol=1e-12)
+    given, net = networks(members=2, init="given")
+    assert torch.equal(given.mean[0], given.mean[1])
+    assert torch.allclose(given.features(x)[:, :5], net[:2](x), rtol=0, atol=1e-12)

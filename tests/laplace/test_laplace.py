@@ -80,7 +80,7 @@ def test_the_priors_scale_by_evidence(noise: float | None) -> None:
 def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     x, y = rows()
     net = tanh_net()
-    exact = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0))
+    exact = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0), init="given")
     model = doxa.Model(net, doxa.Gaussian(noise=0.3), subset="last_layer")
     ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False), init="given")
     assert ours.covariance.size == 7

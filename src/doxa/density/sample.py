@@ -31,6 +31,8 @@ from doxa.driver.finish import launch
 from doxa.driver.members import member_ids
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, works
+from doxa.engine.threads import threads_for
+from doxa.engine.work import Count
 from doxa.errors import MethodError, NumericalError
 from doxa.linalg.layout import Layout
 from doxa.method import Method, Run, as_method
@@ -41,6 +43,7 @@ from doxa.priors import bind
 log = logging.getLogger("doxa")
 
 
+@threads_for(0.0)
 def sample(
     log_density: Written,
     init: Any,
@@ -166,8 +169,11 @@ def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, T
     with torch.no_grad():
         alone = torch.cat([density(theta.unsqueeze(0)) for theta in run.start()])
 
+    count = Count()
+
     def trial(engine: Engine) -> None:
-        value, grad = replace(run, engine=engine).joint(run.start(), run.all_rows(), {})
+        with count:
+            value, grad = replace(run, engine=engine).joint(run.start(), run.all_rows(), {})
         loose = 1e-3 if run.dtype.itemsize < 8 else 1e-8
         if value.shape != alone.shape or grad.shape != run.start().shape:
             raise ValueError("its shape is not that of one chain at a time")
@@ -182,7 +188,7 @@ def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, T
             "the log density runs one chain at a time; for speed write it without .item(), "
             "without `if` on tensors and without in-place updates"
         )
-    return found, alone
+    return replace(found, product=count.largest), alone
 
 
 def _fingerprint(run: Run, density: Density, method: Method, values: Tensor) -> str:

@@ -17,6 +17,7 @@ from doxa.driver.judgement import judge
 from doxa.driver.loop import Driver, Options, own_checkpoint
 from doxa.driver.progress import Progress
 from doxa.driver.runs import RunSpec
+from doxa.engine.threads import threads_for
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 
@@ -32,35 +33,43 @@ def launch(
         options.found = own_checkpoint(options.checkpoint, options.fingerprint)
     if options.found is not None:
         run = replace(run, engine=replace(run.engine, **options.found.meta["engine"]))
-    result = Driver(run, method, options).drive()
+    driver = Driver(run, method, options)
+    result = driver.drive()
     count = run.size // len(specs)
     seconds = time.monotonic() - began
+    with threads_for(driver.product):
+        return [
+            _posterior(run, method, result, spec, slice(r * count, (r + 1) * count), seconds)
+            for r, spec in enumerate(specs)
+        ], result
+
+
+def _posterior(
+    run: Run, method: Method, result: Progress, spec: RunSpec, rows: slice, seconds: float
+) -> Posterior:
+    """Of one run, whose members are `rows`, with its record."""
+    part = run.part(rows)
+    posterior = method.finish(part, slice_state(result.state, rows), result.draws(rows))
+    record = posterior.record
+    record.seed = spec.seed
+    record.history = _history(result.history, rows)
     longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
-    posteriors = []
-    for r, spec in enumerate(specs):
-        rows = slice(r * count, (r + 1) * count)
-        part = run.part(rows)
-        posterior = method.finish(part, slice_state(result.state, rows), result.draws(rows))
-        record = posterior.record
-        record.seed = spec.seed
-        record.history = _history(result.history, rows)
-        record.diagnostics |= {
-            "engine": run.engine.kind, "mode": longest[1],
-            "engine_reason": run.engine.reason, "seconds": seconds, "steps": result.done,
-        }  # fmt: skip
-        record.stats = {
-            name: torch.stack(values, 1)[rows] for name, values in result.stats.items()
-            if len(values) == len(result.kept or ())
-        }  # fmt: skip
-        if spec.hyper:
-            record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
-        _judge(posterior, result, rows)
-        if isinstance(run.data, Data):
-            seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
-            record.diagnostics["rows"] = len(torch.cat(seen).unique())
-        judge(posterior, method, run, rows, result)
-        posteriors.append(posterior)
-    return posteriors, result
+    record.diagnostics |= {
+        "engine": run.engine.kind, "mode": longest[1], "engine_reason": run.engine.reason,
+        "seconds": seconds, "steps": result.done,
+    }  # fmt: skip
+    record.stats = {
+        name: torch.stack(values, 1)[rows] for name, values in result.stats.items()
+        if len(values) == len(result.kept or ())
+    }  # fmt: skip
+    if spec.hyper:
+        record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
+    _judge(posterior, result, rows)
+    if isinstance(run.data, Data):
+        seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
+        record.diagnostics["rows"] = len(torch.cat(seen).unique())
+    judge(posterior, method, run, rows, result)
+    return posterior
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:

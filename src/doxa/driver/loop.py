@@ -25,7 +25,9 @@ from doxa.driver.interrupts import Interrupts
 from doxa.driver.progress import Progress, chosen, copied, finite_members, storage
 from doxa.engine import Engine
 from doxa.engine.ahead import Ahead, worthwhile
-from doxa.engine.execute import Executor, choose_executor
+from doxa.engine.execute import Executor
+from doxa.engine.rule import choose_executor
+from doxa.engine.threads import threads_for
 from doxa.errors import MethodError, StoreError
 from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
 from doxa.optim import schedule
@@ -57,6 +59,7 @@ class Driver:
         self.run = run
         self.method = method
         self.options = options
+        self.product = 0.0  # the largest matrix product of the method's own
         self._saved_at = time.monotonic()
         self._interrupts = Interrupts()
 
@@ -64,6 +67,7 @@ class Driver:
         found = self.options.found
         at = self._resume(found) if found else Progress(dict(self.method.init(self.run)))
         stages = list(self.method.stages(self.run))
+        self.product = max((stage.product or 0.0 for stage in stages), default=0.0)
         draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
         if draws:
             theta, checkpoint = self.method.parameters(self.run, at.state), self.options.checkpoint
@@ -85,11 +89,18 @@ class Driver:
                 if stage.recorded is not None and i == at.stage and at.recorded is not None:
                     stage.recorded.resume(at.recorded)
                     at.recorded = None
-                self._run_stage(i, stage, feed, steps, at, bar)
+                with threads_for(self._product(stage, feed)):
+                    self._run_stage(i, stage, feed, steps, at, bar)
                 at.stage, at.t = i + 1, 0
             if self._interrupts.pending:
                 self._stop(at)
         return at
+
+    def _product(self, stage: Stage, feed: Feed) -> float:
+        """Multiplications in the largest matrix product of a stage."""
+        if stage.product is not None:
+            return stage.product
+        return self.run.engine.product * getattr(feed, "size", self.run.settings.batch_size)
 
     def _run_stage(
         self, number: int, stage: Stage, feed: Feed, steps: int, at: Progress, bar: Bar | None
@@ -153,7 +164,7 @@ class Driver:
         self, stage: Stage, at: Progress, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,
         ahead: Ahead | None,
     ) -> Executor:  # fmt: skip
-        """As asked for, as the checkpoint says, or whatever is fastest."""
+        """As asked for, as the checkpoint says, or by the rule about the work."""
         if at.t > 0 and at.mode is not None:
             return Executor(step, at.mode, ahead)
         if not stage.capturable:

@@ -41,6 +41,7 @@ class Engine:
         "graph" (a CUDA graph) or "compiled-graph"; None: chosen for each stage.
     native: use batched layers instead of vmap where the net allows it.
     chunk: members at a time in one gradient; None for all.
+    product: multiplications a row in the largest matrix product of a gradient, as counted.
     """
 
     kind: str = "stack"
@@ -48,6 +49,7 @@ class Engine:
     native: bool = True
     chunk: int | None = None
     reason: str = ""
+    product: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in ("stack", "loop"):

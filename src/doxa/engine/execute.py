@@ -9,8 +9,6 @@ bookkeeping), compiled, or captured.
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -22,8 +20,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from doxa.data import Batch
 from doxa.engine.ahead import Ahead, Request
 from doxa.engine.simplify import simplified, spelled_out, thrifty
-from doxa.model.inspection import draws_itself
-from doxa.model.problem import LogDensity, Network
 from doxa.optim import unfused
 
 log = logging.getLogger("doxa")
@@ -96,6 +92,11 @@ def _tensors(batch: Batch) -> list[Tensor]:
             return [x, y]
         if isinstance(x, tuple) and not x:
             return []
+    return leaves_of(batch)
+
+
+def leaves_of(batch: Batch) -> list[Any]:
+    """What a batch is made of; not only tensors, where rows are of a kind of their own."""
     return _leaves(batch)[0]
 
 
@@ -226,88 +227,8 @@ class _Captured:
                 value.copy_(state[name])
             self._given = dict(self.state)
         if self.inputs:
-            torch._foreach_copy_(self.inputs, _leaves(batch)[0])
+            torch._foreach_copy_(self.inputs, leaves_of(batch))
         self.t.copy_(t)
         self.rate.copy_(rate)
         self.graph.replay()
         return self._given, self.info
-
-
-_COMPILE_SECONDS = 8.0
-_TRACE_STEPS = 500  # recording costs some 150 steps and may save a third of each
-_GRAPH_STEPS = 100
-_SMALL = 1e6  # weights of all members, below which compiling a step pays
-
-Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
-
-
-def choose_executor(
-    step: Step, trial: Trial, run: Any, steps: int, ahead: Ahead | None = None, worth: float = 3.0
-) -> Executor:
-    """How to execute a stage of so many steps.
-
-    On the CPU: eagerly; recorded, if a measurement says that it is faster; compiled, if that saves
-    more than `worth` times what compiling costs. On a GPU: as a graph, which costs next to nothing
-    to make.
-    """
-    eager = Executor(step)
-    if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in _leaves(trial()[1])[0]):
-        return eager
-    if run.device.type == "cuda":
-        return eager if steps < _GRAPH_STEPS else Executor(step, "graph")
-    if steps < _TRACE_STEPS:
-        return eager
-    long = lambda: 0.6 * _time(step, trial(), 3) * steps > worth * _COMPILE_SECONDS  # noqa: E731
-    if _compilable(run) and _weights(trial()[0]) < _SMALL and long():
-        return Executor(step, "compiled", ahead)
-    return _fastest([eager, Executor(step, "traced", ahead)], trial)
-
-
-def compile_after(step: Step, trial: Trial, run: Any) -> float:
-    """After how many calls a step whose number is not known beforehand is compiled: when it has
-    taken as long as compiling does. Infinite where it cannot be, or not with gain."""
-    small = _weights(trial()[0]) < _SMALL
-    if run.device.type != "cpu" or not (_compilable(run) and small and _repeats(run)):
-        return math.inf
-    return math.ceil(_COMPILE_SECONDS / _time(step, trial(), 3))
-
-
-def _weights(state: State) -> int:
-    """Numbers that a step moves."""
-    if "theta" in state:
-        return state["theta"].numel()
-    return max(value.numel() for value in state.values())
-
-
-def _compilable(run: Any) -> bool:
-    """Whether the compiler is known to gain: on batched layers, and on what a person wrote."""
-    return not isinstance(run.problem, Network) or run.net.plan is not None
-
-
-def _repeats(run: Any) -> bool:
-    """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
-    network draws for itself or changes its buffers, nor where a density refused to be stacked."""
-    if isinstance(run.problem, Network):
-        return not (run.net.tracked or draws_itself(run.net.net))
-    return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"
-
-
-def _fastest(executors: list[Executor], trial: Trial) -> Executor:
-    return min(executors, key=lambda executor: _time(executor, trial(), 8))
-
-
-def _time(step: Step, arguments: tuple[State, Batch, Tensor, Tensor], repeats: int) -> float:
-    """The median of seconds a call, on copies: the state is not advanced."""
-    state, batch, t, rate = arguments
-    state = {k: v.clone() for k, v in state.items()}
-    step(state, batch, t, rate)
-    times = []
-    for _ in range(repeats):
-        if t.is_cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        state, _ = step(state, batch, t, rate)
-        if t.is_cuda:
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]

@@ -2,8 +2,8 @@
 
 A transition of NUTS is no fixed sequence of operations, and one of HMC repeats the same leapfrog
 step many times, which takes minutes to compile as a whole. The step with the gradient in it is
-fixed and small. How it is executed is chosen by measurement when a run begins; where only time can
-tell how often it will be called, it is compiled after so many calls. A checkpoint has both
+fixed and small. How it is executed follows from the work when a run begins (`rule`); where only
+time can tell how often it will be called, it is compiled after so many calls. A checkpoint has both
 (`memory`): a run that is resumed goes on as it began, bit for bit. What else is repeated follows
 it: beside a compiled gradient a dozen small operations are what takes time.
 """
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from doxa.data import Batch
-from doxa.engine.execute import Executor, State, choose_executor, compile_after
+from doxa.engine.execute import Executor, State
+from doxa.engine.rule import choose_executor, compile_after
 
 if TYPE_CHECKING:
     from doxa.method import Clock, Run
@@ -29,7 +30,7 @@ _FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by 
 
 
 class Recorded:
-    """Calls `inner`, in the mode the engine was asked for or in the fastest.
+    """Calls `inner`, in the mode the engine was asked for or by the rule.
 
     Parameters
     ----------
@@ -100,5 +101,5 @@ class Recorded:
         trial = lambda: (dict(values), batch, clock.t, clock.rate)  # noqa: E731
         found = choose_executor(self._step, trial, self.run, self.calls, worth=1.0)
         if found.mode in ("eager", "traced"):
-            self._after = compile_after(found, trial, self.run)
+            self._after = compile_after(self._step, trial, self.run)
         return found

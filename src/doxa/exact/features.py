@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa.errors import DataError, MethodError
 from doxa.linalg.layout import Params
 from doxa.method import Run
+from doxa.model import Model
 from doxa.noise import generator
 
 _MOST = 5000  # features: the covariance is a dense matrix
@@ -69,6 +70,20 @@ class Basis:
             return (-0.5 * away.square()).exp()
         angle = x @ tensors["frequencies"].mT + tensors["phases"].unsqueeze(-2)
         return math.sqrt(2.0 / angle.shape[-1]) * angle.cos()
+
+
+def network_features(basis: Basis, net: Model, theta: Tensor, x: Any, lead: int = 0) -> Tensor:
+    """φ of what goes into the last layer of a network at weights [K, P]: as `Basis` gives it where
+    all members have the same weights, else [K, N, F]."""
+
+    def of(row: Tensor) -> Callable[[Any], Tensor]:
+        params = net.layout.unflatten(row)
+        return lambda x: net.features(params, x).flatten(1)
+
+    if bool((theta == theta[0]).all()):
+        return basis(x, {}, of(theta[0]), lead)
+    own = lambda k: tree_map(lambda t: t[k], x) if lead else x  # noqa: E731
+    return torch.stack([basis(own(k), {}, of(row)) for k, row in enumerate(theta)])
 
 
 def monomials(inputs: int, degree: int) -> list[tuple[int, ...]]:

@@ -8,14 +8,16 @@ Bishop (2006), ch. 3; MacKay (1992). One pass over the data adds up ΦᵀΦ and 
 squares; a second adds up what is left of y, which keeps the digits of small noise. All runs at
 once, in float64 whatever the data's type; the rest is linear algebra on F × F matrices.
 Without a network the features are the inputs or a basis of them; with one they are what goes into
-its last layer, at the weights it was given with. Noise that is not given, and a prior scale that
-is not, are found by evidence. Exact for what it assumes: a linear function and Gaussian noise.
+its last layer: at weights drawn from the seed, or with init="given" at its own. Noise that is not
+given, and a prior scale that is not, are found by evidence. Exact for what it assumes: a linear
+function and Gaussian noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +27,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.exact import evidence
-from doxa.exact.features import Basis, random_features
+from doxa.exact.features import Basis, network_features, random_features
 from doxa.exact.linear_posterior import LinearPosterior
 from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
@@ -94,13 +96,8 @@ class BayesianLinear(Method):
                 f"a grid over {sorted(fixed) or 'degree'} would give runs of different shapes; a "
                 "polynomial's degree, lengthscale, prior_std and noise can be stacked"
             )
-        basis = self._basis(run)
-        tensors = random_features(basis, run, self.count, run.field(self, "lengthscale"))
-        state = {f"features.{name}": value for name, value in tensors.items()}
-        if run.problem.model is not None:
-            state["theta"] = run.net.given().expand(run.size, -1).clone()
-        x, _ = run.rows.take(run.rows.rows[0][:1], torch.tensor(0))
-        size = self._phi(run, state, basis, x, 0).shape[-1]
+        state = self._drawn(run)
+        size = self._size(run, state)
         outputs = run.rows.y[0].numel()
         zeros = lambda *shape: torch.zeros(  # noqa: E731
             run.size, *shape, device=run.device, dtype=torch.float64
@@ -110,10 +107,28 @@ class BayesianLinear(Method):
             "origin": zeros(size, outputs), "log_noise": zeros(outputs), "log_std": zeros(),
         }  # fmt: skip
 
+    def _drawn(self, run: Run) -> State:
+        """What the features need beside x: centres, frequencies, the network's weights."""
+        lengthscale = run.field(self, "lengthscale")
+        tensors = random_features(self._basis(run), run, self.count, lengthscale)
+        state = {f"features.{name}": value for name, value in tensors.items()}
+        return state if run.problem.model is None else state | {"theta": run.start()}
+
+    def _size(self, run: Run, state: State) -> int:
+        """How many features there are."""
+        x, _ = run.rows.take(run.rows.rows[0][:1], torch.tensor(0))
+        return self._phi(run, state, self._basis(run), x, 0).shape[-1]
+
     def stages(self, run: Run) -> Iterable[Stage]:
-        yield Stage("statistics", self._add, 0, "pass", enter=self._start, capturable=False)
-        yield Stage("residuals", self._add_rest, 0, "pass", enter=self._centre, capturable=False)
-        yield Stage("evidence", self._add_rest, 0, "all", enter=self._settle, capturable=False)
+        size = self._size(run, self._drawn(run))
+        made = partial(Stage, steps=0, capturable=False)
+        product = run.size * size**2 * max(size, run.settings.batch_size)
+        yield made("statistics", self._add, source="pass", enter=self._start, product=product)
+        yield made("residuals", self._add_rest, source="pass", enter=self._centre, product=product)
+        yield made(
+            "evidence", self._add_rest, source="all", enter=self._settle,
+            product=run.size * size**3,
+        )  # fmt: skip
 
     def _basis(self, run: Run) -> Basis:
         kind = self.features if isinstance(self.features, str) else "inputs"
@@ -123,10 +138,9 @@ class BayesianLinear(Method):
         return Basis(kind, degree, self.intercept)
 
     def _phi(self, run: Run, state: State, basis: Basis, x: Any, lead: int) -> Tensor:
-        function = self.features if callable(self.features) else None
         if run.problem.model is not None:
-            params = run.layout.unflatten(state["theta"][0])
-            function = lambda x: run.net.features(params, x).flatten(1)  # noqa: E731
+            return network_features(basis, run.net, state["theta"], x, lead)
+        function = self.features if callable(self.features) else None
         return basis(x, feature_tensors(state), function, lead)
 
     def _start(self, run: Run, state: State) -> State:

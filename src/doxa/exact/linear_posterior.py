@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
 from doxa.errors import StoreError
-from doxa.exact.features import Basis
+from doxa.exact.features import Basis, network_features
 from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
 from doxa.linalg import Dense
@@ -125,10 +125,9 @@ class LinearPosterior(Posterior):
 
     def _phi(self, x: Any) -> Tensor:
         """φ of fitted inputs: [N, F] or [K, N, F]."""
-        function = self.method.features if callable(self.method.features) else None
         if self.model is not None and self.theta is not None:
-            net, params = self.model, self.model.layout.unflatten(self.theta[0])
-            function = lambda x: net.features(params, x).flatten(1)  # noqa: E731
+            return network_features(self.basis, self.model, self.theta, x)
+        function = self.method.features if callable(self.method.features) else None
         return self.basis(x, self.feature_tensors, function)
 
     def _chunks(self, x: Any) -> Iterator[Tensor]:

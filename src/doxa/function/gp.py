@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -157,12 +157,14 @@ class GP(Method):
                 (grad,) = torch.autograd.grad(value, leaf)
             return value.detach(), grad
 
-        yield optimise(
+        factor = float(max(len(rows) for rows in run.rows.rows)) ** 3  # of the kernel's matrix
+        climb = optimise(
             objective, run.steps, name="hyper-parameters", source="all", validates=False,
             capturable=False,
         )  # fmt: skip
+        yield replace(climb, product=factor)
         if self.refine:
-            yield quasi_newton(evaluate, self.refine)
+            yield replace(quasi_newton(evaluate, self.refine), product=factor)
 
     def _split(
         self, function: KernelFunction, row: Tensor, log_noise: Tensor | None, m: int

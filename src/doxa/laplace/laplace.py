@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import statistics
+from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import (
@@ -111,10 +113,18 @@ class Laplace(Method):
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.train:
             yield optimise(log_joint, run.steps)
+        made = partial(Stage, capturable=False, product=self._product(run))
         if self.polish:
-            yield Stage("polish", self._polish, self.polish, "all", capturable=False)
-        yield Stage("curvature", self._add, 0, "pass", enter=self._start, capturable=False)
-        yield Stage("settle", self._add, 0, "all", enter=self._settle, capturable=False)
+            yield made("polish", self._polish, self.polish, "all")
+        yield made("curvature", self._add, 0, "pass", enter=self._start)
+        yield made("settle", self._add, 0, "all", enter=self._settle)
+
+    def _product(self, run: Run) -> float | None:
+        """Multiplications of JᵀΛJ, or of factoring it; None where there is no such matrix."""
+        if self.diagonal:
+            return None
+        size, rows = len(run.subset_index), run.settings.batch_size * output_size(run.net.output)
+        return float(run.size * size**2 * max(size, rows))
 
     def _start(self, run: Run, state: State) -> State:
         return state | statistics.empty(run, self.diagonal)

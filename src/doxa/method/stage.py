@@ -35,6 +35,8 @@ class Stage:
     marks: {t: what happens to the state before step t}, outside what is recorded or compiled.
     rates: what `clock.rate` is at each step, [steps] or [steps, M, 1]; None: as `fit` was asked.
     recorded: how parts of the step are executed, where that is not the whole step.
+    product: multiplications in the largest matrix product of the stage, for the number of threads;
+        None: that of the network's gradient.
     """
 
     name: str
@@ -49,3 +51,4 @@ class Stage:
     marks: Marks = field(default_factory=dict)
     rates: Tensor | None = None
     recorded: Recorded | None = None
+    product: float | None = None

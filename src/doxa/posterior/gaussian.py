@@ -13,6 +13,8 @@ from doxa.noise import Noise
 from doxa.posterior.base import register_posterior
 from doxa.posterior.weights import FunctionDraws, WeightPosterior, concatenate
 
+_DRAWN_BYTES = 256 << 20  # of draws made together: a share of what is free would decide bits
+
 
 @register_posterior
 class GaussianPosterior(WeightPosterior):
@@ -44,7 +46,8 @@ class GaussianPosterior(WeightPosterior):
 
     def groups(self, n: int | None, seed: int) -> Iterator[FunctionDraws]:
         counts = self._split(n)
-        most = self.scratch() // (4 * self.subset.size * self.dtype.itemsize) or 1
+        budget = self.memory_budget or _DRAWN_BYTES
+        most = budget // (4 * self.subset.size * self.dtype.itemsize) or 1
         if self.members * max(counts) <= most:
             keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
             away = self._away(self.covariance, keys, seed)  # [K, S, subset]

@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
+from doxa.engine.threads import threads_for
+from doxa.engine.work import Count
 from doxa.errors import MemoryBudgetError, ModelError, Unavailable
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
@@ -156,18 +158,25 @@ class WeightPosterior(Posterior):
             )
 
     def _evaluate(self, draws: FunctionDraws, x: Any) -> Any:
-        """Outputs of all draws at all rows: [count, N, ...]."""
+        """Outputs of all draws at all rows: [count, N, ...]. The first tile, which is small, takes
+        one thread; what it multiplies says how many the others take."""
         rows = rows_of(x, "x")
-        pieces = self._tiles(draws, rows)
-        out: Any = None
-        for s, r in pieces:
+
+        def of(s: slice, r: slice) -> Any:
             whole = r == slice(0, rows)
-            piece = self._forward(draws.part(s), x if whole else each(lambda t, r=r: t[r], x))
-            if whole and s == slice(0, draws.count):
-                return piece
-            if out is None:
-                out = each(lambda t: t.new_empty(draws.count, rows, *t.shape[2:]), piece)
-            each(lambda all_, part, s=s, r=r: all_[s, r].copy_(part), out, piece)
+            return self._forward(draws.part(s), x if whole else each(lambda t: t[r], x))
+
+        first, *others = self._tiles(draws, rows)
+        if not others:
+            with threads_for(0.0):
+                return of(*first)
+        with threads_for(0.0), Count() as count:
+            piece = of(*first)
+        out = each(lambda t: t.new_empty(draws.count, rows, *t.shape[2:]), piece)
+        each(lambda all_, part: all_[first].copy_(part), out, piece)
+        with threads_for(count.largest):
+            for tile in others:
+                each(lambda all_, part, tile=tile: all_[tile].copy_(part), out, of(*tile))
         return out
 
     def _tiles(self, draws: FunctionDraws, rows: int) -> Iterator[tuple[slice, slice]]:

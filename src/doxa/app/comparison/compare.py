@@ -96,7 +96,7 @@ def compare_arrays(
     referred: Referred | None = None
     answers: list[Predictive] = []
     if asked is not None:
-        say(f"reference: hmc, about {asked.seconds(*size):.0f} s")
+        say(f"reference: hmc, about {asked.seconds(*size):.0f} s of one core")
         referred, answers = refer(task, asked)
         say(referred.words)
     table = []

@@ -9,7 +9,8 @@ Is it affordable? A leapfrog step of all chains costs about
 
     seconds = 6·10⁻⁴ + chains × splits × 6 × parameters × rows / 10¹⁰
 
-on one core (measured: small networks pay for launching, larger ones for arithmetic), and there are
+of one core (measured: small networks pay for launching, larger ones for arithmetic; so small a
+network is fitted on one thread, however many torch is set to), and there are
 (burn-in + draws) × leapfrog of them. "auto" runs the reference where that makes at most three
 minutes: with the default settings parameters × rows up to about 700,000.
 """

@@ -74,6 +74,7 @@ class Model:
             raise ModelError(f"net must be a torch.nn.Module, not {type(net).__name__}")
         self.likelihood = likelihoods.likelihood(likelihood)
         self.prior = Normal(1.0) if prior is None else prior
+        self.default_prior = prior is None  # nobody chose it: a method may find its scale
         self.subset = subset
         self.builder = nets.builder_of(net)
         self.net = copy.deepcopy(net).eval()
@@ -313,7 +314,8 @@ class Model:
 
     def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Model:
         """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer)."""
-        changed = Model(self.net, self.likelihood, self.prior, self.subset)
+        own = None if self.default_prior else self.prior
+        changed = Model(self.net, self.likelihood, own, self.subset)
         changed.builder = self.builder
         for name, module in list(changed.net.named_modules()):
             new = rule(name, module)

@@ -49,7 +49,7 @@ def columns() -> Tensor:
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "mlp": (lambda: doxa.nets.mlp(5, 3), columns),
     "deep mlp": (lambda: doxa.nets.mlp(5, 3, (30, 30, 30)), columns),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(5, 9), nn.LayerNorm(9), nn.Linear(9, 3)), columns),
+    "norm": (lambda: nn.Sequential(nn.Linear(5, 9), nn.LayerNorm(9), nn.Linear(9, 3)), columns),
     "cnn": (cnn, pictures),
     "text": (Text, words),
 }  # fmt: skip

@@ -8,11 +8,12 @@ generalised Gauss–Newton matrix of the uncertain weights (the model's `subset`
 curvature. A learned Gaussian noise level is re-estimated by type-II maximum likelihood, outside
 the Hessian, and with it the scale of a prior that nobody chose; other likelihood parameters stay at
 their joint maximum. Predictions are linearised unless asked otherwise. The evidence says which
-scale explains the data, not which predicts best: where a Gaussian is a poor picture of the
-posterior, classes are predicted with too little confidence, so that the predictive is compared with
-that of θ* alone, on held-out rows where there are any, and `status` says so. Use it where one mode is enough and the evidence is wanted; "full" is for up
-to about 5,000 weights, "diagonal" for any number, at the price of all correlations. Dropout is off
-and BatchNorm frozen while curvature is computed.
+scale explains the data, not which predicts best: where the posterior is no Gaussian, classes are
+predicted with too little confidence. So the predictive is compared with that of θ* alone, on
+held-out rows where there are any, and `status` says where it is much worse. Use it where one mode
+is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "diagonal" for any
+number, at the price of all correlations. Dropout is off and BatchNorm frozen while curvature is
+computed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ from doxa.posterior import Posterior
 log = logging.getLogger("doxa")
 
 _STEPS = (1.0, 0.5, 0.25, 0.1, 0.02)  # shares of a Gauss–Newton step that polishing tries
-_PRECISIONS = tuple(10 ** (k / 2) for k in range(-2, 9))  # times the evidence's: validation tries
+# times the evidence's, nearest first: what validation tries; at the last, H is the prior's alone
+_PRECISIONS = tuple(10 ** (k / 2) for k in sorted(range(-2, 9), key=abs))
 
 
 @store.register("laplace")
@@ -65,9 +67,11 @@ class Laplace(Method):
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
-        "validation": of scales about that, the one that predicts held-out rows best; None: it stays
+        "validation": of half decades of the precision about that, the nearest that predicts
+        held-out rows as well as the best, to a standard error (Breiman et al. 1984); None: it stays
         as given. "auto": as given where a prior was chosen for the model, else by evidence, and by
-        validation where held-out rows show that the evidence's predictive is worse than θ* alone.
+        validation where held-out rows show that θ* alone predicts better (by a tenth of a nat a
+        row, where training stopped by the same rows).
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
         re-estimation of noise and prior scale: for an exact maximum ("full" only).
     train: False takes the weights as they are: for a trained network, with fit(init="given").
@@ -101,7 +105,7 @@ class Laplace(Method):
             )
         if self.tunes(run) and not run.prior.is_gaussian:
             raise MethodError(
-                f"tune={self.tune!r} scales a Gaussian prior; use Normal or FanInNormal, or tune=None"
+                f"tune={self.tune!r} scales a Gaussian prior: use Normal or FanInNormal, or None"
             )
         if self.tune == "validation" and run.rows.validation is None:
             raise MethodError(
@@ -205,21 +209,24 @@ class Laplace(Method):
         return posterior
 
     def _checked(self, run: Run, state: State, rows: Rows) -> tuple[State, str]:
-        """One member under the evidence's prior, or under the one that predicts held-out rows best,
-        where that is asked for or θ* alone predicts them better."""
+        """One member under the evidence's prior, or, where that is asked for or θ* alone predicts
+        held-out rows better, under the nearest to it that predicts them as well as the best."""
         if self.tune == "auto":
             below = verdict.below_its_maximum(self._posterior(run, state), rows)
-            if not verdict.beyond_chance(below):
+            least = verdict.MUCH if self.train else 0.0  # training stopped where θ* was good at them
+            if not verdict.beyond_chance(below) or float(below.mean()) <= least:
                 return state, "evidence"
-        best, score = state, -math.inf
+        tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
-            tried = statistics.settle(run, {**state, "tau": factor * state["tau"]}, scale=False)
-            reached = float(verdict.log_scores(self._posterior(run, tried), rows).mean())
-            if reached > score:
-                best, score = tried, reached
-        scale, before = (float(s["tau"].rsqrt()) for s in (best, state))
+            scaled = {**state, "tau": factor * state["tau"]}
+            tried.append(statistics.settle(run, scaled, scale=False))
+            scores.append(verdict.log_scores(self._posterior(run, tried[-1]), rows))
+        best = max(scores, key=lambda each: float(each.mean()))
+        behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
+        chosen = tried[behind.index(False)]
+        scale, before = (float(s["tau"].rsqrt()) for s in (chosen, state))
         log.info("laplace: prior scale %.3g by held-out rows (%.3g by evidence)", scale, before)
-        return best, "validation"
+        return chosen, "validation"
 
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
         prior, quad = statistics.prior_curvature(run, state["theta"])

@@ -108,8 +108,8 @@ def optimism(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
 
 
 def priors_used(run: Run, tau: Tensor) -> list[Prior | dict[str, Prior]]:
-    """Each member's Gaussian prior with its precision times τ [M] on the subset; the weights outside
-    it are points under the prior as it was."""
+    """Each member's Gaussian prior with its precision times τ [M] on the subset; weights outside it
+    are points under the prior as it was."""
     subset = set(run.net.subset_names)
     entries = [e for e in run.layout.entries if not e.name.startswith("likelihood.")]
     std = run.prior.curvature(run.initial).double().rsqrt()  # [M, P], the same within an entry

@@ -25,7 +25,7 @@ from doxa.predictive import Predictive
 
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
-_MUCH = 0.1  # nats a row
+MUCH = 0.1  # nats a row
 
 
 class Rows(NamedTuple):
@@ -41,8 +41,8 @@ class Rows(NamedTuple):
 
 
 def judged(run: Run) -> Rows | None:
-    """At most a thousand rows of a run, evenly spread: held-out ones where there are any. None where
-    a row is a set of points."""
+    """At most a thousand rows of a run, evenly spread: held-out ones where there are any. None
+    where a row is a set of points."""
     data, r = run.rows, run.run_of[0]
     if data.tasks:
         return None
@@ -79,9 +79,10 @@ def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Tensor:
     return log_scores(point, rows) - log_scores(posterior, rows)
 
 
-def beyond_chance(below: Tensor) -> bool:
-    """The mean is more than two standard errors above zero: by chance once in forty."""
-    return len(below) > 1 and float(below.mean()) > 2.0 * float(below.std()) / math.sqrt(len(below))
+def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
+    """The mean is more than so many standard errors above zero; two: by chance once in forty."""
+    error = float(below.std()) / math.sqrt(len(below)) if len(below) > 1 else math.inf
+    return float(below.mean()) > errors * error
 
 
 def judge(posterior: LaplacePosterior, rows: Rows, expected: float) -> None:
@@ -90,7 +91,7 @@ def judge(posterior: LaplacePosterior, rows: Rows, expected: float) -> None:
     below = below_its_maximum(posterior, rows)
     lost = float(below.mean())
     posterior.record.diagnostics["below_maximum"] = {"nats": lost, "rows": rows.words}
-    allowed = _MUCH + (0.0 if rows.held_out else expected)
+    allowed = MUCH + (0.0 if rows.held_out else expected)
     if lost <= allowed or not beyond_chance(below):
         return
     posterior.record.status = Status(

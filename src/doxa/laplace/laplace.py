@@ -213,7 +213,7 @@ class Laplace(Method):
         held-out rows better, under the nearest to it that predicts them as well as the best."""
         if self.tune == "auto":
             below = verdict.below_its_maximum(self._posterior(run, state), rows)
-            least = verdict.MUCH if self.train else 0.0  # training stopped where θ* was good at them
+            least = verdict.MUCH if self.train else 0.0  # it stopped where θ* was good
             if not verdict.beyond_chance(below) or float(below.mean()) <= least:
                 return state, "evidence"
         tried, scores = [], []

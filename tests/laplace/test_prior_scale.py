@@ -66,7 +66,7 @@ def test_a_prior_that_nobody_chose_has_the_scale_of_the_evidence() -> None:
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(noise=0.3))
     likelihood = doxa.Gaussian(noise=0.3)
     net = nn.Linear(2, 1).double()
-    ours = doxa.fit(net, (x, y), doxa.Laplace(polish=20), likelihood=likelihood, steps=50)
+    ours = doxa.fit(net, (x, y), doxa.Laplace(polish=8), likelihood=likelihood, steps=50)
     assert ours.diagnostics["prior_from"] == ["evidence"]
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
     assert ours.priors[0].std == pytest.approx(float(exact.prior_std), rel=1e-6)
@@ -128,13 +128,15 @@ def test_validation_takes_the_nearest_scale_that_predicts_as_well_as_the_best() 
 
 @pytest.mark.parametrize("predictive", ["linearised", "sampled"])
 def test_held_out_rows_correct_the_evidence(predictive: str) -> None:
-    """Weights put into the network, or their linearisation: with rows to see it by, the default is
-    within a tenth of the weights alone on new rows."""
+    """Weights put into the network, or their linearisation: on new rows the default is near the
+    weights alone, to a standard error of the 200 rows it was chosen by (a hundredth of a nat); the
+    evidence by itself is not."""
     method = doxa.Laplace("diagonal", predictive, train=False)
     posterior = post_hoc(method, validation=rings(200, seed=1))
+    assert loss(post_hoc(method)) > loss_of_the_weights() + 0.03
     assert posterior.diagnostics["prior_from"] == ["validation"]
     assert posterior.status == "ok"
-    assert loss(posterior) < 1.1 * loss_of_the_weights()
+    assert loss(posterior) < loss_of_the_weights() + 0.02
 
 
 @pytest.mark.parametrize("held_out", [True, False])

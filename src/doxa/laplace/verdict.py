@@ -2,9 +2,12 @@
 
 On held-out rows, averaging over an honest posterior loses nothing. On the rows that were fitted it
 may: the mean of Σ log p(y | θ) over a Gaussian posterior lies γ/2 below its maximum, with γ the
-number of well-determined parameters, and the predictive's log score lies above that mean. A loss is
-much, and said in the status, where it is beyond γ/2n, beyond a tenth of a nat a row (the geometric
-mean of the probabilities given to what came true is then a tenth lower), and beyond chance.
+number of well-determined parameters, and the predictive's log score lies above that mean. Nor is it
+more than ½ log 2 a target: with Gaussian noise a row's predictive variance is σ²(1 + h), with h,
+its leverage, at most 1 (a diagonal matrix counts more parameters than the data determine). A loss
+is much, and said in the status, where it is above the less of these by a tenth of a nat a row (the
+geometric mean of the probabilities given to what came true is then a tenth lower), and beyond
+chance.
 """
 
 from __future__ import annotations
@@ -91,7 +94,9 @@ def judge(posterior: LaplacePosterior, rows: Rows, expected: float) -> None:
     below = below_its_maximum(posterior, rows)
     lost = float(below.mean())
     posterior.record.diagnostics["below_maximum"] = {"nats": lost, "rows": rows.words}
-    allowed = MUCH + (0.0 if rows.held_out else expected)
+    targets = output_size(posterior.network.output) if posterior.likelihood.is_normal else 1
+    most = 0.0 if rows.held_out else 0.5 * math.log(2.0) * targets
+    allowed = MUCH + min(expected, most)
     if lost <= allowed or not beyond_chance(below):
         return
     posterior.record.status = Status(

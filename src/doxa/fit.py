@@ -36,6 +36,7 @@ from doxa.errors import DoxaError, MethodError, ModelError, StoreError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
 from doxa.model import Model, Subset
+from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
 from doxa.model.meaning import check_logits, understood
 from doxa.model.problem import Network, OwnFunctions, Problem
@@ -90,7 +91,8 @@ def fit(
         said; numbers are Gaussian.
     members: how many are averaged in prediction, or the list of their ids; the method's default.
     runs: splits, grids and seeds to fit side by side; the result is then a `Sweep`.
-    init: "fresh" re-initialises the network for every member, "given" starts from its weights.
+    init: "fresh" re-initialises the network for every member, and says so where its weights look
+        trained; "given" starts from them.
     validation: a share of the rows, or a pair (x, y); used for early stopping (after `patience`
         validations without gain) and for `posterior.validation`.
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
@@ -160,6 +162,8 @@ def fit(
     run = replace(run, engine=_engine(run, engine, method.width))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
+        if settings.fresh:
+            say_if_trained(run.net, run.initial[0])
         check_reach(run.net, first, few)
         check_logits(run.net, first, few)
     options = Options(

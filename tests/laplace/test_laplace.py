@@ -48,7 +48,8 @@ def test_learned_noise_is_type_two_maximum_likelihood() -> None:
     """On a linear network, the noise and evidence of exact evidence maximisation."""
     x, y = rows()
     exact = linear(x, y, prior_std=1.0)
-    ours = fit(nn.Linear(2, 1).double(), (x, y), doxa.Laplace(polish=60))
+    method = doxa.Laplace(polish=60, tune=None)
+    ours = fit(nn.Linear(2, 1).double(), (x, y), method)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-10)
     assert float(ours.mean[0, -1].exp()) == pytest.approx(float(exact.noise), rel=1e-8)
     p, q = ours.predict(x), exact.predict(x)
@@ -61,7 +62,8 @@ def test_each_output_may_have_its_own_noise() -> None:
     y[:, 1] += normal(60, seed=5)
     likelihood = doxa.Gaussian(per_output=True)
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(prior_std=1.0), likelihood=likelihood)
-    ours = fit(nn.Linear(2, 2).double(), (x, y), doxa.Laplace(polish=60), likelihood=likelihood)
+    method = doxa.Laplace(polish=60, tune=None)
+    ours = fit(nn.Linear(2, 2).double(), (x, y), method, likelihood=likelihood)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
     assert torch.allclose(ours.mean[0, -2:].exp(), exact.noise[0], rtol=1e-6)
 
@@ -81,7 +83,7 @@ def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     x, y = rows()
     net = tanh_net()
     exact = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0), init="given")
-    model = doxa.Model(net, doxa.Gaussian(noise=0.3), subset="last_layer")
+    model = doxa.Model(net, doxa.Gaussian(noise=0.3), doxa.Normal(1.0), subset="last_layer")
     ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False), init="given")
     assert ours.covariance.size == 7
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-10)
@@ -117,7 +119,7 @@ def test_the_evidence_of_a_last_layer_counts_no_other_weight(noise: float | None
 def test_polishing_finds_a_maximum() -> None:
     """A logistic regression: the gradient of the log joint vanishes."""
     x, y = classes()
-    model = doxa.Model(nn.Linear(2, 3).double(), "categorical")
+    model = doxa.Model(nn.Linear(2, 3).double(), "categorical", doxa.Normal(1.0))
     ours = doxa.fit(model, (x, y), doxa.Laplace(polish=10), steps=20)
     flat = ours.mean[0].clone().requires_grad_()
     params = ours.layout.unflatten(flat)
@@ -307,7 +309,7 @@ def test_saved_and_loaded(tmp_path: Path, structure: str) -> None:
         ({"predictive": "magic"}, "predictive must be one of"),
         ({"temperature": 0.0}, "temperature > 0"),
         ({"structure": "diagonal", "polish": 2}, "structure='full'"),
-        ({"tune": "validation"}, "tune must be one of"),
+        ({"tune": "cross-validation"}, "tune must be one of"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

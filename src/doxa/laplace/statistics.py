@@ -20,9 +20,11 @@ from doxa.laplace.curvature import (
 )
 from doxa.laplace.evidence import reestimate
 from doxa.likelihoods import Gaussian
+from doxa.linalg import Structure
 from doxa.linalg.layout import Params
 from doxa.method import Run, State
 from doxa.model import likelihood_parameters
+from doxa.priors import Normal, Prior
 
 _NOISE = "likelihood.log_noise"
 
@@ -94,6 +96,32 @@ def prior_curvature(run: Run, theta: Tensor) -> tuple[Tensor, Tensor]:
     prior = run.prior.curvature(theta).expand_as(theta)[:, index].double()
     away = (theta - run.prior.mean).double()[:, index]
     return prior, (prior * away.square()).sum(1)
+
+
+def optimism(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
+    """T γ/2n: how far, a row, the log-likelihood's mean over N(θ*, T H⁻¹) lies below its maximum.
+
+    γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ). `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
+    prior, _ = prior_curvature(run, state["theta"])
+    bound = (state["tau"][:, None] * prior * spread.diagonal().double()).sum(1)
+    return float(((heat.double() * spread.size - bound) / (2.0 * run.n.double())).mean())
+
+
+def priors_used(run: Run, tau: Tensor) -> list[Prior | dict[str, Prior]]:
+    """Each member's Gaussian prior with its precision times τ [M] on the subset; weights outside it
+    are points under the prior as it was."""
+    subset = set(run.net.subset_names)
+    entries = [e for e in run.layout.entries if not e.name.startswith("likelihood.")]
+    std = run.prior.curvature(run.initial).double().rsqrt()  # [M, P], the same within an entry
+    found: list[Prior | dict[str, Prior]] = []
+    for m in range(run.size):
+        own: dict[str, Prior] = {}
+        for e in entries:
+            wider = float(tau[m].rsqrt()) if e.name in subset else 1.0
+            own[e.name] = Normal(wider * float(std[m, run.layout.slices[e.name].start]))
+        alike = len(set(own.values())) == 1
+        found.append(own[entries[0].name] if alike else own)
+    return found
 
 
 def settle(run: Run, state: State, scale: bool) -> State:

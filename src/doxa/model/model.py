@@ -85,6 +85,7 @@ class Model:
         self.assumed = likelihood is None  # nobody said what the outputs mean
         self.likelihood = likelihoods.likelihood("gaussian" if self.assumed else likelihood)
         self.prior = Normal(1.0) if prior is None else prior
+        self.default_prior = prior is None  # nobody chose it: a method may find its scale
         self.subset = subset
         self.named = output_name(output)
         self.builder = nets.builder_of(net)
@@ -287,7 +288,8 @@ class Model:
 
     def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Model:
         """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer)."""
-        changed = Model(self.net, self.likelihood, self.prior, self.subset, output=self.named)
+        own = None if self.default_prior else self.prior
+        changed = Model(self.net, self.likelihood, own, self.subset, output=self.named)
         changed.builder = self.builder
         for name, module in list(changed.net.named_modules()):
             new = rule(name, module)

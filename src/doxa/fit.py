@@ -93,8 +93,10 @@ def fit(
     runs: splits, grids and seeds to fit side by side; the result is then a `Sweep`.
     init: "fresh" re-initialises the network for every member, and says so where its weights look
         trained; "given" starts from them.
-    validation: a share of the rows, or a pair (x, y); used for early stopping (after `patience`
-        validations without gain) and for `posterior.validation`.
+    validation: rows to stop on, to take the noise from, and to judge the fit by. "auto": methods
+        that can overfit hold out a part of the rows, each member another; None: every row is
+        trained on; a share of the rows or a pair (x, y): the same for all members.
+    patience: how many looks at these rows without gain end the training.
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
         Without it, columns far from unit size are named in a warning.
     sample_weight: one nonnegative weight a row; n is then their sum, and scales are weighted.

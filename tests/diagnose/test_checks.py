@@ -171,7 +171,7 @@ def test_width_against_the_prior_and_against_what_rows_leave_open() -> None:
     times the signal and a narrow prior the data teach nothing."""
     data = line(80)
     net = doxa.nets.mlp(3, 1, hidden=())
-    options = {"steps": 300, "standardize": True, "progress": False}
+    options = {"steps": 300, "standardize": True, "progress": False, "prior": doxa.Normal(1.0)}
     assert verdicts(doxa.fit(net, data, "laplace", **options), data)["width"] == "good"
     cold = doxa.fit(net, data, doxa.Laplace(temperature=1e-6), **options)
     assert verdicts(cold, data)["width"] == "bad"
@@ -191,7 +191,8 @@ def test_the_width_of_the_prior_is_known_in_closed_form() -> None:
     patient = Patient(posterior, data, None, 0.9, 0)
     assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(far, rel=0.35)
     net = doxa.nets.mlp(3, 1, hidden=())
-    posterior = doxa.fit(net, data, "laplace", steps=20, standardize=True, progress=False)
+    model = doxa.Model(net, prior=doxa.Normal(1.0))
+    posterior = doxa.fit(model, data, "laplace", steps=20, standardize=True, progress=False)
     patient = Patient(posterior, data, None, 0.9, 0)
     want = float((7 * y).var(correction=0)) * (1 + 3)  # standardised columns: E‖x‖² = 3
     assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(want, rel=0.35)

@@ -146,11 +146,12 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{point['ece']:.3f} (540 test rows, 360 held out, 897 for training). A scale of s is a "
         "prior N(0, s²).",
         "",
-        "Held-out rows choose the narrowest scale there is to choose, or nearly: here the weights alone "
-        "predict best, and the posterior that costs nothing is hardly wider than they are. By evidence "
-        "it is too wide, in both libraries. Not blind: that a standard error decides, and not two, was "
-        "settled after a look at two thirds of these test rows, where two gave 1.11 times the weights' "
-        "NLL (all weights, full). laplace-torch searches nine scales from 0.01 to 100.",
+        "Held-out rows choose the narrowest scale there is to choose, or nearly: here the "
+        "weights alone predict best, and the posterior that costs nothing is hardly wider "
+        "than they are. By evidence it is too wide, in both libraries. Not blind: that a "
+        "standard error decides, and not two, was settled after a look at two thirds of these "
+        "test rows, where two gave 1.11 times the weights' NLL (all weights, full). "
+        "laplace-torch searches nine scales from 0.01 to 100.",
         "",
         "| who | weights | matrix | predictive | prior | scale | accuracy | NLL | of the weights' "
         "| ECE | status |",

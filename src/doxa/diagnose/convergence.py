@@ -23,6 +23,12 @@ _LEAST_POINTS = 20
 _STILL_FALLING = 0.05  # nats a row that as many steps again would bring
 _ROWS = 64
 _APART = 1.1
+_ADVICE = {  # what the rows held out, or the exact model, said of a fit
+    "overconfident": "evaluate.recalibrate on rows of their own, more members, or another method",
+    "worse-than-constant": "standardize=True, more steps, or another lr",
+    "worse-than-map": "tune='validation' with held-out rows, or subset='last_layer'",
+    "degenerate": "give the noise, or fewer features",
+}
 _LEAST_WORTH = 25  # draws: a Monte Carlo error of a fifth of the posterior's standard deviation
 
 
@@ -39,6 +45,8 @@ def status(patient: Patient) -> Finding:
         return own if own.alarms else good(f"{words}; but the functions have: {own.words}")
     if said == "diverged":
         return bad(words, "a lower lr (a tenth), standardize=True, or dtype=torch.float64")
+    if said in _ADVICE:
+        return warning(words, _ADVICE[said])
     return bad(words, "more steps, or for chains more burn_in and draws")
 
 

@@ -68,7 +68,8 @@ def _posterior(
     if isinstance(run.data, Data):
         seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
         record.diagnostics["rows"] = len(torch.cat(seen).unique())
-    judge(posterior, method, run, rows, result)
+        if run.data.validation is not None and not run.data.tasks:
+            judge(posterior, method, run, rows, result)
     return posterior
 
 

@@ -33,11 +33,7 @@ class Splits:
     rows: list[Tensor]
     held_out: list[Tensor] | None = None
     owners: Sequence[int] = ()  # the run of each split; (): split r is run r
-    of: Sequence[int] = ()  # the split of each run and member, runs × members
-
-    def of_members(self, run_of: Sequence[int]) -> list[int]:
-        """The split of each row of the stack."""
-        return list(self.of or run_of)
+    of: Sequence[int] = ()  # the split of each run and member, runs × members; (): its run's
 
 
 def parts(rows: int) -> int:
@@ -110,9 +106,7 @@ def hold_out(
     x: Any, y: Any, rows: list[Tensor], validation: Any, members: Sequence[int], streamed: bool,
     prepare: Callable[[Any], Any], seed: int,
 ) -> tuple[Any, Any, Splits]:  # fmt: skip
-    """The data with what is held out: "auto" (a part for each member), None, a share or a pair."""
-    if validation is None:
-        return x, y, Splits(rows)
+    """The data with what is held out: "auto" (a part for each member), a share or a pair."""
     if isinstance(validation, str) and validation == "auto":
         return x, y, own_parts(rows, members, seed) or Splits(rows)
     if isinstance(validation, int | float | str):

@@ -29,9 +29,8 @@ _NUMBERS = 2**18  # in y, likewise
 
 def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
     """Put into the record what the held-out rows say of a run, whose members are `part`."""
-    data = run.data
-    if not isinstance(data, Data) or data.validation is None or data.tasks:
-        return
+    data = run.rows
+    assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     for each, split in _judged(posterior, method, run, part, result):

@@ -36,7 +36,7 @@ def stack(
     """Runs × members as one axis M; the engine is chosen later."""
     count = len(ids)
     run_of = [r for r in range(len(specs)) for _ in ids]
-    split_of = splits.of_members(run_of)
+    split_of = list(splits.of or run_of)
     if method.needs_network and all(
         name.startswith("likelihood.") for name in problem.layout.names
     ):

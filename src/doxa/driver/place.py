@@ -82,7 +82,9 @@ def place_data(
     rows = [_rows(spec.rows, total) for spec in specs]
     if tasks is not None and validation == "auto":
         validation = None
-    x, y, splits = hold_out(x, y, rows, validation, members, source is not None, prepare, seed)
+    splits = Splits(rows)
+    if validation is not None:
+        x, y, splits = hold_out(x, y, rows, validation, members, source is not None, prepare, seed)
     rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)

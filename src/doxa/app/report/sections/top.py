@@ -20,6 +20,10 @@ STANDING = {
     "diverged": ("bad", "The fit diverged"),
     "not-converged": ("warning", "The fit has not converged"),
     "stopped": ("warning", "The fit was stopped early"),
+    "overconfident": ("warning", "The fit is too sure of itself"),
+    "worse-than-constant": ("bad", "The fit predicts worse than a constant"),
+    "worse-than-map": ("warning", "The posterior predicts worse than its own maximum"),
+    "degenerate": ("warning", "The data cannot tell the noise from none"),
 }
 TILES = {
     "numbers": ("rmse", "coverage", "crps", "log_likelihood"),

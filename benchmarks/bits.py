@@ -78,7 +78,7 @@ def cases() -> dict[str, Callable[[], Fitted]]:
     found["linear, no network"] = partial(fitted, doxa.BayesianLinear("fourier"), bare=True)
     found["map, large products"] = wide
     found["sample"] = sampled
-    found["hmc, compiled"] = partial(fitted, doxa.HMC(draws=800, burn_in=900, leapfrog=20))
+    found["hmc, compiled"] = partial(fitted, doxa.HMC(draws=1000, burn_in=1000, leapfrog=20))
     return found
 
 

@@ -148,7 +148,7 @@ def fit(
         validation = None
     held, splits, likelihood_output, inputs = place_data(
         given, problem.model, noise_model, specs, validation, standardize, sample_weight, device,
-        dtype, seed, ids,
+        dtype, ids,
     )  # fmt: skip
     size = _batch_size(batch_size, method, held, problem)
     epoch = max(1, max(len(r) for r in held.rows) // size)

@@ -29,7 +29,7 @@ def comparable(case: Any, data: Any, **options: Any) -> Any:
     settings = case.fast.many_steps if case.row.family == "mcmc" else {}
     chosen = {
         "batch_size": size, "steps": 20, "standardize": False, "dtype": torch.float64,
-        "init": "given", "members": 2, "settings": settings,
+        "init": "given", "members": 2, "settings": settings, "validation": None,
     }  # fmt: skip
     return case.fit(data, **{**chosen, **options})
 

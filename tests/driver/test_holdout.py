@@ -25,7 +25,7 @@ def curve(n: int = 200) -> tuple[Tensor, Tensor]:
 
 
 def test_every_row_is_held_out_by_one_member_of_a_full_set() -> None:
-    splits = own_parts(ROWS, range(parts(200)), seed=0)
+    splits = own_parts(ROWS, range(parts(200)), [0])
     assert splits is not None and splits.held_out is not None
     assert torch.equal(torch.cat(splits.held_out).sort().values, ROWS[0])
     for kept, held in zip(splits.rows, splits.held_out, strict=True):
@@ -33,30 +33,30 @@ def test_every_row_is_held_out_by_one_member_of_a_full_set() -> None:
 
 
 def test_a_part_belongs_to_the_member_not_to_its_place() -> None:
-    many, one = own_parts(ROWS, range(5), seed=0), own_parts(ROWS, [3], seed=0)
+    many, one = own_parts(ROWS, range(5), [0]), own_parts(ROWS, [3], [0])
     assert many is not None and one is not None
     assert many.held_out is not None and one.held_out is not None
     assert torch.equal(many.held_out[many.of[3]], one.held_out[one.of[0]])
-    other = own_parts(ROWS, [3], seed=1)
+    other = own_parts(ROWS, [3], [1])
     assert other is not None and other.held_out is not None
     assert not torch.equal(other.held_out[0], one.held_out[0])
 
 
 def test_members_beyond_the_parts_share_them_again() -> None:
     count = parts(200)
-    splits = own_parts(ROWS, range(count + 2), seed=0)
+    splits = own_parts(ROWS, range(count + 2), [0])
     assert splits is not None
     assert len(splits.rows) == count and splits.of[count] == splits.of[0]
 
 
 def test_runs_are_cut_each_by_itself() -> None:
-    splits = own_parts([torch.arange(200), torch.arange(50, 350)], [0, 1], seed=0)
+    splits = own_parts([torch.arange(200), torch.arange(50, 350)], [0, 1], [0, 0])
     assert splits is not None and splits.owners == [0, 0, 1, 1] and splits.of == [0, 1, 2, 3]
 
 
 def test_too_few_rows_are_not_cut() -> None:
-    assert own_parts([torch.arange(5 * FEWEST - 1)], [0], seed=0) is None
-    assert own_parts([torch.arange(5 * FEWEST)], [0], seed=0) is not None
+    assert own_parts([torch.arange(5 * FEWEST - 1)], [0], [0]) is None
+    assert own_parts([torch.arange(5 * FEWEST)], [0], [0]) is not None
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def bare_run(density: Callable[[Tensor], Tensor], start: Tensor, seed: int = 0) 
         LogDensity(density, Layout((Entry("theta", (start.shape[1],)),))),
         likelihoods.likelihood("gaussian"), NoData(start.device, start.dtype),
         Engine("stack", "eager"), members=list(range(size)), run_of=[0] * size,
-        seeds=[seed] * size, n=start.new_ones(size), prior=bind(None, Layout(())), initial=start,
+        split_of=[0] * size, seeds=[seed] * size,
+        n=start.new_ones(size), prior=bind(None, Layout(())), initial=start,
     )  # fmt: skip
 
 

@@ -42,7 +42,9 @@ def parts(rows: int) -> int:
     return 20 if rows >= 10_000 else min(10, max(5, rows // 20))
 
 
-def own_parts(rows: Sequence[Tensor], members: Sequence[int], seed: int) -> Splits | None:
+def own_parts(
+    rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int]
+) -> Splits | None:
     """A part for each member, or None where the rows of some run are too few to spare any."""
     if min(len(own) // parts(len(own)) for own in rows) < FEWEST:
         return None
@@ -50,7 +52,7 @@ def own_parts(rows: Sequence[Tensor], members: Sequence[int], seed: int) -> Spli
     held: list[Tensor] = []
     owners: list[int] = []
     of: list[int] = []
-    for r, own in enumerate(rows):
+    for r, (own, seed) in enumerate(zip(rows, seeds, strict=True)):
         count = parts(len(own))
         order = torch.randperm(len(own), generator=generator("validation", seed))
         found: dict[int, int] = {}
@@ -67,10 +69,10 @@ def own_parts(rows: Sequence[Tensor], members: Sequence[int], seed: int) -> Spli
     return Splits(kept, held, owners, of)
 
 
-def share(rows: Sequence[Tensor], size: float, seed: int) -> Splits:
+def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
     """The same random share of each run's rows, held out of all its members."""
     kept, held = [], []
-    for own in rows:
+    for own, seed in zip(rows, seeds, strict=True):
         count = round(size * len(own))
         if not 0 < count < len(own):
             raise DataError(
@@ -104,13 +106,13 @@ def appended(
 
 def hold_out(
     x: Any, y: Any, rows: list[Tensor], validation: Any, members: Sequence[int], streamed: bool,
-    prepare: Callable[[Any], Any], seed: int,
+    prepare: Callable[[Any], Any], seeds: Sequence[int],
 ) -> tuple[Any, Any, Splits]:  # fmt: skip
     """The data with what is held out: "auto" (a part for each member), a share or a pair."""
     if isinstance(validation, str) and validation == "auto":
-        return x, y, own_parts(rows, members, seed) or Splits(rows)
+        return x, y, own_parts(rows, members, seeds) or Splits(rows)
     if isinstance(validation, int | float | str):
-        return x, y, share(rows, float(checks.positive("validation", validation)), seed)
+        return x, y, share(rows, float(checks.positive("validation", validation)), seeds)
     if streamed:
         raise DataError("validation as a pair needs data as a pair; pass a share instead")
     return appended(x, y, rows, validation, prepare)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import Data
 from doxa.driver.progress import Progress
+from doxa.errors import MemoryBudgetError
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 
@@ -34,8 +35,7 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     for each, split in _judged(posterior, method, run, part, result):
-        x, y = _some(data, data.validation[split], split)
-        p = each.predict(x)
+        p, y = _predicted(each, data, data.validation[split], split)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
         if isinstance(y, Tensor):
@@ -72,11 +72,24 @@ def _judged(
         yield alone, split
 
 
-def _some(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+def _predicted(posterior: Posterior, data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+    """Predictions of rows, and what they were: of fewer where memory does not allow for all."""
+    most = _ROWS
+    while True:
+        x, y = _some(data, rows, split, most)
+        try:
+            return posterior.predict(x), y
+        except MemoryBudgetError:
+            if most == 1:
+                raise
+            most = max(1, min(most, len(rows)) // 4)
+
+
+def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:
     """At most so many of the rows, evenly, in the units of x and y."""
     run = data.run_of(split)
     one = tree_flatten(data.take(rows[:1], torch.tensor(run))[1])[0]
-    most = max(1, min(_ROWS, _NUMBERS // max(1, sum(t.numel() for t in one))))
+    most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
     some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
     x, y = data.take(some, torch.tensor(run))
     scales = data.scales[run].to(data.device, torch.float64)

@@ -56,7 +56,7 @@ class Given(NamedTuple):
 def place_data(
     given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
     validation: Any, standardize: bool, sample_weight: Any, device: torch.device,
-    dtype: torch.dtype | None, seed: int, members: Sequence[int],
+    dtype: torch.dtype | None, members: Sequence[int],
 ) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
     """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
     x's row shape."""
@@ -84,7 +84,9 @@ def place_data(
         validation = None
     splits = Splits(rows)
     if validation is not None:
-        x, y, splits = hold_out(x, y, rows, validation, members, source is not None, prepare, seed)
+        seeds = [spec.seed for spec in specs]
+        streamed = source is not None
+        x, y, splits = hold_out(x, y, rows, validation, members, streamed, prepare, seeds)
     rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)

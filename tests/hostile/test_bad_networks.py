@@ -54,7 +54,7 @@ NETS: dict[str, tuple[Any, str]] = {
     "squeezes its rows away": (lambda: Forward(torch.squeeze), "squeeze"),
     "averages its rows": (lambda: Forward(lambda h: h.mean(0)), "the first axis must be the rows"),
     "gives a loss": (lambda: Forward(lambda h: h.sum()), "the first axis must be the rows"),
-    "gives a dict": (lambda: Forward(lambda h: {"out": h}), "not dict"),
+    "gives a dict": (lambda: Forward(lambda h: {"out": h, "more": h}), "output="),
     "gives nothing": (lambda: Forward(lambda h: None), "not NoneType"),
     "gives a number": (lambda: Forward(lambda h: 3.0), "not float"),
     "two outputs, one likelihood": (lambda: Forward(lambda h: (h, h)), "likelihood|head|outputs"),

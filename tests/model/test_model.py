@@ -213,7 +213,7 @@ def test_a_prior_by_name() -> None:
         + torch.distributions.Laplace(0.0, 2.0).log_prob(params["2.bias"]).sum()
     )
     torch.testing.assert_close(model.log_prior(params), by_hand)
-    draws = doxa.fit(model, (x, y), "map", steps=300, lr=0.05).draw()
+    draws = doxa.fit(model, (x, y), "map", steps=300, lr=0.05, validation=None).draw()
     assert draws["0.weight"].abs().max() < 0.01 < draws["2.bias"].abs().max()
     with pytest.raises(ModelError, match="matches no parameter"):
         doxa.fit(net, (x, y), "map", prior={"9.*": doxa.Normal(1.0)}, **QUICK)

@@ -67,7 +67,8 @@ def _posterior(
     _judge(posterior, result, rows)
     if isinstance(run.data, Data):
         seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
-        record.diagnostics["rows"] = len(torch.cat(seen).unique())
+        rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
+        record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
             judge(posterior, method, run, rows, result)
     return posterior

@@ -26,7 +26,7 @@ class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
     name: ClassVar[str] = "map"
-    holds_out: ClassVar[bool] = True
+    overfits: ClassVar[bool] = True
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)

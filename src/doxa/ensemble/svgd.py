@@ -53,7 +53,7 @@ class SVGD(Method):
     """
 
     name: ClassVar[str] = "svgd"
-    holds_out: ClassVar[bool] = True
+    overfits: ClassVar[bool] = True
 
     particles: int = whole(20, least=2)
     bandwidth: float = positive(1.0, per_run=True)

@@ -50,7 +50,7 @@ class SWA(Method):
     """
 
     name: ClassVar[str] = "swa"
-    holds_out: ClassVar[bool] = True
+    overfits: ClassVar[bool] = True
 
     share: float = between(0.25, 0, 1, "(]")
     cycle: int = whole(10, least=1)

@@ -37,7 +37,7 @@ class Method:
     default_steps: ClassVar[int] = 2000
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 128
-    holds_out: ClassVar[bool] = False  # it can overfit: rows are held out unless the user says
+    overfits: ClassVar[bool] = False  # it learns rows by heart, if it is let
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
@@ -55,6 +55,11 @@ class Method:
     def width(self) -> int:
         """Parameter vectors inside a member: the engine is chosen for members × width."""
         return 1
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether rows are held out of a fit, unless the user says which."""
+        return self.overfits
 
     def prepare(self, problem: Problem) -> Problem:
         """Rewrite the network on a copy, or bring modules of the method's own."""

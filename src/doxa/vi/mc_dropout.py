@@ -57,7 +57,7 @@ class MCDropout(Method):
     """
 
     name: ClassVar[str] = "mc-dropout"
-    holds_out: ClassVar[bool] = True
+    overfits: ClassVar[bool] = True
 
     p: float | None = between(
         None, 0, 1, "()", because="it is the probability to drop", per_run=True

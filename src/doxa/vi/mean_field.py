@@ -55,7 +55,7 @@ class MeanField(Method):
 
     name: ClassVar[str] = "mean-field"
     default_steps: ClassVar[int] = 4000
-    holds_out: ClassVar[bool] = True
+    overfits: ClassVar[bool] = True
 
     initial_std: float = positive(0.05, per_run=True)
     temperature: float = positive(1.0, per_run=True)

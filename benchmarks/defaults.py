@@ -1,16 +1,16 @@
 """What a person gets who changes nothing: tables, every default, beside boosting at its own.
 
-    DOXA_DATA=... python benchmarks/defaults.py [--sets yacht,banana] [--methods deep-ensemble,ngboost]
+    DOXA_DATA=... python benchmarks/defaults.py [--sets yacht,banana] [--methods deep-ensemble]
                                                 [--splits 5] [--out benchmarks/results/defaults]
 
 The nine UCI sets by their own splits, the classification tables by five-fold cross-validation, and
-`doxa.nets.mlp` of 50 hidden units, which is what `doxa fit` takes. Nothing is chosen for a set. Rows
-of a table: mean log-likelihood (± its standard error over splits), the share of test rows that 90 %
-intervals hold or the accuracy and calibration error over all test rows, seconds of processor a
-split, one thread, and in how many splits the status said "ok".
+`doxa.nets.mlp` of 50 hidden units, which is what `doxa fit` takes. Nothing is chosen for a set. The
+table has the mean log-likelihood (± its standard error over splits), the share of test rows that
+90 % intervals hold, or the accuracy and calibration error over all test rows, seconds of processor
+a split on one thread, and in how many splits the status said what.
 
 Peers: NGBoost (if it is installed), and scikit-learn's histogram boosting, whose Gaussian noise is
-the mean squared error of five-fold cross-validation on the training rows. Each set and method is one
+the mean squared error of five-fold cross-validation on the training rows. Each set and method is a
 JSON file in --out, so that a run can be taken up again; the table is made of all that are there.
 """
 
@@ -118,7 +118,7 @@ def summary(table: Table, scores: Any, held: Any, probs: Any) -> Result:
 
 
 def _chance(p: Any, y: Any) -> float:
-    """The ECE that these probabilities would have if they were right: the mean of 200 draws of y."""
+    """The ECE of these probabilities if they were right: the mean over 200 draws of y."""
     g = torch.Generator().manual_seed(0)
     drawn = (torch.multinomial(p.probs, 1, generator=g)[:, 0] for _ in range(200))
     return float(np.mean([evaluate.ece(p, one) for one in drawn]))

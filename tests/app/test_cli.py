@@ -341,6 +341,20 @@ def test_training_stops_in_time_unless_told_otherwise(noise, tmp_path) -> None:
     assert "20% of the rows" in error("--steps", 50, "--validation", 0.2)[0]
 
 
+@pytest.mark.parametrize("method", ["deep-ensemble", "mc-dropout"])
+def test_the_shell_and_python_share_their_defaults(method, noise, tmp_path) -> None:
+    """The same table, seed and network: the same posterior."""
+    from doxa import fit, load, nets
+
+    doxa("fit", noise, "-t", "y", "-m", method, "-o", tmp_path / "run", *QUICK)
+    frame = pd.read_csv(noise)
+    x, y = frame.drop(columns="y").to_numpy(), frame["y"].to_numpy()
+    ours = fit(nets.mlp(10, 1, (50,)), (x, y), method, standardize=True, steps=200, progress=False)
+    theirs = load(tmp_path / "run")
+    assert ours.validation is not None and ours.validation == theirs.validation
+    np.testing.assert_array_equal(ours.predict(x[:9]).mean, theirs.predict(x[:9]).mean)
+
+
 def test_few_rows_are_all_trained_on(noise, tmp_path) -> None:
     pd.read_csv(noise).head(40).to_csv(tmp_path / "few.csv", index=False)
     said = doxa("fit", tmp_path / "few.csv", "-t", "y", "-m", "map", "-o", tmp_path / "run")

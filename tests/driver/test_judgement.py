@@ -113,3 +113,27 @@ def test_pixels_that_are_ignored_count_nothing() -> None:
     seen = torch.tensor([[0, 1], [0, 9]])
     found = family.constant(seen, torch.tensor([[0, 9], [9, 9]]))
     torch.testing.assert_close(found, torch.tensor([math.log(3 / 5), 0.0]).double())
+
+
+def test_pixels_that_are_ignored_are_never_wrong() -> None:
+    """A map of which nine pixels in ten have no label, and the others are easy."""
+    g = torch.Generator().manual_seed(6)
+    x = torch.randn(100, 1, 5, 5, generator=g)
+    y = (x[:, 0] > 0).long()
+    y[torch.rand(y.shape, generator=g) < 0.9] = 9
+    net = torch.nn.Conv2d(1, 2, 1)
+    posterior = doxa.fit(
+        net, (x, y), "map", likelihood=doxa.Categorical(ignore_index=9), steps=200, lr=0.1,
+        progress=False,
+    )  # fmt: skip
+    assert posterior.status == "ok", posterior.status.reason
+    assert posterior.diagnostics["held_out"]["too_sure"] < 0.05
+
+
+def test_rows_of_weight_zero_judge_nothing() -> None:
+    x, y = line(0.3)
+    wild, weight = y.clone(), torch.ones(N)
+    wild[::4], weight[::4] = 1e5, 0.0
+    posterior = fitted((x, wild), sample_weight=weight, standardize=True)
+    assert posterior.status == "ok", posterior.status.reason
+    assert posterior.diagnostics["held_out"]["log_prob"] > -1.0

@@ -175,9 +175,10 @@ class Data:
         return self.take(self.validation[s], torch.tensor(self.run_of(s)))
 
     def held_out_rows(self) -> Data:
-        """The rows that are held out, in place of those that are fitted."""
+        """The rows that are held out, in place of those that are fitted; the user's weights stay."""
         assert self.validation is not None
-        return replace(self, rows=self.validation, weight=None)
+        own = self.weight if self.weight is not None and self.weight.ndim == 1 else None
+        return replace(self, rows=self.validation, weight=own)
 
     def total_weight(self, split_of: Sequence[int]) -> Tensor:
         """n for each member: the sum of its rows' weights, [M]."""

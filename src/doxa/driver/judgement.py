@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa.data import Data
 from doxa.driver.progress import Progress
 from doxa.errors import MemoryBudgetError
+from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 
@@ -47,7 +48,7 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
                 inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
                 seen.setdefault("coverage", []).append(inside.double().flatten(1).mean(1))
             elif likelihood.classifies:
-                seen.setdefault("too_sure", []).append(_too_sure(p, y))
+                seen.setdefault("too_sure", []).append(_too_sure(p, y, likelihood))
     found = {name: torch.cat(values).double() for name, values in seen.items()}
     record = posterior.record
     record.validation = float(found["log_prob"].mean())
@@ -86,8 +87,11 @@ def _predicted(posterior: Posterior, data: Data, rows: Tensor, split: int) -> tu
 
 
 def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:
-    """At most so many of the rows, evenly, in the units of x and y."""
+    """At most so many of the rows that count, evenly, in the units of x and y."""
     run = data.run_of(split)
+    if data.weight is not None and data.weight.ndim == 1:
+        counted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
+        rows = counted if len(counted) else rows
     one = tree_flatten(data.take(rows[:1], torch.tensor(run))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
     some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
@@ -109,14 +113,17 @@ def _log_prob(p: Any, y: Any) -> Tensor:
     return torch.as_tensor(p.log_prob(y))
 
 
-def _too_sure(p: Any, y: Any) -> Tensor:
+def _too_sure(p: Any, y: Tensor, likelihood: Likelihood) -> Tensor:
     """How much larger the probability of the likeliest class is than its being right, [N]."""
     yes = p.probs
     if yes.shape == y.shape:  # Bernoulli
         likeliest, right = torch.maximum(yes, 1 - yes), (yes > 0.5) == (y > 0.5)
     else:
         likeliest, right = yes.amax(1), yes.argmax(1) == y
-    return (likeliest.double() - right.double()).reshape(len(y), -1).mean(1)
+    ignored = getattr(likelihood, "ignore_index", None)
+    counted = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
+    excess = (likeliest.double() - right.double()) * counted
+    return excess.reshape(len(y), -1).sum(1) / counted.reshape(len(y), -1).sum(1).clamp(min=1)
 
 
 def _status(found: dict[str, Tensor], rows: int) -> Status:

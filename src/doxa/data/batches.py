@@ -175,7 +175,7 @@ class Data:
         return self.take(self.validation[s], torch.tensor(self.run_of(s)))
 
     def held_out_rows(self) -> Data:
-        """The rows that are held out, in place of those that are fitted; the user's weights stay."""
+        """What is held out in place of what is fitted, with the user's weights."""
         assert self.validation is not None
         own = self.weight if self.weight is not None and self.weight.ndim == 1 else None
         return replace(self, rows=self.validation, weight=own)

@@ -45,7 +45,7 @@ def stationary_variance(goal: Target, eta: float, batch: int | None) -> float:
     return float(law @ grid**2 / law.sum())
 
 
-@pytest.mark.parametrize("batch", [32, 8])
+@pytest.mark.parametrize("batch", [pytest.param(32, marks=pytest.mark.slow), 8])
 def test_the_bias_of_a_random_walk_is_that_of_its_transition_matrix(batch: int) -> None:
     """200 chains × 60 draws within 4.5 standard errors; the posterior's own variance is far off,
     the more so the smaller the batch."""

@@ -236,6 +236,7 @@ def judged(density: Any, method: Any, chains: int = 4, size: int = 2, scale: flo
     return method.finish(done.run, done.state, done.draws.transpose(0, 1))
 
 
+@pytest.mark.slow
 def test_divergences_are_said() -> None:
     """A funnel, whose neck is too narrow for the step size that its mouth asks for."""
 

@@ -65,6 +65,7 @@ def test_gamma_is_the_derivative_of_the_preconditioner() -> None:
     assert np.allclose(differ, 1e-3 * np.array(want), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_frozen_after_burn_in_it_is_unbiased_up_to_the_step(temperature: float) -> None:
     """G is constant then, and at most 1/floor: the variance lies between T/λ and T/λ(1 − x) with

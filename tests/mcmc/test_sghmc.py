@@ -30,6 +30,7 @@ def test_stationary_moments_with_mini_batches() -> None:
     assert (np.diag(np.abs(second - blind) / error) > Z).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("friction", "temperature"), [(0.1, 1.0), (0.5, 0.25), (1.0, 2.0)])
 def test_variance_with_full_batches(friction: float, temperature: float) -> None:
     """T / λ(1 − ηλ/(4 − 2α)), from the variance of an AR(2) process; at friction 1, SGLD's."""

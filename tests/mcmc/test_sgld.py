@@ -33,6 +33,7 @@ def test_stationary_moments_with_mini_batches() -> None:
     assert (np.diag(np.abs(second - blind) / error) > Z).any()
 
 
+@pytest.mark.slow
 def test_the_bias_shrinks_with_the_step_as_theory_says() -> None:
     """Full batches: the variance is 1/(λ(1 − ηλ/2)), in all directions and at three steps, stacked
     as runs of one fit. The largest step is 25 % too wide where the curvature is largest."""
@@ -75,6 +76,7 @@ def test_a_falling_step_is_followed_step_by_step() -> None:
     assert_moments(posterior, goal, want, power=0.04)
 
 
+@pytest.mark.slow
 def test_status_says_whether_the_chains_have_met() -> None:
     """4 chains, some 40 autocorrelation times long or one tenth of one."""
     goal = target(n=16)

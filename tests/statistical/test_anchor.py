@@ -147,7 +147,9 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name", ["hmc", "metropolis", pytest.param("nuts", marks=pytest.mark.slow)]
+)
 def test_chains_within_three_standard_errors(name: str) -> None:
     """Means and variances of 3 weights, with errors from 40 batches of 50 draws or more."""
     t = truth()

@@ -54,7 +54,9 @@ FITTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("by", "heats"), [("a grid", [0.25, 1.0, 4.0]), ("a setting", [0.25])], ids=str
+    ("by", "heats"),
+    [pytest.param("a grid", [0.25, 1.0, 4.0], marks=pytest.mark.slow), ("a setting", [0.25])],
+    ids=str,
 )
 def test_the_variance_is_proportional_to_the_temperature(by: str, heats: list[float]) -> None:
     """Var_j = T / A_jj, the mean as it was: 12 checks of the mean over 16 members, each at 4.5

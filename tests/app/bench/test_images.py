@@ -52,6 +52,7 @@ def fitted(method: str) -> tuple[Images, Any]:
     return data, PROTOCOLS[method].fit(data, chosen, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", list(PROTOCOLS))
 def test_every_method_learns_and_is_scored(method: str) -> None:
     protocol, (data, posterior) = PROTOCOLS[method], fitted(method)

@@ -247,6 +247,16 @@ def test_training_curves(curve: list[float], verdict: str) -> None:
     assert verdicts(posterior, data)["training"] == verdict
 
 
+@pytest.mark.parametrize(("best", "verdict"), [(10, "good"), (39, "warning")])
+def test_a_loss_may_fall_while_the_rows_held_out_no_longer_gain(best: int, verdict: str) -> None:
+    data = line(60)
+    posterior = linear(data)
+    posterior.record.history["loss"] = [[i, [4.0 - 0.1 * i]] for i in range(40)]
+    scores = [[i, [-abs(i - best) / 10]] for i in range(40)]
+    posterior.record.history["validation"] = scores
+    assert verdicts(posterior, data)["training"] == verdict
+
+
 def test_the_status_is_passed_on() -> None:
     data = line(60)
     posterior = linear(data)

@@ -102,5 +102,5 @@ def test_a_small_one_is_met() -> None:
 )  # fmt: skip
 def test_hamiltonian_chains_meet_the_reference(name: str) -> None:
     """The whole table is `benchmarks/posteriordb.py`."""
-    method = doxa.HMC(draws=1000, burn_in=800, leapfrog=10, mass="dense")
+    method = doxa.HMC(draws=2000, burn_in=800, leapfrog=10, mass="dense")
     assert sampled(name, method, 8) == []

@@ -7,6 +7,7 @@ that chains need not share, functions do not.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +83,8 @@ def training(patient: Patient) -> Finding:
     falling = (further > _STILL_FALLING) & (-slope > sure * error)
     if bool(falling.any()):
         worst = float(further.max())
+        if _stopped_gaining(patient.posterior.history.get("validation")):
+            return good("the loss still fell, but the rows held out no longer gained", worst)
         return warning(
             f"the loss was still falling at the end: at that pace by {worst:.2g} nats a row over "
             "another quarter of the run",
@@ -89,6 +92,14 @@ def training(patient: Patient) -> Finding:
             worst,
         )
     return good("the training curve is flat at its end", float(further.max()))
+
+
+def _stopped_gaining(scores: list[Any] | None) -> bool:
+    """Whether every member's best look at the held-out rows came before the last tenth of them."""
+    if not scores:
+        return False
+    best = torch.tensor([each for _, each in scores], dtype=torch.float64).argmax(0)
+    return int(best.max()) < 0.9 * (len(scores) - 1)
 
 
 def _smooth(curve: Tensor, width: int = 5) -> Tensor:

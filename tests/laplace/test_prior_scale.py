@@ -189,3 +189,28 @@ def test_the_evidence_of_members_is_the_mean_of_theirs() -> None:
     assert alone.std() > 0.1
     expected = float(torch.logsumexp(alone, 0)) - math.log(3)
     assert fit(3).log_evidence == pytest.approx(expected, rel=1e-9)
+
+
+def test_each_member_is_judged_by_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of three members: nobody's rows are those it was fitted to, or another run's."""
+    from doxa.laplace import verdict
+
+    seen: list[tuple[list[int], Tensor, Tensor]] = []
+    judged = verdict.judged
+
+    def noted(run: Any) -> Any:
+        rows = judged(run)
+        if rows is not None and rows.held_out:
+            seen.append((list(run.split_of), run.rows.rows[run.split_of[0]], rows.x[:, 0]))
+        return rows
+
+    monkeypatch.setattr(verdict, "judged", noted)
+    x = torch.arange(120, dtype=torch.float64)[:, None] / 60 - 1
+    runs = doxa.Runs(rows=[torch.arange(60), torch.arange(60, 120)])
+    doxa.fit(nn.Linear(1, 1).double(), (x, x), "laplace", steps=20, members=3, runs=runs)
+    own = [each for each in seen if len(each[0]) == 1]
+    assert sorted({each[0][0] for each in own}) == list(range(6))
+    for (split,), fitted, values in own:
+        rows = ((values + 1) * 60).round().long()
+        assert not set(rows.tolist()) & set(fitted.tolist())
+        assert bool(((rows >= 60) == (split >= 3)).all())

@@ -35,7 +35,6 @@ from doxa.laplace import statistics, verdict
 from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.laplace.verdict import Rows
 from doxa.method import (
     Clock,
     Info,
@@ -211,9 +210,10 @@ class Laplace(Method):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         rows = verdict.judged(run)
         found = ["evidence" if self.tunes(run) else "given"] * run.size
-        if rows is not None and rows.held_out and self.tunes(run) and self.tune != "evidence":
+        held_out = run.rows.validation is not None and rows is not None
+        if held_out and self.tunes(run) and self.tune != "evidence":
             parts = [slice(k, k + 1) for k in range(run.size)]
-            each = [self._checked(run.part(own), slice_state(state, own), rows) for own in parts]
+            each = [self._checked(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
         posterior = self._posterior(run, state)
         posterior.record.diagnostics["prior_from"] = found
@@ -223,9 +223,11 @@ class Laplace(Method):
             verdict.judge(posterior, rows, expected)
         return posterior
 
-    def _checked(self, run: Run, state: State, rows: Rows) -> tuple[State, str]:
+    def _checked(self, run: Run, state: State) -> tuple[State, str]:
         """One member under the evidence's prior, or, where that is asked for or θ* alone predicts
         held-out rows better, under the nearest to it that predicts them as well as the best."""
+        rows = verdict.judged(run)
+        assert rows is not None and rows.held_out  # one member has one part
         if self.tune == "auto":
             below = verdict.below_its_maximum(self._posterior(run, state), rows)
             least = verdict.MUCH if self.train else 0.0  # it stopped where θ* was good

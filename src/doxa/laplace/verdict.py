@@ -44,16 +44,17 @@ class Rows(NamedTuple):
 
 
 def judged(run: Run) -> Rows | None:
-    """At most a thousand rows of a run, evenly spread: held-out ones where there are any. None
-    where a row is a set of points."""
-    data, r = run.rows, run.run_of[0]
+    """At most a thousand rows of a run, evenly spread: those that all its members held out, where
+    there are any. None where a row is a set of points."""
+    data, split = run.rows, run.split_of[0]
     if data.tasks:
         return None
-    held_out = data.validation is not None and len(data.validation[r]) > 0
-    index = data.validation[r] if held_out and data.validation is not None else data.rows[r]
+    index, held_out = data.rows[split], False
+    if data.validation is not None and len(set(run.split_of)) == 1:
+        index, held_out = data.validation[split], True
     most = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (100 * output_size(run.net.output))))
     step = math.ceil(len(index) / most)
-    x, y = data.take(index[::step], torch.tensor(r))
+    x, y = data.take(index[::step], torch.tensor(run.run_of[0]))
     return Rows(x, y, held_out)
 
 

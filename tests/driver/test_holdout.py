@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from trial import held_to_the_protocol
 
 import doxa
 from doxa.driver.holdout import FEWEST, own_parts, parts
@@ -117,3 +120,12 @@ def test_without_held_out_rows_it_would_be_too_sure() -> None:
     x, y = noise_only(600)
     low, high = posterior.predict(x[120:]).interval(0.9)
     assert ((y[120:, None] >= low) & (y[120:, None] <= high)).double().mean() < 0.5
+
+
+@pytest.mark.parametrize("method", ["map", "mean-field"])
+def test_members_with_parts_of_their_own_resume_to_the_bit(method: str, tmp_path: Path) -> None:
+    """Also what each is alone, with the noise from its own part."""
+    net = doxa.nets.mlp(2, 1, (8,)).double()
+    x, y = curve()
+    posterior = held_to_the_protocol(net, (x.double(), y.double()), method, tmp_path)
+    assert posterior.diagnostics["held_out"]["rows"] == 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import platform
@@ -18,6 +17,8 @@ from torch import nn
 
 import doxa
 from doxa import nets
+from doxa.app.cost import cost_words
+from doxa.app.held_out import checksum
 from doxa.app.schema import Schema
 from doxa.app.settings import make_method
 from doxa.app.tables import Array
@@ -85,6 +86,7 @@ def fit_arrays(
         seed=plan.seed,
         validation=plan.held_out,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        progress=True,
         **plan.options(),
     )
     posterior.metadata["table"] = schema.to_json()
@@ -105,12 +107,18 @@ def say_held_out(plan: Plan, method: Method, rows: int) -> str:
     return ""
 
 
+def say_cost(plan: Plan, method: Method, schema: Schema, rows: int) -> str:
+    """What a sampler will cost, before it starts; "" for other methods."""
+    if method.gradients is None or not method.needs_network:
+        return ""
+    net = make_net(plan, schema.inputs, schema.outputs)
+    return cost_words(method, plan.members, sum(p.numel() for p in net.parameters()), rows)
+
+
 def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What a report needs to say where a posterior came from: kept in its metadata."""
-    with data.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "source": {"file": data.name, "sha256": digest, "rows": rows},
+        "source": {"file": data.name, "sha256": checksum(data), "rows": rows},
         "asked": {**asdict(plan), **asked},
         "versions": {
             "doxa": doxa.__version__,

@@ -42,6 +42,37 @@ Validation = Annotated[
         "--epochs say how long to train.",
     ),
 ]
+TestFile = Annotated[
+    Path | None, typer.Option("--test", help="Held-out rows, to score the fit on.")
+]
+TestShare = Annotated[
+    float | None,
+    typer.Option(
+        "--split",
+        help="Share of the rows to score the fit on, chosen by the seed and not trained on.",
+    ),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        help="Correct predictions on rows held out for it: auto, which is also what no word "
+        "means (temperature for classes, quantile for numbers), temperature, vector, dirichlet, "
+        "isotonic, histogram, quantile, variance.",
+    ),
+]
+Conformal = Annotated[
+    float | None,
+    typer.Option(help="Intervals, or sets of classes, that hold the truth at this level: 0.9."),
+]
+ConformalKind = Annotated[
+    str | None,
+    typer.Option(help="split (default) or cqr for numbers, lac (default) or aps for classes."),
+]
+CalibrationShare = Annotated[
+    float | None,
+    typer.Option(help="Share of the rows held out for --calibrate and --conformal. Default: 0.2."),
+]
+Run = Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]

@@ -9,17 +9,23 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Net, Verbose
+from doxa.app.options import DataFile, Net, Run, Verbose
 from doxa.errors import DataError
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)],
+    run: Run,
     data: DataFile,
     out_file: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file to write.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability inside low..high.")] = 0.95,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability inside low..high, or inside the set of classes. Default: a conformal "
+            "run's own, else 0.95, and no sets."
+        ),
+    ] = None,
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
@@ -27,7 +33,7 @@ def predict(
     from doxa.app import fitting, predictions, tables
 
     log_to_terminal(verbose)
-    if not 0.0 < level < 1.0:
+    if level is not None and not 0.0 < level < 1.0:
         raise DataError(f"--level must be between 0 and 1, not {level}")
     if out_file is not None:
         tables.check_writable(out_file)

@@ -30,7 +30,7 @@ def predict(
     verbose: Verbose = False,
 ) -> None:
     """Predict new rows: mean, std and interval, or class probabilities, and how sure they are."""
-    from doxa.app import fitting, predictions, tables
+    from doxa.app import calibration, fitting, predictions, tables
 
     log_to_terminal(verbose)
     if level is not None and not 0.0 < level < 1.0:
@@ -39,6 +39,10 @@ def predict(
         tables.check_writable(out_file)
     posterior, columns = fitting.load_run(run, net)
     frame = tables.read_table(data, columns.index, index_needed=False)
+    own = calibration.conformal_level(posterior)
+    if own is not None:
+        what = "low to high holds" if columns.classes is None else "the set holds"
+        err.print(f"conformal run: {what} the truth with probability {own:g}", highlight=False)
     table, notes = predictions.predict_table(posterior, columns, frame, level)
     for note in notes:
         err.print(f"note: {escape(note)}", highlight=False)

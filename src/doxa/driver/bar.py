@@ -69,7 +69,7 @@ class Bar(AbstractContextManager["Bar"]):
     def advance_to(self, done: int) -> None:
         self._bar.update(self._task, completed=done)
 
-    def _words(self, done: int, stage: str, values: Mapping[str, Any]) -> dict[str, str]:
+    def _words(self, done: int, stage: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What stands left and right of the bar, as much as there is room for."""
         spent = time.monotonic() - self._began
         count = f"{done:,}/{self.total:,}"

@@ -129,12 +129,12 @@ def compare(
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
         out.print(f"report written to {escape(str(report))}", soft_wrap=True)
     if kept is not None:
-        asked = {"likelihood": likelihood, "index": index, "drop": drop or (),
-                 "categorical": categorical or ()}  # fmt: skip
+        remembered = {"likelihood": likelihood, "index": index, "drop": drop or (),
+                      "categorical": categorical or ()}  # fmt: skip
         name = keeping.chosen(found, kept.method)
         out.print(keeping.words(found, name, len(frame)), highlight=False, soft_wrap=True)
         posterior = keeping.refit(columns, frame, name, plan, found)
-        posterior.metadata.update(fitting.provenance(data, len(frame), plan, asked))
+        posterior.metadata.update(fitting.provenance(data, len(frame), plan, remembered))
         posterior.save(str(kept.folder))
         run = escape(str(kept.folder))
         out.print(f"{name}: {status_of(posterior)}")

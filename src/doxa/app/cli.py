@@ -39,7 +39,7 @@ class _AutoCalibrate(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """`--calibrate` without a word means auto."""
         said = []
-        for word, following in zip(args, [*args[1:], "-"], strict=True):
+        for word, following in zip(args, [*args, "-"][1:], strict=True):
             said += [word, "auto"] if word == "--calibrate" and following[:1] == "-" else [word]
         return super().parse_args(ctx, said)
 

@@ -97,7 +97,10 @@ def read_test(test: Path, data: Path, schema: Schema) -> Tested:
     digest = checksum(test)
     if digest == checksum(data):
         raise DataError(f"--test {test} is the file that is fitted to; --split 0.2 holds rows out")
-    return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
+    try:
+        return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
+    except DataError as error:
+        raise DataError(f"--test {test}: {error}") from error
 
 
 def divide(
@@ -108,8 +111,8 @@ def divide(
     sizes = [max(1, round(share * rows)) if share else 0 for share in (test, calibration)]
     if rows - sum(sizes) < 2:
         raise DataError(
-            f"{rows} rows: with {sizes[0]} to test and {sizes[1]} to calibrate on, "
-            f"{max(0, rows - sum(sizes))} are left to train on; hold out less"
+            f"{rows} rows: {sizes[0]} to test and {sizes[1]} to calibrate on leave too few to "
+            "train on; hold out less"
         )
     order = shuffled(rows, np.random.default_rng([seed, 5]), labels)
     tested, calibrated, trained = np.split(order, np.cumsum(sizes))

@@ -26,7 +26,9 @@ Net = Annotated[
     str | None,
     typer.Option(help="module:builder, called with (inputs, outputs), instead of the default MLP."),
 ]
-Hidden = Annotated[str, typer.Option(help="Widths of the default MLP's hidden layers: 50,50.")]
+Hidden = Annotated[
+    str, typer.Option(help="Widths of the default MLP's hidden layers: 50,50; '' for none.")
+]
 Members = Annotated[int | None, typer.Option(min=1, help="How many members (or chains).")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
@@ -74,5 +76,5 @@ CalibrationShare = Annotated[
 ]
 Run = Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
+Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,23 @@ def check_new(target: Path) -> None:
     """A run is never written over another, or over anything else."""
     if target.exists():
         raise StoreError(f"{target} exists already; choose another folder with --out")
+    check_place(target)
+
+
+def check_place(target: Path) -> None:
+    """A folder can be made there, or is there: found out before the work, not after it."""
+    if target.is_dir():
+        return
+    if target.exists():
+        raise StoreError(f"{target} is a file; --out is a folder")
+    above = next(place for place in target.absolute().parents if place.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".doxa-", dir=above))
+    except OSError as error:
+        why = "it is a file" if above.is_file() else error.strerror
+        raise StoreError(
+            f"{target} cannot be made in {above}: {why}; choose another folder with --out"
+        ) from error
 
 
 def check_unseen(posterior: Any, run: Path, data: Path) -> str:

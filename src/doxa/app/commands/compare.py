@@ -100,6 +100,9 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise MethodError("--methods is empty; give names separated by commas")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise MethodError(f"--methods names {twice!r} twice")
     for name in names:
         method_settings.make_method(name)
     asked = comparison.reference_of(

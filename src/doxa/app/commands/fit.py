@@ -43,6 +43,7 @@ from doxa.app.options import (
     Validation,
     Verbose,
 )  # fmt: skip
+from doxa.errors import MethodError
 
 
 def fit(
@@ -86,6 +87,9 @@ def fit(
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
     asked = Calibration(calibrate, conformal, conformal_kind)
     held_out.check_shares(test, split, asked, calibration_share)
+    saved_runs.check_place(out_folder)
+    if net is not None and not chosen.needs_network:
+        raise MethodError(f"method {method!r} brings functions of its own: leave --net out")
     frame = tables.read_table(data, index)
 
     def infer(rows: Any, likelihood: str | None) -> Any:

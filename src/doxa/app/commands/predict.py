@@ -39,11 +39,11 @@ def predict(
         tables.check_writable(out_file)
     posterior, columns = fitting.load_run(run, net)
     frame = tables.read_table(data, columns.index, index_needed=False)
+    table, notes = predictions.predict_table(posterior, columns, frame, level)
     own = calibration.conformal_level(posterior)
     if own is not None:
         what = "low to high holds" if columns.classes is None else "the set holds"
         err.print(f"conformal run: {what} the truth with probability {own:g}", highlight=False)
-    table, notes = predictions.predict_table(posterior, columns, frame, level)
     for note in notes:
         err.print(f"note: {escape(note)}", highlight=False)
     if out_file is None:

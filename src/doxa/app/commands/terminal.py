@@ -16,8 +16,9 @@ from doxa.errors import MethodError
 if TYPE_CHECKING:
     from doxa.app.schema import Schema
 
-out = Console()
-err = Console(stderr=True)
+# Names are text: a column called :one: is no picture of a 1.
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 
 def plan_of(

@@ -168,6 +168,17 @@ def test_scores_of_held_out_rows_are_kept_beside_a_constants(parted, folder) -> 
     assert kept["constant"]["rmse"] == pytest.approx(np.sqrt(((test["y"] - mean) ** 2).mean()))
 
 
+def test_the_report_repeats_the_command(parted) -> None:
+    from doxa.app.fitting import load_run
+    from doxa.app.report import Subject
+    from doxa.app.report.sections.recipe import command
+
+    posterior, schema = load_run(parted)
+    line = command(Subject(posterior, schema.target, schema=schema)) or ""
+    for words in ("--split 0.25", "--calibrate auto", "--conformal 0.9", "--calibration-share 0.3"):
+        assert words in line
+
+
 def test_the_seed_chooses_the_rows() -> None:
     first, same, other = (held_out.divide(100, 0.2, 0.1, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.test, same.test)

@@ -1,7 +1,7 @@
 """How far a fit is: a bar on a terminal, a line now and then where there is none.
 
-On a narrow terminal the bar, the count and the time left stay; figures, names and the time spent
-give way, in this order. Elsewhere (a log file, a CI job) lines are plain text: at the start, after
+On a narrow terminal the bar, the count and the time left stay; figures and the time spent give way,
+and then names. Elsewhere (a log file, a CI job) lines are plain text: at the start, after
 10 s, 20 s more, 40 s more… (at most ten minutes apart), and at the end.
 """
 
@@ -81,9 +81,8 @@ class Bar(AbstractContextManager["Bar"]):
         )  # fmt: skip
         room -= len(names)
         for more in (f"{clock(spent)} spent", *figures(values)):
-            if len(more) + 2 > room:
-                break
-            rest, room = f"{rest}  {more}", room - len(more) - 2
+            if len(more) + 2 <= room:
+                rest, room = f"{rest}  {more}", room - len(more) - 2
         return {"names": names, "rest": rest}
 
     def __exit__(

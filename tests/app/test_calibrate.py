@@ -14,7 +14,7 @@ import doxa
 from doxa import evaluate
 from doxa.app import held_out
 from doxa.app.cli import app
-from doxa.app.schema import infer_schema
+from doxa.app.schema import Column, Schema, infer_schema
 
 pd = pytest.importorskip("pandas")
 
@@ -195,6 +195,19 @@ def test_columns_are_read_from_the_training_rows_alone() -> None:
     infer = lambda rows, likelihood: infer_schema(rows, "y", likelihood)  # noqa: E731
     found = held_out.schema_of(frame, infer(frame, None), parts, infer)
     assert found.columns[-1].categories == ("blue", "red")
+
+
+def test_a_constant_is_scored_as_the_run_is() -> None:
+    """The Brier score of two classes is that of one probability, whoever gives it."""
+    schema = Schema("kind", "bernoulli", (Column("a"),), ("no", "yes"))
+    seen, y = np.repeat([0.0, 1.0], [70, 30]), np.array([0.0, 1.0, 0.0])
+    found = evaluate.metrics(held_out.constant(schema, seen, 3), y)
+    share = 31 / 102  # one more of each than was seen
+    assert found["brier"] == pytest.approx(np.mean((share - y) ** 2))
+    assert found["log_likelihood"] == pytest.approx(np.log([1 - share, share, 1 - share]).mean())
+    counts = Schema("n", "poisson", (Column("a"),))
+    p = held_out.constant(counts, np.array([1.0, 5.0]), 2)
+    np.testing.assert_allclose(p.mean, [3.0, 3.0], rtol=1e-6)
 
 
 def test_a_file_of_test_rows(folder, tmp_path) -> None:

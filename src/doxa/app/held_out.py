@@ -22,7 +22,7 @@ from doxa.app.schema import Schema
 from doxa.app.tables import Array, read_table
 from doxa.errors import DataError
 from doxa.evaluate import Streaming
-from doxa.likelihoods import Gaussian, Poisson
+from doxa.likelihoods import Bernoulli, Gaussian, Poisson
 from doxa.predictive import Predictive
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ def schema_of(
     if parts.whole:
         return whole
     found = infer(frame.iloc[parts.train], whole.likelihood)
-    return replace(found, classes=whole.classes, notes=(whole.notes[0], *found.notes[1:]))
+    about = [note for note in whole.notes if note.startswith("target ")]
+    others = [note for note in found.notes if not note.startswith("target ")]
+    return replace(found, classes=whole.classes, notes=(*about, *others))
 
 
 def checksum(path: Path) -> str:
@@ -171,7 +173,7 @@ def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str
     found = stream.result()
     if sets:
         found |= {"set_coverage": inside / len(x), "set_size": sizes / len(x)}
-    ground = Streaming(level=level).update(constant(schema, seen, len(y)), _labels(schema, y))
+    ground = Streaming(level=level).update(constant(schema, seen, len(y)), y)
     return {
         "file": rows.file, "sha256": rows.sha256, "rows": len(y), "level": level,
         "scores": found, "constant": ground.result(),
@@ -184,6 +186,8 @@ def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
     if schema.classes is not None:
         counts = np.bincount(seen.astype(int), minlength=len(schema.classes)) + 1.0
         shares = torch.as_tensor(counts / counts.sum())
+        if schema.likelihood == "bernoulli":
+            return Predictive((shares[1] / shares[0]).log().expand(1, rows), Bernoulli())
         return Predictive.from_probs(shares.expand(rows, -1))
     if schema.likelihood == "poisson":
         return Predictive(torch.full((1, rows), math.log(max(float(seen.mean()), 1e-3))), Poisson())
@@ -202,10 +206,6 @@ def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         beside = "" if ground is None else _number(ground)
         rows.append((level + title, _number(found["scores"][name]), beside))
     return rows
-
-
-def _labels(schema: Schema, y: Array) -> Array:
-    return y if schema.classes is None else y.astype(int)
 
 
 def _number(value: float) -> str:

@@ -39,9 +39,8 @@ Validation = Annotated[
     typer.Option(
         min=0.0,
         max=0.9,
-        help="Share of the rows held out to stop training in time; 0 for none. Default: 0.1 for "
-        "methods that overfit without (map, deep-ensemble, mc-dropout), unless --steps or "
-        "--epochs say how long to train.",
+        help="Share of the rows held out to stop training in time; 0 for none. Default: each "
+        "member holds out another tenth or so, in methods that overfit without.",
     ),
 ]
 TestFile = Annotated[
@@ -57,9 +56,8 @@ TestShare = Annotated[
 Calibrate = Annotated[
     str | None,
     typer.Option(
-        help="Correct predictions on rows held out for it: auto, which is also what no word "
-        "means (temperature for classes, quantile for numbers), temperature, vector, dirichlet, "
-        "isotonic, histogram, quantile, variance.",
+        help="Correct predictions on rows held out for it. Alone it means auto: temperature for "
+        "classes, quantile for numbers. Or vector, dirichlet, isotonic, histogram; variance.",
     ),
 ]
 Conformal = Annotated[

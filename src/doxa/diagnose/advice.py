@@ -2,8 +2,7 @@
 
 In the code `net` and `data` are what was given to `fit`, `posterior` is what came back, and
 `held_out` are rows (x, y) that neither has seen. A piece of advice is made for the posterior at
-hand: its method, its likelihood, what it already does. Lines are short enough for a terminal of 80
-columns.
+hand: its method, its likelihood, what it already does.
 """
 
 from __future__ import annotations
@@ -15,23 +14,28 @@ from typing import Any
 from doxa.diagnose.patient import Patient
 from doxa.likelihoods import Gaussian, Heads
 from doxa.posterior import Posterior
-from doxa.registry import methods
+from doxa.registry import get_method, methods
 
 NAMES = (
-    "In the code: net and data as given to fit, posterior as it came back, held_out rows (x, y) "
-    "that neither has seen."
+    "net and data as given to fit, posterior as it came back, held_out rows (x, y) that neither "
+    "has seen"
 )
-WIDTH = 48  # of a line of code: what the table of findings leaves on 80 columns
+WIDTH = 79  # of a line of code
 _INDENT = "    "
 _LITERAL = (str, int, float, bool, type(None))
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Words, and snippets of Python in the same order; some advice has none."""
+    """Words, and snippets of Python in the same order, each under a comment that says which of the
+    words it is; some advice has none."""
 
     words: str
     code: tuple[str, ...] = ()
+
+
+def coded(words: str, code: str) -> Advice:
+    return Advice(words, (f"# {words}\n{code}",))
 
 
 def any_of(*each: Advice | str | None) -> Advice:
@@ -41,9 +45,9 @@ def any_of(*each: Advice | str | None) -> Advice:
 
 
 MORE_ROWS = Advice("more rows")
-NEW_ROWS = Advice(
+NEW_ROWS = coded(
     "ask again with rows that the fit has not seen",
-    ("doxa.diagnose.doctor(posterior, data, held_out)",),
+    "doxa.diagnose.doctor(posterior, data, held_out)",
 )
 
 
@@ -52,14 +56,16 @@ def standardise(patient: Patient) -> Advice | None:
     scales = patient.posterior.scales
     if scales.x_loc is not None or scales.y_loc is not None:
         return None
-    return Advice("standardise x and y", (refit(patient, standardize=True),))
+    return coded("standardise x and y", refit(patient, standardize=True))
 
 
 def calmer(patient: Patient) -> Advice:
     """For a fit that ran away: unit scales and a tenth of the rate, at once."""
-    changes, words = {}, []
+    changes: dict[str, Any] = {}
+    words = []
     if standardise(patient) is not None:
-        changes, words = {"standardize": True}, ["standardise x and y"]
+        changes["standardize"] = True
+        words.append("standardise x and y")
     method = patient.base.method
     if getattr(method, "uses_rate", False):
         asked = patient.posterior.metadata.get("asked", {}).get("lr")
@@ -67,7 +73,7 @@ def calmer(patient: Patient) -> Advice:
         words.append("a tenth of the learning rate")
     if not words:
         return longer(patient)
-    return Advice(" and ".join(words), (refit(patient, **changes),))
+    return coded(" and ".join(words), refit(patient, **changes))
 
 
 def longer(patient: Patient) -> Advice:
@@ -76,11 +82,11 @@ def longer(patient: Patient) -> Advice:
     lengths = {n: 2 * max(50, getattr(method, n)) for n in ("burn_in", "draws") if has(method, n)}
     if lengths:
         code = refit(patient, written(patient, **lengths))
-        return Advice("twice the burn-in and the draws", (code,))
+        return coded("twice the burn-in and the draws", code)
     steps = int(patient.posterior.diagnostics.get("steps") or 0)
     if not steps:  # computed in one pass
         return another(patient, "map", "deep-ensemble", "gp", "linear")
-    return Advice("more steps", (refit(patient, steps=2 * steps),))
+    return coded("more steps", refit(patient, steps=2 * steps))
 
 
 def early_stopping(patient: Patient) -> Advice | None:
@@ -88,13 +94,13 @@ def early_stopping(patient: Patient) -> Advice | None:
     method = patient.base.method
     if patient.posterior.history.get("validation") or not getattr(method, "overfits", False):
         return None
-    return Advice("stop early, on rows held out", (refit(patient, validation=0.1),))
+    return coded("stop early, on rows held out", refit(patient, validation=0.1))
 
 
 def narrower_prior(patient: Patient) -> Advice | None:
     if not _has_network(patient):
         return None
-    return Advice("a narrower prior", (refit(patient, prior="doxa.Normal(0.5)"),))
+    return coded("a narrower prior", refit(patient, prior="doxa.Normal(0.5)"))
 
 
 def recalibrate(posterior: Posterior) -> Advice | None:
@@ -104,10 +110,10 @@ def recalibrate(posterior: Posterior) -> Advice | None:
         return None
     if likelihood.discrete and not likelihood.classifies:
         code = call("posterior = doxa.evaluate.conformal", ["posterior", "held_out", "0.9"])
-        return Advice("conformal intervals, on rows of their own", (code,))
+        return coded("conformal intervals, on rows of their own", code)
     kind = '"temperature"' if likelihood.classifies else '"quantile"'
     code = call("posterior = doxa.evaluate.recalibrate", ["posterior", "held_out", kind])
-    return Advice("recalibrate, on rows of their own", (code,))
+    return coded("recalibrate, on rows of their own", code)
 
 
 def ensemble(patient: Patient) -> Advice | None:
@@ -115,8 +121,8 @@ def ensemble(patient: Patient) -> Advice | None:
     if not _has_network(patient):
         return None
     if getattr(patient.base.method, "name", "") == "deep-ensemble":
-        return Advice("more members", (refit(patient, members=2 * patient.base.members),))
-    return Advice("an ensemble", (refit(patient, '"deep-ensemble"'),))
+        return coded("more members", refit(patient, members=2 * patient.base.members))
+    return coded("an ensemble", refit(patient, '"deep-ensemble"'))
 
 
 def another(patient: Patient, *names: str) -> Advice:
@@ -129,7 +135,7 @@ def another(patient: Patient, *names: str) -> Advice:
         without = row.family in ("exact", "process")  # of a network, and for Gaussian noise only
         fits = likelihood.is_normal if without else _has_network(patient)
         if name != own and task in row.tasks and fits:
-            return Advice(f"{name!r}", (refit(patient, f'"{name}"', network=not without),))
+            return coded(f"{name!r}", refit(patient, f'"{name}"', network=not without))
     return Advice("another method")
 
 
@@ -137,7 +143,7 @@ def colder(patient: Patient) -> Advice:
     """For a posterior that is too narrow: its own temperature, or a method that spreads."""
     if has(patient.base.method, "temperature") and patient.base.method.temperature != 1:
         code = refit(patient, written(patient, temperature=1.0))
-        return Advice("temperature 1", (code,))
+        return coded("temperature 1", code)
     return another(patient, "laplace", "hmc")
 
 
@@ -148,24 +154,24 @@ def smaller_steps(patient: Patient) -> Advice:
     if target is None or target >= 0.95:
         return longer(patient)
     code = refit(patient, written(patient, target_accept=0.95))
-    return Advice("smaller steps (a higher target_accept)", (code,))
+    return coded("smaller steps (a higher target_accept)", code)
 
 
 def other_likelihood(patient: Patient, name: str, words: str, outputs: int = 1) -> Advice:
     """With `outputs` numbers of the network for one of y; a network is made where there is none."""
     chosen = f'"{name}"'
     if outputs == 1 and _has_network(patient):
-        return Advice(words, (refit(patient, likelihood=chosen),))
+        return coded(words, refit(patient, likelihood=chosen))
     shape, given = patient.posterior.inputs, patient.posterior.base_likelihood
     flat = isinstance(shape, list) and len(shape) == 1 and isinstance(shape[0], int)
     if not flat or isinstance(given, Heads):
         return Advice(f"{words}, likelihood={name!r}")
-    kind, options = getattr(patient.base.model, "builder", None) or ("", {})
-    hidden = tuple(options["hidden"]) if kind == "mlp" else (50,)
+    made: Any = getattr(patient.base.model, "builder", None)
+    hidden = tuple(made[1]["hidden"]) if made and made[0] == "mlp" else (50,)
     wide = outputs * max(1, patient.few.y[:1].numel())
     method = written(patient) if _has_network(patient) else '"deep-ensemble"'
     again = call("posterior = doxa.fit", ["net", "data", method, *_options(patient, chosen)])
-    return Advice(words, (f"net = doxa.nets.mlp({shape[0]}, {wide}, {hidden!r})\n{again}",))
+    return coded(words, f"net = doxa.nets.mlp({shape[0]}, {wide}, {hidden!r})\n{again}")
 
 
 def learned_noise(patient: Patient) -> Advice | None:
@@ -206,12 +212,12 @@ def _options(
 
 def written(patient: Patient, **changes: Any) -> str:
     """The method as a person would write it: its name, or its class with what was changed."""
-    method = patient.base.method
+    method: Any = patient.base.method
     row = next((row for row in methods() if row.name == getattr(method, "name", None)), None)
     if row is None or not dataclasses.is_dataclass(method):
         return "posterior.method"
     known = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
-    plain = type(method)()
+    plain: Any = get_method(row.name)()
     set_ = {n: v for n, v in known.items() if not _same(v, getattr(plain, n))} | changes
     if not set_:
         return f'"{row.name}"'

@@ -17,6 +17,7 @@ from doxa.diagnose.advice import (
     Advice,
     any_of,
     calmer,
+    coded,
     ensemble,
     longer,
     recalibrate,
@@ -46,7 +47,7 @@ def status(patient: Patient) -> Finding:
         return good("the fit ended as it should")
     words = f"the fit ended as {str(said)!r}: {said.reason or 'no reason was given'}"
     if said == "stopped":
-        return warning(words, Advice("let it run to its end", (refit(patient),)))
+        return warning(words, coded("let it run to its end", refit(patient)))
     if said == "not-converged" and patient.is_chain:
         own = chains(patient)  # of predictions, not of raw outputs: a softmax forgets a constant
         return own if own.alarms else good(f"{words}; but the functions have: {own.words}")
@@ -69,10 +70,10 @@ def _last_layer(patient: Patient) -> Advice:
     """For a posterior over all weights that is worse than its own maximum."""
     name = getattr(patient.base.method, "name", "")
     tuned = written(patient, tune="validation") if name == "laplace" else written(patient)
-    held_out = {"validation": 0.1} if name == "laplace" else {}
+    held_out: dict[str, Any] = {"validation": 0.1} if name == "laplace" else {}
     words = "the last layer only, its prior chosen on rows held out"
     code = refit(patient, tuned, subset="'last_layer'", **held_out)
-    return Advice(words if held_out else "the last layer only", (code,))
+    return coded(words if held_out else "the last layer only", code)
 
 
 def training(patient: Patient) -> Finding:

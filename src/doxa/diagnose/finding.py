@@ -111,6 +111,12 @@ class Diagnosis:
         )  # fmt: skip
         return f"{self.headline}{named}{unseen}."
 
+    @property
+    def code(self) -> list[str]:
+        """What to try about faults, as Python: each snippet once, those of the worst first."""
+        faults = [f for f in self.ranked if f.verdict not in (GOOD, NOT_CHECKED)]
+        return list(dict.fromkeys(snippet for f in faults for snippet in f.code))
+
     def _of(self, verdict: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.verdict == verdict]
 
@@ -151,12 +157,11 @@ class Diagnosis:
             words = Text(finding.words)
             if finding.advice:
                 words.append(f"\n→ {finding.advice}")
-            for snippet in finding.code:
-                words.append(f"\n{snippet}", style="dim")
             verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
             table.add_row(Text(finding.check), verdict, words)
-        coded = any(finding.code for finding in self.findings)
-        return Group(Text(self.summary), table, *[Text(NAMES, style="dim")] * coded)
+        tried = [Text(f"\n{snippet}") for snippet in self.code]
+        about = [Text(f"\nIn Python ({NAMES}):", style="dim")] if tried else []
+        return Group(Text(self.summary), table, *about, *tried)
 
 
 def good(words: str, value: float | None = None) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from doxa.diagnose.advice import Advice, any_of, refit
+from doxa.diagnose.advice import Advice, any_of, coded, refit
 from doxa.diagnose.finding import Finding, bad, good, warning
 from doxa.diagnose.patient import Patient, Sample
 
@@ -54,7 +54,7 @@ def _against_fit(patient: Patient, train: Tensor) -> Finding | None:
 
 def _left_to_fit(patient: Patient, words: str) -> Advice:
     raw = "give raw rows, and leave the scaling to fit"
-    return any_of(words, Advice(raw, (refit(patient, standardize=True),)))
+    return any_of(words, coded(raw, refit(patient, standardize=True)))
 
 
 def _varies(columns: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def _digestible(patient: Patient, train: Tensor) -> Finding | None:
         return warning(
             f"inputs are not standardised: a column has the size {float(size.max()):.3g}, which "
             "priors and learning rates for unit inputs do not fit",
-            Advice("standardise x and y", (refit(patient, standardize=True),)),
+            coded("standardise x and y", refit(patient, standardize=True)),
             float(size.max()),
         )
     y = patient.train.y
@@ -166,9 +166,7 @@ def _digestible(patient: Patient, train: Tensor) -> Finding | None:
             return warning(
                 f"targets are not standardised: their size is {large:.3g}, which priors and "
                 "learning rates for unit targets do not fit",
-                Advice(
-                    "standardise y (results stay in its units)", (refit(patient, standardize=True),)
-                ),
+                coded("standardise y, results stay in its units", refit(patient, standardize=True)),
                 large,
             )
     return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from doxa.diagnose.advice import MORE_ROWS, Advice, another, any_of, calmer, colder, longer, refit
+from doxa.diagnose.advice import MORE_ROWS, another, any_of, calmer, coded, colder, longer, refit
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.prior_functions import prior_variance
@@ -49,7 +49,7 @@ def members(patient: Patient, head: Head) -> Finding:
         return bad(
             f"the {count} members are all but copies: their weights differ by {apart:.2g} of their "
             "length, where independent fits differ by 1.4",
-            Advice("a start of its own for each member", (refit(patient, init="'fresh'"),)),
+            coded("a start of its own for each member", refit(patient, init="'fresh'")),
             apart,
         )
     alone = hasattr(head.train.p, "samples")  # a transform may leave no draws to tell apart

@@ -111,7 +111,7 @@ def test_every_part_is_there(regression: Node) -> None:
                      "diagnostics", "training", "fitted", "recipe"]  # fmt: skip
     text = regression.text
     for words in ("deep-ensemble", "MLP 4–16–8–1", "data.csv", "SHA-256", "noise learned",
-                  "inputs and target", "finished without trouble"):  # fmt: skip
+                  "inputs and target", "the fit ended as it should"):  # fmt: skip
         assert words in text
     assert "column 'left out' left out: constant" in text
 
@@ -290,19 +290,20 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     rows = (data["x"], data["y"])
     found = [Finding("first", "good", 1.0, "fine"), Finding("second", "not checked", None, "no"),
              Finding("third", "bad", 2.0, "<b>broken</b>", "mend it")]  # fmt: skip
-    monkeypatch.setattr("doxa.diagnose.doctor", lambda *_, **__: Diagnosis(found))
+    monkeypatch.setattr("doxa.app.report.verdict.doctor", lambda *_, **__: Diagnosis(found))
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     texts = [li.text for li in section(root, "diagnostics").all("li")]
-    assert [text.split(":")[0] for text in texts] == ["✕ badthird", "✓ goodfirst",
-                                                      "– not checkedsecond"]  # fmt: skip
+    assert texts[0].split(":")[0] == "✕ badthird"
+    assert texts[1].split(":")[0] == "✓ goodfirst"
+    assert texts[-1].split(":")[0] == "– not checkedsecond"
     assert "<b>broken</b>Try: mend it" in texts[0]
-    assert "✕ 1 bad finding" in root.all("header")[0].text
-    assert "raise an alarm: third" in root.all("header")[0].text
+    assert "✕ Do not rely on it: 1 bad finding" in root.all("header")[0].text
+    assert "1 bad finding (third)" in root.all("header")[0].text
 
     def fails(*_: object, **__: object) -> None:
         raise Unavailable("the doctor is out")
 
-    monkeypatch.setattr("doxa.diagnose.doctor", fails)
+    monkeypatch.setattr("doxa.app.report.verdict.doctor", fails)
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     assert "the doctor is out" in section(root, "diagnostics").text
 
@@ -369,7 +370,9 @@ def test_a_diverged_run_says_so_first_and_its_gaps_are_counted(tmp_path: Path) -
     assert posterior.status == "diverged"
     posterior.history["loss"].append([41, [float("inf")]])
     root = page(report.write(posterior, tmp_path / "r.html", (data["x"], data["y"])))
-    assert "✕ The fit diverged" in root.all("header")[0].text
+    assert "✕ Do not rely on it: 2 bad findings" in root.all("header")[0].text
+    assert "(status, coverage, error)" in root.all("header")[0].text
+    assert "The fit ended as 'diverged'" in root.all("header")[0].text
     assert "smaller learning rate" in root.all("header")[0].text
     assert "not finite, shown as gaps" in section(root, "training").text
 

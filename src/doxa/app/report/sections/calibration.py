@@ -42,8 +42,8 @@ def coverage_of(answer: Answer) -> Array | None:
     return np.array([np.mean(away <= 0.5 * level + 1e-12) for level in LEVELS])
 
 
-def reliability_of(answer: Answer, bins: int = 10) -> tuple[Array, Array, Array]:
-    """(confidence, accuracy, count) of the bins that are not empty."""
+def reliability_of(answer: Answer, bins: int = 15) -> tuple[Array, Array, Array]:
+    """(confidence, accuracy, count) of the bins that are not empty: those of the ECE."""
     from doxa import Predictive
     from doxa.evaluate import reliability
 
@@ -93,7 +93,8 @@ def _classes(answer: Answer, k: int) -> list[Html]:
     ]
     values = table("Reliability by bin", ["confidence", "accuracy", "rows"], rows)
     words = f"How often the likeliest class came true, by the probability given to it. {lean}"
-    return [figure(plot, f"{words} Mean gap {points(gap)}.", values), _confidences(answer, k)]
+    mean = f"The mean gap is the ECE, {percent(gap)}."
+    return [figure(plot, f"{words} {mean}", values), _confidences(answer, k)]
 
 
 def _confidences(answer: Answer, k: int) -> Html:

@@ -175,13 +175,37 @@ def test_the_command_in_the_recipe_gives_the_same_posterior(
 
 
 def test_training_curves_are_the_history(regression: Node, table: tuple[Path, Path]) -> None:
-    history = library.load(str(table[1])).history["loss"]
+    """In nats a row and in units of y: −log p(y) is larger by log s where y was divided by s."""
+    posterior = library.load(str(table[1]))
+    history, shift = posterior.history["loss"], float(posterior.scales.y_scale.log().sum())
     rows = cells(chart(regression, "Loss").all("table")[0])
     assert len(rows) == len(history)
     for (step, *shown), (at, values) in zip(rows, history, strict=True):
         assert number(step) == at
         expected = [sum(sorted(values)[1:3]) / 2, min(values), max(values)]  # of four members
+        expected = [each + shift for each in expected]
         assert [number(each) for each in shown] == pytest.approx(expected, rel=6e-3)
+
+
+def test_held_out_scores_are_those_of_a_row_and_the_kept_step_is_marked(
+    regression: Node, table: tuple[Path, Path]
+) -> None:
+    """The last record at the kept step is what each member, kept there, scores on those rows."""
+    posterior = library.load(str(table[1]))
+    kept, held = (posterior.diagnostics["stopping"][name] for name in ("kept_step", "rows"))
+    assert held == [24.0] * 4
+    scores = dict(posterior.history["validation"])
+    shift = float(posterior.scales.y_scale.log().sum())
+    means = [scores[step][m] / 24 - shift for m, step in enumerate(kept)]
+    assert [scores[step][m] for m, step in enumerate(kept)] == [
+        max(v[m] for _, v in posterior.history["validation"]) for m in range(4)
+    ]
+    # the mixture of members is at least as good as their mean (Jensen)
+    assert posterior.validation >= np.mean(means) - 1e-6
+    drawing = chart(regression, "Held-out log likelihood")
+    assert len(drawing.by_class("two")) == 4 + 1  # a circle a member, and the key
+    assert "Circles: what was kept" in drawing.text
+    assert "nats a row" in drawing.text
 
 
 def test_without_rows_it_says_what_is_missing(table: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from doxa.app.report.verdict import Verdict
 from doxa.app.report.words import mark
 from doxa.diagnose.advice import NAMES
 
-TOLD_ELSEWHERE = {"engine", "mode", "engine_reason", "seconds", "steps", "rows", "kernel"}
+TOLD_ELSEWHERE = {
+    "engine",
+    "mode",
+    "engine_reason",
+    "seconds",
+    "steps",
+    "rows",
+    "kernel",
+    "stopping",
+}
 
 
 def health(subject: Subject, verdict: Verdict) -> Section:

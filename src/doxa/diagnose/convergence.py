@@ -7,6 +7,7 @@ that chains need not share, functions do not.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ def status(patient: Patient) -> Finding:
         return warning(words, coded("let it run to its end", refit(patient)))
     if said == "not-converged" and patient.is_chain:
         own = chains(patient)  # of predictions, not of raw outputs: a softmax forgets a constant
-        return own if own.alarms else good(f"{words}; but the functions have: {own.words}")
+        if not own.alarms:
+            return good(f"{words}; but the functions have: {own.words}")
+        return replace(own, words=words)
     if said == "diverged":
         return bad(words, calmer(patient))
     if said == "worse-than-constant":

@@ -164,6 +164,11 @@ class Diagnosis:
         return Group(Text(self.summary), table, *about, *tried)
 
 
+def number(value: float) -> str:
+    """Two digits, and no power of ten for what can be read without."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.2g}"
+
+
 def good(words: str, value: float | None = None) -> Finding:
     return Finding("", GOOD, value, words)
 

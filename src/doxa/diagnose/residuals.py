@@ -20,7 +20,7 @@ from doxa.diagnose.advice import (
     noise_by_input,
     other_likelihood,
 )  # fmt: skip
-from doxa.diagnose.finding import Finding, bad, good, skipped, slight, warning
+from doxa.diagnose.finding import Finding, bad, good, number, skipped, slight, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.scored import Scored, family
 from doxa.diagnose.significance import ALPHA, REPLICAS, two_sided
@@ -82,7 +82,7 @@ def dispersion(patient: Patient, head: Head) -> Finding:
     spread = (scored.replicas - scored.mean) / scored.variance.sqrt()
     p = two_sided(observed, spread.square().mean(1))
     ratio, where = float(observed), "test" if head.test is not None else "training"
-    told = f"squared errors at the {where} rows are {ratio:.2g} times the announced variance"
+    told = f"squared errors at the {where} rows are {number(ratio)} times the announced variance"
     floor = _TOO_SMALL if head.test is not None else 0.1  # a fit's own residuals are smaller
     counts = isinstance(family(scored.likelihood), Poisson)
     if p > ALPHA or (ratio < 1 and head.test is None and ratio > floor):
@@ -190,7 +190,7 @@ def evenness(patient: Patient, head: Head) -> Finding:
         return skipped(f"{len(size)} rows are too few to see where the noise sits")
     p = _permutation(size, basis, patient.seed)
     ratio = _unevenness(size, basis, patient.seed)
-    told = f"where the noise should be largest its variance is {ratio:.2g} times the smallest"
+    told = f"where the noise should be largest its variance is {number(ratio)} times the smallest"
     if p > ALPHA:
         return good(f"{told} (p = {p:.2g})", ratio)
     advice = any_of(noise_by_input(patient), "a transform of y")

@@ -20,7 +20,7 @@ from doxa.diagnose.advice import (
     narrower_prior,
     standardise,
 )  # fmt: skip
-from doxa.diagnose.finding import Finding, bad, good, skipped
+from doxa.diagnose.finding import Finding, bad, good, number, skipped
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.scored import Scored
 from doxa.diagnose.significance import ALPHA, mean_above_zero, normal_quantile
@@ -42,7 +42,7 @@ def skill(patient: Patient, head: Head) -> Finding:
             f"predictions at the {where} rows are not finite, or rule out what happened",
             calmer(patient),
         )
-    told = f"{abs(mean):.2g} nats a row {'better' if mean > 0 else 'worse'} than a constant"
+    told = f"{number(abs(mean))} nats a row {'better' if mean > 0 else 'worse'} than a constant"
     if mean <= 0 and mean_above_zero(-gain) < ALPHA:
         return bad(
             f"predictions at the {where} rows are {told}",
@@ -86,7 +86,7 @@ def overfitting(patient: Patient, head: Head) -> Finding:
     gap = float(head.train.log_prob.mean() - test.log_prob.mean())
     both = (head.train.log_prob.var() / len(head.train) + test.log_prob.var() / len(test)).sqrt()
     unaware, told = _unaware(test)
-    words = f"test rows score {gap:.2g} nats below the training rows"
+    words = f"test rows score {number(gap)} nats below the training rows"
     if gap > _GAP and gap > normal_quantile(1 - ALPHA) * float(both) and unaware:
         return bad(
             f"it has learned its rows by heart: {words}, and {told}",
@@ -103,4 +103,4 @@ def _unaware(test: Scored) -> tuple[bool, str]:
         excess = float(confidence.mean() - (top == test.y).double().mean())
         return excess > 0.05, f"it is {excess:+.1%} surer than it is right"
     ratio = float(test.z.square().mean())
-    return ratio > _UNAWARE, f"squared errors are {ratio:.2g} of what it announces"
+    return ratio > _UNAWARE, f"squared errors are {number(ratio)} of what it announces"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from doxa.diagnose.advice import MORE_ROWS, another, any_of, calmer, coded, colder, longer, refit
-from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.finding import Finding, bad, good, number, skipped, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.prior_functions import prior_variance
 from doxa.diagnose.scored import Scored
@@ -141,7 +141,7 @@ def far(patient: Patient, head: Head) -> Finding:
         name: _doubt(patient.posterior, strange, head) / max(here, 1e-300)
         for name, strange in _strange_inputs(x, patient.seed).items()
     }
-    told = ", ".join(f"{value:.2g} times on {name}" for name, value in ratios.items())
+    told = ", ".join(f"{number(value)} times on {name}" for name, value in ratios.items())
     most = max(ratios[name] for name in _FAR_KINDS)  # shuffled columns need not be far
     if most < 1.0:
         return warning(

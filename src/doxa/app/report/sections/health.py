@@ -34,7 +34,12 @@ def health(subject: Subject, verdict: Verdict) -> Section:
     if found.code:
         parts.append(tag("h3", None, "What to try, in Python"))
         parts.append(tag("p", {"class": "quiet"}, f"Here {NAMES}."))
-        box = {"tabindex": 0, "role": "region", "aria-label": "What to try, in Python"}
+        box = {
+            "class": "tall",
+            "tabindex": 0,
+            "role": "region",
+            "aria-label": "What to try, in Python",
+        }
         parts.append(tag("pre", box, tag("code", None, "\n\n".join(found.code))))
     own = {
         name: value

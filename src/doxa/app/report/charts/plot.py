@@ -12,8 +12,7 @@ from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.names import cut
 
 WIDTH, HEIGHT = 440, 290  # as many units as pixels on a desktop, so that text keeps its size
-LETTER = 6.4  # an average digit of a tick label
-NAME_LETTER = 7.0  # and a letter of a name
+LETTER = 7.5  # of a label, in a wide font: a digit of DejaVu Sans is 0.636 em
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Plot:
         y_words = list(self.y.names or tick_labels(y_at))
         labelled = [m for m in self.marks if m.label]
         rows = _legend_rows([m.label or "" for m in labelled])
-        letter = LETTER if self.y.names is None else NAME_LETTER
-        left = (34 if self.y.label else 16) + letter * max((len(w) for w in y_words), default=1)
+        left = (32 if self.y.label else 14) + LETTER * max((len(w) for w in y_words), default=1)
         right = WIDTH - 14 - 0.35 * LETTER * (len(x_words[-1]) if x_words else 1)
         top, bottom = 12 + 20 * len(rows), self.height - 48
         across, up = Scale(x_low, x_high, left, right), Scale(y_low, y_high, bottom, top)
@@ -159,7 +157,7 @@ def _legend_rows(labels: Sequence[str]) -> list[list[int]]:
     rows: list[list[int]] = []
     used = 0.0
     for k, label in enumerate(labels):
-        need = 44 + NAME_LETTER * len(label)
+        need = 40 + LETTER * len(label)
         if not rows or used + need > WIDTH - 50:
             rows.append([])
             used = 0.0
@@ -177,5 +175,5 @@ def _legend(marks: Sequence[Mark], rows: Sequence[Sequence[int]], left: float) -
             parts.append(mark.key(x, y))
             place = {"x": f"{x + 28:.1f}", "y": y, "dominant-baseline": "central"}
             parts.append(tag("text", {"class": "tick", **place}, mark.label))
-            x += 44 + NAME_LETTER * len(mark.label or "")
+            x += 40 + LETTER * len(mark.label or "")
     return parts

@@ -25,14 +25,15 @@ def top(subject: Subject, answers: Sequence[Answer], verdict: Verdict) -> Conten
     found = verdict.diagnosis
     look = found.verdict if found.new_rows or found.verdict != "good" else "none"
     status = verdict.find("status")
-    ended = f" {status.words[0].upper()}{status.words[1:]}." if status and status.alarms else ""
+    ended = f"{status.words[0].upper()}{status.words[1:]}. " if status and status.alarms else ""
     link = tag("a", {"href": "#diagnostics"}, "diagnostics")
     return [
         tag("p", {"class": "over"}, "doxa report"),
         tag("h1", None, title(subject)),
         tag("div", {"class": "standing"}, mark(look, found.headline)),
-        tag("p", {"class": "lead"}, found.summary, ended, " ",
-            _paragraph(subject, answers, verdict), " More in the ", link, "."),
+        tag("p", {"class": "lead"}, None if found.summary == f"{found.headline}." else (
+            f"{found.summary} "), ended, _paragraph(subject, answers, verdict), " More in the ",
+            link, "."),
         _tiles(subject, answers),
     ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 from doxa.diagnose.patient import Patient
 from doxa.likelihoods import Gaussian, Heads
 from doxa.posterior import Posterior
+from doxa.priors import Normal
 from doxa.registry import get_method, methods
 
 NAMES = (
@@ -82,7 +83,8 @@ def longer(patient: Patient) -> Advice:
     lengths = {n: 2 * max(50, getattr(method, n)) for n in ("burn_in", "draws") if has(method, n)}
     if lengths:
         code = refit(patient, written(patient, **lengths))
-        return coded("twice the burn-in and the draws", code)
+        told = "twice the burn-in and the draws" if len(lengths) == 2 else "twice the draws"
+        return coded(told, code)
     steps = int(patient.posterior.diagnostics.get("steps") or 0)
     if not steps:  # computed in one pass
         return another(patient, "map", "deep-ensemble", "gp", "linear")
@@ -202,7 +204,8 @@ def _options(
 ) -> list[str]:
     posterior, model = patient.posterior, patient.base.model
     options = {"likelihood": likelihood or _likelihood(posterior.base_likelihood)}
-    if network and model is not None and not model.default_prior:
+    chosen = model is not None and not model.default_prior and model.prior != Normal(1.0)
+    if network and chosen:
         options["prior"] = "posterior.model.prior"
     if posterior.scales.x_loc is not None or posterior.scales.y_loc is not None:
         options["standardize"] = "True"

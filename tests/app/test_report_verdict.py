@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import doxa as library
 from doxa.app import report
 from doxa.app.cli import app
+from doxa.app.report.provenance import rows_of_files
+from doxa.app.schema import Schema
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior import Status
 
@@ -95,7 +97,13 @@ def test_rows_that_the_fit_set_aside_are_scored(run: Path, tmp_path: Path) -> No
     posterior = library.load(str(run / "run"))
     digest = hashlib.sha256((run / "data.csv").read_bytes()).hexdigest()
     posterior.metadata["held_out_rows"] = {"sha256": digest, "rows": [3, 7, *range(30, 55)]}
+    posterior.metadata["calibration_rows"] = {"sha256": digest, "rows": [0, 1]}
     posterior.save(str(tmp_path / "run"))
+    new, fitted, _ = rows_of_files(
+        posterior.metadata, Schema.from_json(posterior.metadata["table"]), None, run / "data.csv"
+    )
+    assert new is not None and new.count == 27
+    assert fitted is not None and fitted.count == 60 - 27 - 2
     for option in ("--train", "--test"):
         doxa("report", tmp_path / "run", option, run / "data.csv", "--out", tmp_path / "r.html")
         assert "27 rows (data.csv, set aside by the fit)" in header(tmp_path / "r.html")

@@ -39,13 +39,11 @@ def members(patient: Patient, head: Head) -> Finding:
     Members that found their own way have weights as far apart as vectors of their length in
     random directions, √2 of it. Copies, and members that started from one place, do not; functions
     alone cannot tell, since members may rightly agree wherever there is data."""
-    count = 0 if patient.kept is None else patient.kept[0]
-    if patient.kept is not None and not patient.is_chain:
-        count *= patient.kept[1]  # particles are members too
-    if count < 2:
+    if patient.kept is None or patient.kept[0] < 2:
         return _point(patient) if patient.is_point else skipped("there are no members to compare")
-    apart = _weight_distance(patient)
-    if not patient.is_chain and apart < COPIES:
+    count, draws = patient.kept
+    apart = _weight_distance(patient.base)
+    if draws == 1 and apart < COPIES:
         return bad(
             f"the {count} members are all but copies: their weights differ by {apart:.2g} of their "
             "length, where independent fits differ by 1.4",
@@ -71,13 +69,11 @@ def _point(patient: Patient) -> Finding:
     )
 
 
-def _weight_distance(patient: Patient) -> float:
+def _weight_distance(base: Posterior) -> float:
     """The mean distance between members' weights, as a share of their mean length; both from where
     the prior is centred (1 for normalisation scales, which all members share at the start)."""
-    base = patient.base
     assert isinstance(base, SamplePosterior)
-    each = base.samples[:, -1] if patient.is_chain else base.samples.flatten(0, 1)
-    weights = (each - base.network.bound_prior.mean).double()
+    weights = (base.samples[:, -1] - base.network.bound_prior.mean).double()
     count = len(weights)
     distance = torch.cdist(weights, weights).sum() / (count * (count - 1))
     return float(distance / weights.norm(dim=1).mean().clamp_min(1e-300))

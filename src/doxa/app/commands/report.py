@@ -14,9 +14,15 @@ from doxa.app.options import Net, Verbose
 
 def report(
     run: Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)],
-    test: Annotated[Path | None, typer.Option(help="Held-out rows to score it on.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="New rows, with the target, to score it on.")
+    ] = None,
     train: Annotated[
-        Path | None, typer.Option(help="The rows it was fitted to, for the diagnostics.")
+        Path | None,
+        typer.Option(
+            help="The file it was fitted to, for the diagnostics; rows that the fit set aside are "
+            "found in it and scored."
+        ),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", "-o", help="An .html file to write.")] = Path(
         "report.html"
@@ -28,7 +34,8 @@ def report(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a report: scores, calibration, uncertainty, diagnostics, recipe; opens offline."""
+    """Write a report: verdict, scores, calibration, uncertainty, diagnostics, recipe; opens
+    offline."""
     from doxa.app import fitting, report
     from doxa.app.report.build import check_place
     from doxa.app.report.provenance import rows_of_files

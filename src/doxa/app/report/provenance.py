@@ -52,8 +52,11 @@ def rows_of_files(
         )
         return None, everything, said
     new = _split(split, _checksum(whole), whole.name, everything.count)
+    # rows that it was calibrated on are neither
+    used = metadata.get("calibration_rows") or {}
+    old = ~new & ~_split(used, _checksum(whole), whole.name, everything.count)
     said.append(f"{count(int(new.sum()), 'row')} of {whole.name}, set aside by --split, scored")
-    return everything.only(new, "set aside by the fit"), everything.only(~new, FITTED), said
+    return everything.only(new, "set aside by the fit"), everything.only(old, FITTED), said
 
 
 def without_seen(test: Rows, train: Rows) -> tuple[Rows | None, list[str]]:

@@ -109,16 +109,21 @@ class Patient:
         return [Scored(p, sample.y, self.seed, lambda n: self.base.functions(sample.x, n))]
 
     @property
-    def chains(self) -> tuple[int, int] | None:
+    def kept(self) -> tuple[int, int] | None:
         """(members, draws each) of kept draws; None where draws are not kept."""
         if not isinstance(self.base, SamplePosterior):
             return None
         return self.base.samples.shape[0], self.base.samples.shape[1]
 
     @property
+    def is_chain(self) -> bool:
+        """Kept draws that follow each other: those of particles and of ensembles do not."""
+        return isinstance(self.base, SamplePosterior) and self.base.chain
+
+    @property
     def is_point(self) -> bool:
         """One function by construction: there is no epistemic part to judge."""
-        return self.chains == (1, 1)
+        return self.kept == (1, 1)
 
 
 def _sample(name: str, data: Any, seed: int) -> Sample:

@@ -71,6 +71,11 @@ def _posterior(
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
             judge(posterior, method, run, rows, result)
+        if result.best_step:  # how the history's sums over held-out rows are to be read
+            held = run.data.held_out_rows().total_weight(run.split_of)
+            record.diagnostics["stopping"] = {
+                "kept_step": result.best_step[rows], "rows": held.tolist()[rows],
+            }  # fmt: skip
     return posterior
 
 

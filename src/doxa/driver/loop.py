@@ -251,6 +251,7 @@ class Driver:
         if not at.best:
             at.best = copied(at.state)
             at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
+            at.best_step = [at.done] * run.size
         better = [
             due[m] and scores[m] > at.best_score[m]
             and at.waited[m] < self.options.patience and m not in at.diverged
@@ -260,6 +261,7 @@ class Driver:
         at.best_score = [
             s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)
         ]
+        at.best_step = [at.done if b else t for t, b in zip(at.best_step, better, strict=True)]
         at.waited = [0 if b else w + d for b, w, d in zip(better, at.waited, due, strict=True)]
         at.history.setdefault("validation", []).append([at.done, scores])
         return min(at.waited) >= self.options.patience

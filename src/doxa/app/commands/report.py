@@ -14,9 +14,15 @@ from doxa.app.options import Net, Run, Verbose
 
 def report(
     run: Run,
-    test: Annotated[Path | None, typer.Option(help="Held-out rows to score it on.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="New rows, with the target, to score it on.")
+    ] = None,
     train: Annotated[
-        Path | None, typer.Option(help="The rows it was fitted to, for the diagnostics.")
+        Path | None,
+        typer.Option(
+            help="The file it was fitted to, for the diagnostics; rows that the fit set aside are "
+            "found in it and scored."
+        ),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", "-o", help="An .html file to write.")] = Path(
         "report.html"
@@ -28,22 +34,17 @@ def report(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a report: scores, calibration, uncertainty, diagnostics, recipe; opens offline."""
-    from doxa.app import fitting, report, tables
+    """Write a report: verdict, scores, calibration, uncertainty, diagnostics, recipe; opens
+    offline."""
+    from doxa.app import fitting, report
     from doxa.app.report.build import check_place
-    from doxa.app.report.subject import inputs_of, rows_of_frame
+    from doxa.app.report.provenance import rows_of_files
+    from doxa.app.report.subject import inputs_of
 
     log_to_terminal(verbose)
     check_place(out_file)
     posterior, columns = fitting.load_run(run, net)
-    held_out, fitted = (
-        None
-        if path is None
-        else rows_of_frame(
-            columns, tables.read_table(path, columns.index, index_needed=False), path.name, new
-        )
-        for path, new in ((test, True), (train, False))
-    )
+    held_out, fitted, remarks = rows_of_files(posterior.metadata, columns, test, train)
     subject = report.Subject(
         posterior,
         columns.target,
@@ -54,7 +55,11 @@ def report(
         columns,
         title,
         run.name or None,
+        remarks=remarks,
     )
-    report.save(subject, out_file, diagnose)
+    verdict = report.save(subject, out_file, diagnose)
+    for remark in subject.remarks:
+        out.print(escape(remark), soft_wrap=True, highlight=False)
+    out.print(escape(verdict.diagnosis.summary), soft_wrap=True, highlight=False)
     size = out_file.stat().st_size / 1024
     out.print(f"report written to {escape(str(out_file))} ({size:.0f} kB)", soft_wrap=True)

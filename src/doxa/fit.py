@@ -35,6 +35,7 @@ from doxa.engine.work import Count
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
+from doxa.method.keywords import named_keywords
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
@@ -47,6 +48,7 @@ from doxa.optim import schedule as schedule_shape
 log = logging.getLogger("doxa")
 
 
+@named_keywords
 @threads_for(0.0)
 def fit(
     model: Model | nn.Module | None,
@@ -177,8 +179,9 @@ def fit(
     if checkpoint is not None:
         options.fingerprint = _fingerprint(run, method, options, specs)
     posteriors, _ = launch(run, method, options, specs, checkpoint, began)
-    if inferred and inferred.said:
-        for posterior in posteriors:
+    for posterior in posteriors:
+        posterior.columns = given.names[0].columns
+        if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa import describe
 from doxa.data import as_tensor
 from doxa.errors import DataError, MethodError, Unavailable
 
@@ -90,7 +91,7 @@ def _numbers(rows: Any) -> Tensor:
     return given.long()
 
 
-class Sweep:
+class Sweep(describe.Described):
     """The posteriors of several runs, in the order splits × grid × seeds."""
 
     def __init__(self, posteriors: Sequence[Any], specs: Sequence[RunSpec]) -> None:
@@ -105,6 +106,9 @@ class Sweep:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._posteriors)
+
+    def described(self) -> describe.Words:
+        return describe.sweep(self)
 
     @property
     def hyper(self) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa import describe
 from doxa.errors import DataError, ShapeError
 from doxa.likelihoods import Categorical, Likelihood
 from doxa.predictive.blend import blend
@@ -29,7 +30,7 @@ from doxa.predictive.summary import concatenate, moment_matched
 LikelihoodSpec = str | Likelihood | Sequence[str | Likelihood]
 
 
-class Predictive:
+class Predictive(describe.Described):
     """p(y | x, data) at N inputs, in units of y: a mixture of S functions, or of S Gaussian
     marginals over functions.
 
@@ -114,6 +115,9 @@ class Predictive:
     def concat(cls, parts: Sequence[Predictive]) -> Predictive:
         """Moments of consecutive blocks of rows as one predictive."""
         return cls.of(concatenate([part._form for part in parts]))
+
+    def described(self) -> describe.Words:
+        return describe.predictive(self)
 
     @property
     def likelihood(self) -> Likelihood:

@@ -19,9 +19,8 @@ from torch import Tensor
 from doxa.errors import DoxaError
 
 _MOST = 6  # names, runs or heads in a line
-_TABLE = (
-    "border-collapse:collapse;font:13px/1.5 sans-serif;text-align:left;margin:.3em 0"  # no colours:
-)  # a notebook has its own, light or dark
+# No colours: a notebook has its own, light or dark.
+_TABLE = "border-collapse:collapse;font:13px/1.5 sans-serif;text-align:left;margin:.3em 0"
 _CELL = "text-align:left;vertical-align:top;padding:1px 1.2em 1px 0;max-width:46em"
 
 

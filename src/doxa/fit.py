@@ -120,8 +120,11 @@ def fit(
     if init not in ("fresh", "given"):
         raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
     method = as_method(method)
-    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
+    seed, standardize = checks.seed("seed", seed), checks.flag("standardize", standardize)
+    if runs is not None and not isinstance(runs, Runs):
+        raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     given = Given.read(data)
+    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
     noise_model = (
@@ -172,15 +175,17 @@ def fit(
         check_logits(run.net, first, few)
     options = Options(
         schedule=schedule, patience=checks.whole("patience", patience),
-        checkpoint_seconds=checkpoint_every, callbacks=callbacks,
+        checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
+        callbacks=checks.functions("callbacks", callbacks),
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     if checkpoint is not None:
         options.fingerprint = _fingerprint(run, method, options, specs)
     posteriors, _ = launch(run, method, options, specs, checkpoint, began)
+    columns = given.names[0].columns
     for posterior in posteriors:
-        posterior.columns = given.names[0].columns
+        posterior.columns = None if columns is None else list(columns)
         if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)

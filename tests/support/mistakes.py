@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import doxa
+from doxa.errors import DoxaError
+
+Row = tuple[Callable[[], Any], type[DoxaError], str]
 
 N, D = 20, 3
 NAMES = ["age", "height", "weight"]
@@ -25,6 +30,15 @@ def table() -> tuple[Tensor, Tensor]:
 X, Y = table()
 LABELS = torch.arange(N) % 3
 FRAME = pd.DataFrame(X.numpy(), columns=NAMES, index=[f"p{i}" for i in range(N)])
+
+
+def listed(**tables: dict[str, Row]) -> list[Any]:
+    """The rows of some tables, as pytest takes them."""
+    return [
+        pytest.param(mistake, error, f"(?s){words}", id=f"{of}: {name}")
+        for of, table in tables.items()
+        for name, (mistake, error, words) in table.items()
+    ]
 
 
 def net(outputs: int = 1, inputs: int = D) -> nn.Module:
@@ -47,7 +61,8 @@ def fit(network: Any = None, data: Any = None, method: Any = "map", **settings: 
     """Two steps on the table, unless told otherwise."""
     if not {"epochs", "steps"} & set(settings):
         settings["steps"] = 2
-    return doxa.fit(net() if network is None else network, data or (X, Y), method, **settings)
+    data = (X, Y) if data is None else data
+    return doxa.fit(net() if network is None else network, data, method, **settings)
 
 
 def without(value: float, row: int = 7, column: int = 2, of: Tensor = X) -> Tensor:
@@ -103,7 +118,9 @@ class TooLong(Endless):
 
 
 def loader(data: Any = None, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(X, Y) if data is None else data, **{"batch_size": 6, **settings})
+    return DataLoader(
+        TensorDataset(X, Y) if data is None else data, **{"batch_size": 6, **settings}
+    )
 
 
 def noisy_object() -> np.ndarray[Any, Any]:

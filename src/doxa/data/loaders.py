@@ -42,7 +42,9 @@ def gathered(x: Any) -> Any:
     for part in map(_inputs, _read(batches)):
         rows += rows_of(part, "a batch")
         if rows > length:
-            raise DataError(f"the dataset gives more rows than its length, {length}: where to stop?")
+            raise DataError(
+                f"the dataset gives more rows than its length, {length}: where to stop?"
+            )
         if not parts:
             size = length * sum(t[:1].nbytes for t in tree_flatten(part)[0])
             if size > free_memory() // 2:

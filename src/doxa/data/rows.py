@@ -72,7 +72,9 @@ def as_tensor(value: Any, what: str) -> Tensor:
         if value.is_meta or value.layout != torch.strided:
             kind = "meta" if value.is_meta else str(value.layout)
             instead = "" if value.is_meta else f": pass {what}.to_dense()"
-            raise DataError(f"{what} is a {kind} tensor, which holds no dense rows to read{instead}")
+            raise DataError(
+                f"{what} is a {kind} tensor, which holds no dense rows to read{instead}"
+            )
         found = value.detach()
     else:
         found = _from_array(value, what)
@@ -144,9 +146,11 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
     elif isinstance(data, tuple | list) and len(data) == 2:
         return as_tensors(data[0], "x"), as_tensors(data[1], "y"), None
     else:
+        file = isinstance(data, str | os.PathLike)
+        advice = "; files of tables are fitted from the shell: doxa fit FILE --target y"
         raise DataError(
             "data must be a pair (x, y), a Dataset, a DataLoader or Tasks, not "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}{advice if file else ''}"
         )
     n = len(source)
     if n == 0:

@@ -92,7 +92,7 @@ def sample(
     began = time.monotonic()
     method = as_method(method)
     ids = member_ids(members, method)
-    dtype = checks.floating(dtype)
+    seed, dtype = checks.seed("seed", seed), checks.floating(dtype)
     place = checks.place(_device(init) if device is None else device)
     if not callable(log_density):
         raise MethodError(f"log_density must be a function of a dict, not {log_density!r}")
@@ -102,7 +102,8 @@ def sample(
     starts = _starts(density, given, _jitter(jitter), seed, ids)
     run = _run(density, starts, ids, seed)
     options = Options(
-        schedule="constant", callbacks=callbacks, checkpoint_seconds=checkpoint_every,
+        schedule="constant", callbacks=checks.functions("callbacks", callbacks),
+        checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip

@@ -83,7 +83,7 @@ def place_data(
     y = prepare(y)
     if likelihood.classifies and source is None:
         _check_classes(y, likelihood)
-    rows = [_rows(spec.rows, total) for spec in specs]
+    rows = [_rows(spec, total) for spec in specs]
     if tasks is not None and validation == "auto":
         validation = None
     splits = Splits(rows)
@@ -157,11 +157,18 @@ def _check_classes(y: Any, likelihood: Likelihood) -> None:
             )
 
 
-def _rows(rows: Tensor | None, total: int) -> Tensor:
+def _rows(spec: RunSpec, total: int) -> Tensor:
+    rows = spec.rows
+    if spec.mask is not None and spec.mask != total:
+        raise DataError(f"a run's mask has {spec.mask} entries, the data {total} rows")
     if rows is None:
         return torch.arange(total)
-    if rows.numel() == 0 or int(rows.min()) < 0 or int(rows.max()) >= total:
-        raise DataError(f"a run's rows must be a non-empty list of numbers in 0 … {total - 1}")
+    outside = rows[(rows < 0) | (rows >= total)]
+    if rows.numel() == 0 or outside.numel():
+        found = f", not {int(outside[0])}" if outside.numel() else ""
+        raise DataError(
+            f"a run's rows must be a non-empty list of numbers in 0 … {total - 1}{found}"
+        )
     return rows.cpu()
 
 

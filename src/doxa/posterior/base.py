@@ -74,7 +74,7 @@ class Posterior(describe.Described, ABC):
     kind: ClassVar[str]
     log_evidence: float | None = None
     elbo: float | None = None
-    columns: tuple[str, ...] | None = None
+    columns: list[str] | None = None
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Posterior(describe.Described, ABC):
 
     def check_inputs(self, x: Any) -> Any:
         """x as tensors in fitted units, checked."""
-        names = Names(self.columns, Names.of(x).index)
+        names = Names(None if self.columns is None else tuple(self.columns), Names.of(x).index)
         x = self.read(x)
         self._check_shape(x)
         if rows_of(x, "x") == 0:
@@ -230,7 +230,7 @@ class Posterior(describe.Described, ABC):
             checks.whole("n", n)
         if keep not in ("samples", "moments"):
             raise MethodError(f"keep must be 'samples' or 'moments', not {keep!r}")
-        return self.record.seed if seed is None else seed
+        return self.record.seed if seed is None else checks.seed("seed", seed)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

@@ -44,6 +44,8 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Module | None) -> Any:
+    if meta.get("kind") == "draws":
+        raise StoreError("the folder holds draws of a log density: doxa.Draws.load reads them")
     if meta.get("format") != FORMAT:
         raise StoreError(
             f"the artefact has format {meta.get('format')}; this version of doxa reads {FORMAT}"
@@ -63,8 +65,7 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
     record["status"] = Status(record["status"], meta["reason"])
     record["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
     posterior.record = Record(**record)
-    columns = meta.get("columns")  # an older artefact has no such entry
-    posterior.columns = None if columns is None else tuple(columns)
+    posterior.columns = meta.get("columns")  # an older artefact has no such entry
     return posterior
 
 

@@ -63,7 +63,7 @@ class Described:
 
 def posterior(p: Any) -> Words:
     """Of any kind: what it is, whether it can be trusted, what it was fitted to, what it has."""
-    facts = [("is", _form(p)), ("task", _task(p))]
+    facts = [("made of", _form(p)), ("task", _task(p))]
     if (inputs := _inputs(p)) is not None:
         facts.append(("inputs", inputs))
     if fitted := _fitted(p.diagnostics):
@@ -75,7 +75,7 @@ def posterior(p: Any) -> Words:
         for name in ("log_evidence", "elbo") if (value := getattr(p, name)) is not None
     ]  # fmt: skip
     facts += [("has", ", ".join(has))] if has else []
-    return Words(f"Posterior by {_method(p.method)}", state(p.status), facts)
+    return Words(_title(p), state(p.status), facts)
 
 
 def predictive(p: Any) -> Words:
@@ -109,7 +109,7 @@ def draws(d: Any) -> Words:
     """Chains of a log density."""
     shapes = [f"{name}{list(shape) if shape else ''}" for name, shape in d.shapes.items()]
     facts = [
-        ("is", f"{plural(d.members, 'chain')} of {plural(d.count, 'draw')}"),
+        ("made of", f"{plural(d.members, 'chain')} of {plural(d.count, 'draw')}"),
         ("parameters", _listed(shapes)),
     ]
     if d.stats:
@@ -125,12 +125,13 @@ def state(status: Any) -> str:
 
 
 def number(value: float) -> str:
-    """To three digits; whole thousands with commas."""
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}".replace("-", "−")
+    """To three digits; thousands whole, with commas."""
+    shown = f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
+    return shown.replace("-", "−")
 
 
-def plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def plural(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -150,19 +151,25 @@ def _method(method: Any) -> str:
     return f"{name} ({told})" if told else str(name)
 
 
+def _title(p: Any) -> str:
+    if p.kind == "mixture":
+        return f"{type(p).__name__} of {_listed([_method(part.method) for part in p.parts])}"
+    through = f" through {type(p.transform).__name__}" if p.kind == "transformed" else ""
+    return f"{type(p).__name__} by {_method(p.method)}{through}"
+
+
 def _form(p: Any) -> str:
-    """What kind it is, and of how much it is made."""
+    """Of how much it is made."""
     if p.kind == "mixture":
         weights = _listed([number(float(w)) for w in p.weights])
-        return f"mixture of {plural(len(p.parts), 'part')}, weights {weights}"
+        return f"{plural(len(p.parts), 'part')}, weights {weights}"
     if p.kind == "transformed":
-        return f"{_form(p.base)}, predictions through {type(p.transform).__name__}"
+        return _form(p.base)
     members = plural(p.members, "member")
-    if p.kind == "sample":
-        kept = p.samples.shape[1]
-        what = "draw" if p.chain else "weight vector"
-        return f"{members}, {plural(kept, what)} each" if kept > 1 else f"{members}, a point each"
-    return f"{p.kind}, {members}"
+    if p.kind != "sample":
+        return members
+    kept = p.samples.shape[1]
+    return f"{members} of {plural(kept, 'draw' if p.chain else 'point')}"
 
 
 def _task(p: Any) -> str:
@@ -192,35 +199,44 @@ def _fitted(found: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+_SCORES = {
+    "log_prob": "log-likelihood a row", "gain": "gain over a constant",
+    "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
+}  # fmt: skip
+
+
 def _held_out(found: dict[str, Any]) -> str:
     rows = plural(int(found.get("rows", 0)), "row")
-    rest = [f"{name.replace('_', ' ')} {number(v)}" for name, v in found.items() if name != "rows"]
+    rest = [f"{_SCORES.get(name, name)} {number(v)}" for name, v in found.items() if name != "rows"]
     return ", ".join([rows, *rest])
 
 
 def _one_predictive(p: Any) -> Words:
     mean: Tensor = p.mean
-    rows, event = mean.shape[0], list(mean.shape[1:])
-    facts = []
-    try:
-        facts.append(("made of", f"{plural(len(p.weights), 'component')}"))
-    except AttributeError:
-        facts.append(("made of", "moments"))
-    if p.likelihood.classifies:
-        probs = p.probs
-        best = probs.amax(1) if p.likelihood.name == "categorical" else probs
-        what = "likeliest class" if p.likelihood.name == "categorical" else "P(y = 1)"
-        facts.append((what, _range(best)))
-        has = "probs, entropy, mutual_information, prediction_set, log_prob"
-        size = f"{plural(event[0], 'class').replace('classs', 'classes')}" if event else "2 classes"
-        event = event[1:] if p.likelihood.name == "categorical" else event
+    rows, event, name = mean.shape[0], list(mean.shape[1:]), p.likelihood.name
+    moments = p._form.only_moments
+    has = "probs, entropy, mutual_information, prediction_set"
+    if not p.likelihood.classifies:
+        facts = [("mean", _range(mean)), ("std", _range(p.std))]
+        has = "mean, std, aleatoric, epistemic" + (", moment_matched" if moments else ", interval")
+    elif name == "categorical":
+        name, event = f"{name}, {plural(event[0], 'class', 'classes')}", event[1:]
+        facts = [("likeliest", _range(mean.amax(1)))]
     else:
-        facts += [("mean", _range(mean)), ("std", _range(p.std))]
-        has, size = "mean, std, aleatoric, epistemic, interval, log_prob", ""
-    facts.append(("has", has))
+        facts = [("P(y = 1)", _range(mean))]
+    has += "" if moments else ", log_prob"
+    made = "moments only" if moments else _components(p)
+    facts = [("made of", made), *facts] if made else facts
     shape = f", y of shape {event}" if event else ""
-    kind = ", ".join(filter(None, [p.likelihood.name, size]))
-    return Words(f"Predictive at {plural(rows, 'row')}: {kind}{shape}", "", facts)
+    title = f"Predictive at {plural(rows, 'row')}: {name}{shape}"
+    return Words(title, "", [*facts, ("has", has)])
+
+
+def _components(p: Any) -> str:
+    try:
+        return plural(len(p.weights), "component")
+    except AttributeError:  # corrected predictions have none
+        return ""
 
 
 def _line(words: Words) -> str:

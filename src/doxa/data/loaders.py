@@ -38,7 +38,8 @@ def gathered(x: Any) -> Any:
     else:
         return x
     length = _length(dataset)
-    parts, rows, size = [], 0, 0
+    parts: list[Any] = []
+    rows = 0
     for part in map(_inputs, _read(batches)):
         rows += rows_of(part, "a batch")
         if rows > length:

@@ -253,7 +253,7 @@ class Predictive(describe.Described):
 
 
 def _checked(level: float | None) -> float | None:
-    number = level if isinstance(level, Real) else float("nan")
+    number = float(level) if isinstance(level, Real) else float("nan")
     if level is not None and not 0.0 < number < 1.0:
         raise DataError(f"level must lie between 0 and 1, got {level!r}")
     return level

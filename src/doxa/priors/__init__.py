@@ -57,7 +57,7 @@ class Prior(ABC):
 
     def __post_init__(self) -> None:
         for setting, value in vars(self).items():
-            number = value if isinstance(value, Real) else math.nan
+            number = float(value) if isinstance(value, Real) else math.nan
             if not 0.0 < number < math.inf:
                 who = type(self).__name__
                 raise ModelError(f"{who}: {setting} must be positive, got {value!r}")

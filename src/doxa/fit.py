@@ -85,8 +85,10 @@ def fit(
 
     Parameters
     ----------
-    model: a `Model`, an `nn.Module`, or None for methods that bring their own functions.
-    data: (x, y) as arrays or tensors, a map-style `Dataset`, or a `DataLoader` over one.
+    model: a `Model`, an `nn.Module`, or None for methods that bring their own functions: gp, which
+        refuses a network, and linear, which takes the features of one.
+    data: (x, y) as arrays, tensors or frames (whose column names are kept), a map-style `Dataset`,
+        or a `DataLoader` over one.
     method: a name (see `doxa.methods()`) or a method object with its settings.
     likelihood, prior, subset: as in `Model`, when `model` is a plain network. Without a likelihood
         y and the network's outputs decide: class labels are categorical or bernoulli, which is
@@ -102,6 +104,7 @@ def fit(
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
         Without it, columns far from unit size are named in a warning.
     sample_weight: one nonnegative weight a row; n is then their sum, and scales are weighted.
+    batch_size: rows a step, at most all of them; the method's default.
     steps or epochs: how long to optimise; methods that sample have their own lengths.
     lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
     checkpoint: a folder; a fit that finds its own checkpoint there goes on from it.

@@ -170,6 +170,7 @@ SAID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "labels without a likelihood": (lambda: fit(net(3), (X, LABELS)), "categorical"),
     "0.0 and 1.0 without one": (lambda: fit(data=(X, (Y > 0).float())), "bernoulli"),
+    "a network for linear": (lambda: fit(method="linear"), "last layer only"),
     "columns of odd size": (lambda: fit(data=(X * 1e5, Y)), "standardize=True"),
     "a constant column": (lambda: fit(data=(X * 0 + 1, Y), standardize=True), "constant column"),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import doxa
 from doxa.errors import (
+    DataError,
     DoxaError,
     MethodError,
     ModelError,

@@ -98,7 +98,7 @@ SETTINGS: dict[str, Row] = {
     "validation frame of other columns": (
         lambda: fit(data=(FRAME, Y), validation=(FRAME.rename(columns={"age": "alter"}), Y)),
         DataError,
-        "validation x lacks the columns 'age' and has 'alter'",
+        "validation x lacks the column 'age' and has 'alter'",
     ),
     "validation with NaN": (
         lambda: fit(validation=(without(nan), Y)), DataError, "validation x is nan at row 7",

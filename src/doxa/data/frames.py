@@ -69,7 +69,8 @@ def in_order(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
     check_once(given, what)
     missing = [name for name in columns if name not in given]
     extra = [name for name in given if name not in columns]
-    said = [f"lacks the columns {_listed(missing)}"] if missing else []
+    lacks = f"lacks the column{'s' if len(missing) > 1 else ''} {_listed(missing)}"
+    said = [lacks] if missing else []
     said += [f"has {_listed(extra)}, which the fit did not see"] if extra else []
     if said:
         advice = "" if missing else f"; select what it saw: {what}[posterior.columns]"

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 
 import doxa
 from doxa import evaluate
+from doxa.app.report import write
+from doxa.diagnose import doctor
 
 
 def test_a_frame_is_put_in_order() -> None:
@@ -42,6 +44,17 @@ def test_names_are_saved_and_reach_every_consumer(tmp_path: Path) -> None:
     assert torch.allclose(mixed.predict(turned).mean, expected)
     scores = [evaluate.ood_scores(again, x)["epistemic"] for x in (X, turned)]
     assert torch.equal(*scores)
+
+
+def test_doctor_and_report_read_columns_by_name(tmp_path: Path) -> None:
+    turned = FRAME[NAMES[::-1]]
+    found = [str(doctor(named(), (x, Y[:, 0]))) for x in (X, turned)]
+    assert found[0] == found[1]
+    pages = [
+        write(named(), tmp_path / f"{i}.html", (x, Y[:, 0]), diagnose=False).read_text()
+        for i, x in enumerate((X, turned))
+    ]
+    assert pages[0] == pages[1] and "height" in pages[0]
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ class Patient:
 
     def __init__(self, posterior: Posterior, data: Any, test: Any, level: float, seed: int) -> None:
         self.posterior, self.level, self.seed = posterior, level, seed
-        self.train = _sample("train", _in_order(posterior, data), seed)
-        self.test = None if test is None else _sample("test", _in_order(posterior, test), seed)
+        self.train = _sample("train", posterior.ordered_pair(data), seed)
+        self.test = None if test is None else _sample("test", posterior.ordered_pair(test), seed)
         self.base = posterior
         while isinstance(self.base, TransformedPosterior):
             self.base = self.base.base
@@ -119,13 +119,6 @@ class Patient:
     def is_point(self) -> bool:
         """One function by construction: there is no epistemic part to judge."""
         return self.chains == (1, 1)
-
-
-def _in_order(posterior: Posterior, data: Any) -> Any:
-    """The data with the columns of a frame in the order of the fit."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        return data
-    return posterior.ordered(data[0]), data[1]
 
 
 def _sample(name: str, data: Any, seed: int) -> Sample:

@@ -194,6 +194,12 @@ class Posterior(describe.Described, ABC):
         """x with the batches of a loader joined, and the columns of a frame in the fit's order."""
         return in_order(gathered(x), self.columns)
 
+    def ordered_pair(self, data: Any) -> Any:
+        """(x, y) with such an x; anything else as it is."""
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            return data
+        return self.ordered(data[0]), data[1]
+
     def read(self, x: Any) -> Any:
         """The same as tensors."""
         return as_tensors(self.ordered(x), "x")

@@ -71,8 +71,8 @@ class Patient:
 
     def __init__(self, posterior: Posterior, data: Any, test: Any, level: float, seed: int) -> None:
         self.posterior, self.level, self.seed = posterior, level, seed
-        self.train = _sample("train", data, seed)
-        self.test = None if test is None else _sample("test", test, seed)
+        self.train = _sample("train", posterior.ordered_pair(data), seed)
+        self.test = None if test is None else _sample("test", posterior.ordered_pair(test), seed)
         self.base = posterior
         while isinstance(self.base, TransformedPosterior):
             self.base = self.base.base

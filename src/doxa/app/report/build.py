@@ -49,10 +49,13 @@ def write(
     path: the file, which ends in .html.
     test: held-out (x, y), which are scored. train: the rows it was fitted to, which the doctor
         compares with; scored, and said so, where there is no test.
-    names, target, classes: what the input columns, the target and the classes are called.
+    names, target, classes: what the input columns (default: `posterior.columns`), the target and
+        the classes are called.
     image: the shape of one row of x, [H, W] or [3, H, W], where rows are to be looked at.
     diagnose: ask `doxa.diagnose.doctor` (it predicts many times).
     """
+    test, train = posterior.ordered_pair(test), posterior.ordered_pair(train)
+    names = posterior.columns if names is None else names
     subject = Subject(
         posterior,
         target,

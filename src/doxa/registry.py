@@ -159,7 +159,7 @@ ROWS = (
         "10³ gradients and more",
         gives="the reference without tuning",
         short={"draws": 20, "burn_in": 20, "max_depth": 2},
-        demo=Demo("4 chains, trees of 2^6", {"draws": 150, "burn_in": 200, "max_depth": 6}),
+        demo=Demo("4 chains, trees of 2^6", {"draws": 100, "burn_in": 150, "max_depth": 6}),
         docs="sampling.md"),
     Row("metropolis", "doxa.mcmc.metropolis:Metropolis", "mcmc",
         "Random-walk Metropolis on the full data, its proposal learned in burn-in",

@@ -104,8 +104,8 @@ def _belief(ax: Any, grid: Array, panel: Panel) -> None:
         low, high = panel.mean - half, panel.mean + half
         ax.fill_between(grid, low, high, color=colour, lw=0, alpha=alpha, label=label, zorder=layer)
     for k, draw in enumerate(panel.draws):
-        label = "curves drawn from the posterior" if k == 0 else None
-        ax.plot(grid, draw, color=DRAW, lw=0.6, alpha=0.35, zorder=3, label=label)
+        once = "curves drawn from the posterior" if k == 0 else None
+        ax.plot(grid, draw, color=DRAW, lw=0.6, alpha=0.35, zorder=3, label=once)
 
 
 def _frame(label: str) -> Any:

@@ -1,0 +1,176 @@
+"""What variational methods with a Gaussian over the weights share: one ELBO.
+
+    ELBO = E_q[Σ_i log p(y_i | θ)] + E_q log p(θ) + T·H[q],   θ = μ + R ε,   ε ~ N(0, I)
+
+summed over the data set and over all weights, and estimated with `samples` draws a member and step
+(pathwise gradients). With a Gaussian prior E_q log p(θ) is exact; with another, log p is averaged
+over the same draws. T = 1 is the bound. Parameters outside the model's subset, and the likelihood's
+own, are points on the ELBO with their prior; the reported bound is that of the others given them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from doxa import linalg
+from doxa.data import Batch
+from doxa.method import (
+    Clock,
+    Method,
+    Run,
+    Stage,
+    State,
+    averaged,
+    network_part,
+    noise_on_held_out,
+    optimise,
+    unfolded,
+)
+from doxa.method.fields import between, positive, whole
+from doxa.posterior import GaussianPosterior, Posterior
+
+LOG_2PI_E = math.log(2 * math.pi * math.e)
+
+
+@dataclass(frozen=True)
+class GaussianVI(Method):
+    """A Gaussian q over the subset's weights; subclasses say how its covariance is held.
+
+    Parameters
+    ----------
+    initial_std: the standard deviation each weight starts with.
+    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    samples: draws of the weights a member and step.
+    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    elbo_samples: draws with which the final ELBO is estimated.
+    """
+
+    default_steps: ClassVar[int] = 4000
+    overfits: ClassVar[bool] = True
+    shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
+
+    initial_std: float = positive(0.05, per_run=True)
+    temperature: float = positive(1.0, per_run=True)
+    samples: int = whole(1, least=1)
+    average: float = between(0.25, 0, 1, "[)")
+    elbo_samples: int = whole(8, least=1)
+
+    @property
+    def width(self) -> int:
+        return self.samples
+
+    @abstractmethod
+    def init_shape(self, run: Run) -> State:
+        """What the covariance starts as, under the names of `shape`."""
+
+    @abstractmethod
+    def covariance(self, params: State) -> linalg.Structure:
+        """Of the subset's weights, at the end."""
+
+    @abstractmethod
+    def numbers(self, params: State) -> int:
+        """How many standard normal numbers a draw is made of."""
+
+    @abstractmethod
+    def away(self, params: State, eps: Tensor) -> Tensor:
+        """R ε: a draw's distance from the mean, [M, S, subset], of ε [M, S, numbers]."""
+
+    @abstractmethod
+    def variances(self, params: State) -> Tensor:
+        """Of each weight, [M, subset]."""
+
+    @abstractmethod
+    def logdet(self, params: State) -> Tensor:
+        """log |Σ|, [M]."""
+
+    def init(self, run: Run) -> State:
+        state = run.init_network()
+        return {**state, "mean": state.pop("theta"), **self.init_shape(run)}
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        over = ("mean", *self.shape)
+        yield optimise(self._elbo, run.steps, over=over, average=self.average)
+        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+
+    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
+        value = value + self.expected_log_prior(run, params, theta)
+        return value + run.field(self, "temperature") * self.entropy(run, params), changed
+
+    def expected_log_likelihood(
+        self, run: Run, params: State, batch: Batch, clock: Clock
+    ) -> tuple[Tensor, State, Tensor]:
+        """E_q Σ log p(y | θ), [M], what the pass changed, and the draws [M, S, P]."""
+        s = self.samples
+        eps = clock.times(s).noise(self.numbers(params)).unflatten(0, (-1, s))
+        theta = self.drawn(run, params, eps)
+        inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
+        fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None)
+        changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
+        return fit.value.unflatten(0, (-1, s)).mean(1), changed, theta
+
+    def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
+        """E_q log p(θ), [M], of all weights, also of those that are points."""
+        precision = run.prior.precision
+        if precision is None:
+            many = run.times(theta.shape[1])
+            return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
+        spread = (self.variances(params) * precision[..., run.subset_where]).sum(1)
+        return run.prior.log_prob(params["mean"]) - 0.5 * spread
+
+    def entropy(self, run: Run, params: State) -> Tensor:
+        """H[q], [M]."""
+        return 0.5 * (self.logdet(params) + len(run.subset_index) * LOG_2PI_E)
+
+    def drawn(self, run: Run, params: State, eps: Tensor) -> Tensor:
+        """Weights [M, S, P] from standard normals [M, S, numbers]."""
+        away = self.away(params, eps)
+        theta = params["mean"].unsqueeze(1).expand(-1, eps.shape[1], -1)
+        if away.shape[2] == theta.shape[2]:
+            return theta + away
+        return theta.index_add(2, run.subset_index, away)
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        return averaged(state, "mean")
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        q = {name: averaged(state, name) for name in ("mean", *self.shape)}
+        posterior = GaussianPosterior(
+            mean=q["mean"], covariance=self.covariance(q), **run.common(self), **run.shared(state)
+        )
+        heated = bool((run.field(self, "temperature") != 1.0).any())
+        if not heated and not run.tempered:
+            posterior.elbo = self._final_elbo(run, q, state)
+        return posterior
+
+    def _final_elbo(self, run: Run, q: State, state: State) -> float:
+        """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
+        given which it holds, have neither prior nor entropy, as in an evidence."""
+        rows, noise, prior = run.passes(), run.noise("elbo"), run.subset_prior
+        total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
+        with torch.no_grad():
+            for s in range(self.elbo_samples):
+                eps = noise.normal((self.numbers(q),), s).unsqueeze(1)
+                theta = self.drawn(run, q, eps)[:, 0]
+                for t in range(rows.count):
+                    total += run.log_likelihood(theta, rows.batch(t), state).double()
+                if prior.precision is None:
+                    total += prior.log_prob(theta[:, run.subset_where]).double()
+            elbo = total / self.elbo_samples + self.entropy(run, q).double()
+            if prior.precision is not None:
+                spread = 0.5 * (self.variances(q) * prior.precision).sum(1)
+                elbo += (prior.log_prob(q["mean"][:, run.subset_where]) - spread).double()
+        return float((elbo + run.units_log_jacobian()).mean())
+
+
+def positive_std(rho: Tensor) -> Tensor:
+    """softplus(ρ), never so small that its square would vanish."""
+    return softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny ** 0.5)

@@ -173,6 +173,8 @@ def test_settings_that_cannot_be() -> None:
         ({"likelihood": "categorical"}, ModelError, "use BayesianClassifier"),
         ({"likelihood": ("gaussian", "gaussian")}, ModelError, "one likelihood"),
         ({"validation": (X, y)}, MethodError, "a share of the rows"),
+        ({"hidden": 50}, MethodError, "a list of widths"),
+        ({"hidden": (50.5,)}, MethodError, "a width in hidden must be a whole number"),
         ({"column_order": "some"}, MethodError, "'fixed' or 'any'"),
         ({"dtype": "int8"}, MethodError, "dtype"),
         ({"method": "deep-ensembl"}, MethodError, "did you mean 'deep-ensemble'"),

@@ -98,6 +98,22 @@ def test_one_class_only() -> None:
         BayesianClassifier(**FAST).fit(X, labels, sample_weight=labels == "b")
 
 
+def test_targets_that_cannot_be() -> None:
+    X, y = frame()
+    labels = np.where(y > 0, "a", "b")
+    for text in (labels, labels.astype(object)):
+        with pytest.raises(DataError, match=r"y holds .*for labels there is BayesianClassifier"):
+            BayesianRegressor(**FAST).fit(X, text)
+    with pytest.raises(DataError, match=r"continuous.*there is BayesianRegressor"):
+        BayesianClassifier(**FAST).fit(X, y)
+    with pytest.raises(DataError, match=r"several types \(NoneType, str\)"):
+        BayesianClassifier(**FAST).fit(X, np.where(np.arange(60) == 4, None, labels))
+    counts = np.where(np.arange(61) == 60, -1.0, 2.0)  # the last row, after a copy of the first
+    copied = pd.concat([X, X[:1]])
+    with pytest.raises(DataError, match="target at row 60"):
+        BayesianRegressor(likelihood="poisson", **FAST).fit(copied, counts)
+
+
 def test_tensors_are_arrays() -> None:
     X, y = frame()
     numbers = X.to_numpy()

@@ -53,7 +53,16 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     def _read(self, X: Any, y: Any) -> tuple[Array, Array]:
         X, y = inputs.training_rows(self, X, y)
-        check_classification_targets(y)
+        try:
+            check_classification_targets(y)
+        except ValueError as error:
+            raise DataError(f"{error} For numbers there is BayesianRegressor.") from error
+        except TypeError as error:  # labels that cannot be sorted
+            kinds = ", ".join(sorted({type(label).__name__ for label in y.tolist()}))
+            raise DataError(
+                f"y holds labels of several types ({kinds}): make them one, and drop or fill rows "
+                "without a label"
+            ) from error
         return X, y
 
     def _learn_targets(self, y: Array, weight: Array | None) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from doxa import likelihoods, nets
+from doxa import checks, likelihoods, nets
 from doxa.errors import MemoryBudgetError, MethodError, ModelError
 from doxa.fit import fit
 from doxa.likelihoods import Heads, Likelihood
@@ -116,9 +116,13 @@ class BayesianEstimator(BaseEstimator):
         self._check_settings()
         X, y = self._read(X, y)
         weight = inputs.row_weights(sample_weight, len(X))
-        X, targets, weight = counted(X, self._learn_targets(y, weight), weight)
+        targets = self._learn_targets(y, weight)
         method = as_method(self.method)
         likelihood, self._outputs = self._meaning(X)
+        likelihood.prepare_targets(
+            targets, (self._outputs,)
+        )  # an error names the row as it is here
+        X, targets, weight = counted(X, targets, weight)
         self.posterior_ = fit(
             self._network(method), (X, targets), method, likelihood=likelihood, prior=self.prior,
             subset=self.subset, members=self.members, seed=self._seed(), init=self.init,
@@ -192,8 +196,13 @@ class BayesianEstimator(BaseEstimator):
         if self.net is None:
             if not method.needs_network:
                 return None
-            return nets.mlp(self.n_features_in_, self._outputs, tuple(self.hidden))
+            return nets.mlp(self.n_features_in_, self._outputs, self._widths())
         return made(self.net, self.n_features_in_, self._outputs)
+
+    def _widths(self) -> list[int]:
+        if isinstance(self.hidden, str) or not isinstance(self.hidden, Iterable):
+            raise MethodError(f"hidden is a list of widths, such as (50, 50), not {self.hidden!r}")
+        return [checks.whole("a width in hidden", width) for width in self.hidden]
 
     def _check_settings(self) -> None:
         share = isinstance(self.validation, Real)

@@ -40,13 +40,20 @@ def new_rows(estimator: BaseEstimator, X: Any, any_order: bool) -> Array:
 
 
 def row_weights(sample_weight: Any, rows: int) -> Array | None:
-    """One weight a row; not all of them zero. `doxa.fit` checks the sign."""
+    """One finite, nonnegative weight a row; not all of them zero."""
     if sample_weight is None:
         return None
-    given = _array_of(sample_weight)
-    weight = check_array(given, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    weight = check_array(
+        _array_of(sample_weight), ensure_2d=False, dtype=np.float64, ensure_all_finite=False
+    )
     if weight.shape != (rows,):
         raise ShapeError(f"sample_weight has shape {weight.shape}, expected ({rows},)")
+    wrong = np.flatnonzero(~np.isfinite(weight) | (weight < 0))
+    if len(wrong):
+        raise DataError(
+            f"sample_weight is {weight[wrong[0]]} at row {wrong[0]}; weights are finite and "
+            "nonnegative"
+        )
     if not weight.any():
         raise DataError("every sample_weight is zero: no row is left to fit to")
     return weight
@@ -83,7 +90,10 @@ def _with_place(message: str, X: Any, y: Any) -> str:
     if "must be in the same order" in message:
         return f"{message.rstrip()}\ncolumn_order='any' puts columns in order by their names."
     if "could not convert string" in message:
-        return f"X holds text in column {_listed(_text_columns(X))} ({message}); {_ENCODE}"
+        columns = _text_columns(X)
+        if columns:
+            return f"X holds text in column {_listed(columns)} ({message}); {_ENCODE}"
+        return f"y holds text ({message}): for labels there is BayesianClassifier"
     if "contains NaN" in message or "contains infinity" in message:
         of_y = "Input y" in message or "Input Y" in message
         return f"{message.rstrip()}\n{_first_not_finite(y if of_y else X)}"

@@ -10,7 +10,7 @@ import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 
-from doxa.errors import ModelError
+from doxa.errors import DataError, ModelError
 from doxa.likelihoods import HeteroscedasticGaussian, Likelihood
 from doxa.sklearn import inputs
 from doxa.sklearn.estimator import BayesianEstimator, as_numbers
@@ -70,10 +70,15 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _learn_targets(self, y: Array, weight: Array | None) -> Array:
         self._flat = y.ndim == 1
         self.n_outputs_ = 1 if self._flat else y.shape[1]
-        return y.astype(np.float64)
+        return self._known_targets(y)
 
     def _known_targets(self, y: Any) -> Array:
-        return np.asarray(y, dtype=np.float64)
+        try:
+            return np.asarray(y, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"y holds no numbers ({error}): for labels there is BayesianClassifier"
+            ) from error
 
     def _meaning(self, X: Array) -> tuple[Likelihood, int]:
         meant = self._likelihood("gaussian")

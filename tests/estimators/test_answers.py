@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import doxa
-from doxa.errors import DataError, MethodError, MissingExtra, ModelError
+from doxa.errors import DataError, MemoryBudgetError, MethodError, MissingExtra, ModelError
 from doxa.sklearn import BayesianClassifier, BayesianRegressor
 
 SHORT: dict[str, Any] = {"steps": 20, "members": 2}
@@ -82,6 +82,18 @@ def test_intervals_quantiles_and_draws_of_numbers(regressor: BayesianRegressor) 
     assert (np.abs(drawn.mean(1) - mean) < 5 * std / 20).all()
     assert not np.array_equal(drawn, regressor.sample_y(X, n_samples=400, random_state=2))
     assert regressor.log_likelihood(X, y) == pytest.approx(float(p.log_prob(y).mean()))
+
+
+def test_means_are_streamed_where_samples_do_not_fit(regressor: BayesianRegressor) -> None:
+    X, _ = table()
+    want = regressor.predict(X, return_std=True)
+    regressor.posterior_.memory_budget = 1
+    try:
+        assert np.allclose(regressor.predict(X, return_std=True), want)
+        with pytest.raises(MemoryBudgetError):
+            regressor.predict_interval(X)
+    finally:
+        del regressor.posterior_.memory_budget
 
 
 def test_classes(classifier: BayesianClassifier) -> None:

@@ -17,7 +17,7 @@ TINY = {"hidden": (8,), "members": 2, "steps": 30, "lr": 0.05}
 BOTH = (BayesianRegressor, BayesianClassifier)
 
 
-@parametrize_with_checks([estimator(**TINY) for estimator in BOTH])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([estimator(**TINY) for estimator in BOTH])
 def test_tiny(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 

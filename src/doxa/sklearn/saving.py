@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="BayesianEstimator")
 
 KEY = "estimator"  # in a posterior's metadata
+_OWN = "own"  # a network that no registered builder made
 _PRIVATE = ("_outputs", "_flat")  # learned of y, for ourselves
 
 
@@ -34,7 +35,9 @@ def save(estimator: BayesianEstimator, path: str | Path) -> None:
     """
     posterior = estimator.posterior_
     settings = estimator.get_params(deep=False)
-    settings["net"] = None if settings["net"] is None else True
+    given = _given(estimator)
+    if given is not None:
+        settings["net"] = nets.builder_of(given) or _OWN
     if isinstance(settings["random_state"], np.random.RandomState):
         settings["random_state"] = posterior.record.seed
     told = {
@@ -59,14 +62,14 @@ def load(
     if told["class"] != cls.__name__:
         raise StoreError(f"{path} holds a {told['class']}: {told['class']}.load reads it")
     settings = {k: store.decode(v, f"parameter {k}") for k, v in told["settings"].items()}
-    own = settings.pop("net") is not None
+    built = settings.pop("net")
+    if net is None and built not in (None, _OWN):
+        net = nets.build(*built)
     estimator = cls(**settings, net=net)
     for name, value in told["fitted"].items():
         setattr(estimator, name, _array(store.decode(value, name)))
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
     estimator.posterior_ = from_artefact(placed, meta, _given(estimator))
-    if own and net is None:  # from a registered builder, or the posterior would not have loaded
-        estimator.net = nets.build(*estimator.posterior_.model.builder)
     return estimator
 
 
@@ -87,7 +90,7 @@ def from_state(estimator: BayesianEstimator) -> None:
 
 
 def _given(estimator: BayesianEstimator) -> nn.Module | None:
-    """The user's network; None for one that a registered builder makes again."""
+    """The user's network; None where there is none."""
     if estimator.net is None:
         return None
     return made(estimator.net, estimator.n_features_in_, estimator._outputs)

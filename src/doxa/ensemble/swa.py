@@ -58,8 +58,11 @@ class SWA(Method):
     rate: float | None = positive(None, per_run=True)
     lowest: float = between(0.01, 0, 1, "(]")
 
+    def averaging_steps(self, run: Run) -> int:
+        return max(self.cycle, round(self.share * run.steps))
+
     def stages(self, run: Run) -> Iterable[Stage]:
-        steps = max(self.cycle, round(self.share * run.steps))
+        steps = self.averaging_steps(run)
         if run.steps > steps:
             yield optimise(log_joint, run.steps - steps, name="train")
         averaging = optimise(
@@ -76,12 +79,9 @@ class SWA(Method):
             at = torch.arange(steps, dtype=run.dtype, device=run.device)
             done = (at % self.cycle + 1) / self.cycle  # t(i)
             shape = (1 - done) + done * self.lowest
-        if "rate" in run.hyper or self.rate is not None:
-            first = run.setting(self, "rate")
-        elif "lr" in run.hyper:
-            first = 0.5 * run.hyper["lr"].unsqueeze(1)
-        else:
-            first = 0.5 * run.settings.rate
+        if "rate" not in run.hyper and self.rate is None:
+            return run.rates(0.5 * shape)
+        first = run.setting(self, "rate")
         return shape[:, None, None] * first if isinstance(first, Tensor) else shape * first
 
     def parameters(self, run: Run, state: State) -> Tensor:

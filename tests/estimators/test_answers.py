@@ -206,7 +206,7 @@ def test_settings_that_cannot_be() -> None:
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("doxa.sklearn")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.utils.validation", None)
     monkeypatch.delattr(doxa, "sklearn", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'doxa\[tables\]'"):
         _ = doxa.sklearn

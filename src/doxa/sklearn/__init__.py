@@ -10,9 +10,11 @@ from __future__ import annotations
 from doxa.errors import MissingExtra
 
 try:
-    import sklearn as _installed  # noqa: F401
+    from sklearn.utils.validation import validate_data as _since_1_6  # noqa: F401
 except ImportError as error:
-    raise MissingExtra("doxa.sklearn needs scikit-learn: pip install 'doxa[tables]'") from error
+    raise MissingExtra(
+        "doxa.sklearn needs scikit-learn 1.6 or later: pip install 'doxa[tables]'"
+    ) from error
 
 from doxa.sklearn.classifier import BayesianClassifier
 from doxa.sklearn.regressor import BayesianRegressor

@@ -106,7 +106,8 @@ def fit(
     checkpoint_every: seconds between checkpoints.
     draws_budget: bytes of memory for the draws that samplers keep, else a quarter of what is free;
         past it they are kept and read on disk, and nothing else changes.
-    progress: show a bar; default: when standard error is a terminal.
+    progress: show a bar, or a plain line now and then where standard error is no terminal;
+        default: the bar, where it is one.
     engine: "auto", or "stack" / "loop", with ":eager", ":traced", ":compiled", ":graph".
     callbacks: f(step, info), called now and then; one that returns True stops the run.
 

@@ -57,6 +57,12 @@ class Method:
         return 1
 
     @property
+    def gradients(self) -> tuple[int, int] | None:
+        """The least and the most gradients on all rows that a chain takes: what the cost of such a
+        method is. None where the number of steps says it."""
+        return None
+
+    @property
     def holds_out(self) -> bool:
         """Whether rows are held out of a fit, unless the user says which."""
         return self.overfits

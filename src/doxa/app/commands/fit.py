@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import log_to_terminal, out, plan_of, say_schema, status_of
+from doxa.app.commands.terminal import (
+    log_to_terminal,
+    out,
+    plan_of,
+    say_schema,
+    score_table,
+    status_of,
+)
 from doxa.app.options import (
     BatchSize,
+    Calibrate,
+    CalibrationShare,
     Categorical,
+    Conformal,
+    ConformalKind,
     DataFile,
     Device,
     Drop,
@@ -27,9 +38,12 @@ from doxa.app.options import (
     Settings,
     Steps,
     Target,
+    TestFile,
+    TestShare,
     Validation,
     Verbose,
 )  # fmt: skip
+from doxa.errors import MethodError
 
 
 def fit(
@@ -52,37 +66,85 @@ def fit(
     lr: Rate = None,
     batch_size: BatchSize = None,
     validation: Validation = None,
+    test: TestFile = None,
+    split: TestShare = None,
+    calibrate: Calibrate = None,
+    conformal: Conformal = None,
+    conformal_kind: ConformalKind = None,
+    calibration_share: CalibrationShare = None,
     device: Device = None,
     seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Fit a network to a table and save the posterior."""
-    from doxa.app import fitting, schema, tables
+    from doxa.app import fitting, held_out, saved_runs, schema, tables
     from doxa.app import settings as method_settings
+    from doxa.app.calibration import Calibration, calibrated
 
     log_to_terminal(verbose)
     chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
+    asked = Calibration(calibrate, conformal, conformal_kind)
+    held_out.check_shares(test, split, asked, calibration_share)
+    saved_runs.check_place(out_folder)
+    if net is not None and not chosen.needs_network:
+        raise MethodError(f"method {method!r} brings functions of its own: leave --net out")
     frame = tables.read_table(data, index)
-    columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
+
+    def infer(rows: Any, likelihood: str | None) -> Any:
+        return schema.infer_schema(rows, target, likelihood, drop or (), categorical or (), index)
+
+    columns = infer(frame, likelihood)
+    asked = asked.of(columns.likelihood)
+    labels = None if columns.classes is None else columns.targets(frame)
+    share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
+    parts = held_out.divide(len(frame), split or 0.0, share, seed, labels)
+    asked.check_rows(len(parts.calibration), "hold out more with --calibration-share")
+    columns = held_out.schema_of(frame, columns, parts, infer)
+    tested = None if test is None else held_out.read_test(test, data, columns)
     say_schema(columns, len(frame))
-    if words := fitting.say_held_out(plan, chosen, len(frame)):
-        out.print(words, highlight=False)
+    for words in (
+        parts.words,
+        fitting.say_held_out(plan, chosen, len(parts.train)),
+        fitting.say_cost(plan, chosen, columns, len(parts.train)),
+    ):
+        if words:
+            out.print(words, highlight=False, soft_wrap=True)
     checkpoint = fitting.prepare_out(out_folder, resume)
     if resume and not checkpoint.exists():
         out.print("no checkpoint to go on from: starting from the beginning")
-    x, _ = columns.features(frame)
+    x, notes = columns.features(frame)
+    y = columns.targets(frame)
+    for note in notes if not parts.whole else ():
+        out.print(escape(note), highlight=False, soft_wrap=True)
     start = time.perf_counter()
     posterior = fitting.fit_arrays(
-        columns, x, columns.targets(frame), method, settings or (), plan, checkpoint
+        columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint
     )
-    asked = {"likelihood": likelihood, "index": index, "drop": drop or (),
-             "categorical": categorical or ()}  # fmt: skip
-    posterior.metadata.update(fitting.provenance(data, len(frame), plan, asked))
+    remembered = {"likelihood": likelihood, "index": index, "drop": drop or (),
+                  "categorical": categorical or (), "split": split, "calibrate": calibrate,
+                  "test": None if test is None else test.name,
+                  "conformal": conformal, "conformal_kind": conformal_kind,
+                  "calibration_share": calibration_share}  # fmt: skip
+    posterior.metadata.update(fitting.provenance(data, len(frame), plan, remembered))
+    digest = posterior.metadata["source"]["sha256"]
+    posterior.metadata.update(parts.remembered(digest))
+    out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
+    if asked:
+        rows = parts.calibration
+        posterior, said = calibrated(posterior, x[rows], y[rows], asked, seed)
+        for line in said:
+            out.print(line, highlight=False, soft_wrap=True)
+        saved_runs.record_calibration(posterior, asked, data.name, digest, len(rows), seed)
+    if len(parts.test):
+        tested = held_out.Tested(x[parts.test], y[parts.test], data.name, digest)
+    if tested is not None:
+        scores = held_out.score(posterior, columns, tested, y[parts.train])
+        posterior.metadata["held_out_scores"] = scores
+        out.print(score_table(scores))
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
-    out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
     out.print(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",
         soft_wrap=True,

@@ -9,31 +9,41 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Net, Verbose
+from doxa.app.options import DataFile, Net, Run, Verbose
 from doxa.errors import DataError
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)],
+    run: Run,
     data: DataFile,
     out_file: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file to write.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability inside low..high.")] = 0.95,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability inside low..high, or inside the set of classes. Default: a conformal "
+            "run's own, else 0.95, and no sets."
+        ),
+    ] = None,
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
     """Predict new rows: mean, std and interval, or class probabilities, and how sure they are."""
-    from doxa.app import fitting, predictions, tables
+    from doxa.app import calibration, fitting, predictions, tables
 
     log_to_terminal(verbose)
-    if not 0.0 < level < 1.0:
+    if level is not None and not 0.0 < level < 1.0:
         raise DataError(f"--level must be between 0 and 1, not {level}")
     if out_file is not None:
         tables.check_writable(out_file)
     posterior, columns = fitting.load_run(run, net)
     frame = tables.read_table(data, columns.index, index_needed=False)
     table, notes = predictions.predict_table(posterior, columns, frame, level)
+    own = calibration.conformal_level(posterior)
+    if own is not None:
+        what = "low to high holds" if columns.classes is None else "the set holds"
+        err.print(f"conformal run: {what} the truth with probability {own:g}", highlight=False)
     for note in notes:
         err.print(f"note: {escape(note)}", highlight=False)
     if out_file is None:

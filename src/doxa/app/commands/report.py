@@ -9,11 +9,11 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import log_to_terminal, out
-from doxa.app.options import Net, Verbose
+from doxa.app.options import Net, Run, Verbose
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)],
+    run: Run,
     test: Annotated[Path | None, typer.Option(help="Held-out rows to score it on.")] = None,
     train: Annotated[
         Path | None, typer.Option(help="The rows it was fitted to, for the diagnostics.")

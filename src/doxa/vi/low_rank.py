@@ -1,11 +1,13 @@
 """Low-rank variational inference: a Gaussian with a few directions of correlation.
 
-    q(θ) = N(μ, D + F Fᵀ),   D = softplus(ρ)²,   F [P, R];   θ = μ + D^½ ε₁ + F ε₂
+    q(θ) = N(μ, D^½ (I + G Gᵀ/R) D^½),   D = softplus(ρ)²,   G [P, R]
+    θ = μ + D^½ (ε₁ + G ε₂/√R)
 
 Ong, Nott & Smith (2018); Tomczak, Swaroop & Turner (2020). R = 0 is mean-field; with R as large as
 the number of weights it holds any Gaussian. The directions that matter are those in which weights
-make up for each other, where mean-field is too narrow. A step costs what mean-field's does plus R
-numbers a weight; log|Σ| needs an R × R determinant.
+make up for each other, where mean-field is too narrow. They are in units of each weight's σ, so
+that a step of the optimiser cannot drown it in noise. A step costs what mean-field's does plus R
+numbers a weight; log|Σ| = log|D| + log|I + Gᵀ G/R| needs an R × R determinant.
 """
 
 from __future__ import annotations
@@ -37,33 +39,36 @@ class LowRankVI(GaussianVI):
     shape: ClassVar[tuple[str, ...]] = ("rho", "factor")
 
     rank: int = whole(10, least=1)
+    samples: int = whole(4, least=1)  # with one, the directions are lost in the gradient's noise
 
     def init_shape(self, run: Run) -> State:
-        """σ in D alone; F small and random, since at zero its gradient is zero."""
+        """σ in D alone; G small and random, since at zero its gradient is zero."""
         size = len(run.subset_index)
         std = run.field(self, "initial_std").unsqueeze(1)
-        small = 0.1 * std.unsqueeze(2) / self.rank**0.5
-        factor = small * run.noise("factor").normal((size, self.rank))
-        return {"rho": std.expm1().log().expand(run.size, size).clone(), "factor": factor}
+        return {
+            "rho": std.expm1().log().expand(run.size, size).clone(),
+            "factor": 0.1 * run.noise("factor").normal((size, self.rank)),
+        }
 
     def numbers(self, params: State) -> int:
         return params["rho"].shape[1] + self.rank
 
     def away(self, params: State, eps: Tensor) -> Tensor:
         own, common = eps.split([eps.shape[2] - self.rank, self.rank], 2)
-        return positive_std(params["rho"]).unsqueeze(1) * own + common @ params["factor"].mT
+        std, directions = positive_std(params["rho"]), params["factor"] / self.rank**0.5
+        return std.unsqueeze(1) * (own + common @ directions.mT)
 
     def variances(self, params: State) -> Tensor:
-        return positive_std(params["rho"]).square() + params["factor"].square().sum(2)
+        more = params["factor"].square().mean(2)
+        return positive_std(params["rho"]).square() * (1 + more)
 
     def logdet(self, params: State) -> Tensor:
-        """log|D| + log|I + Fᵀ D⁻¹ F|."""
-        std = positive_std(params["rho"])
-        white = params["factor"] / std.unsqueeze(2)
-        inner = white.mT @ white + torch.eye(self.rank, dtype=std.dtype, device=std.device)
-        root = torch.linalg.cholesky_ex(inner).L.diagonal(dim1=1, dim2=2)
-        return 2 * (std.log().sum(1) + root.log().sum(1))
+        std, factor = positive_std(params["rho"]), params["factor"]
+        eye = torch.eye(self.rank, dtype=std.dtype, device=std.device)
+        root = torch.linalg.cholesky_ex(eye + factor.mT @ factor / self.rank).L
+        return 2 * (std.log().sum(1) + root.diagonal(dim1=1, dim2=2).log().sum(1))
 
     def covariance(self, params: State) -> linalg.Structure:
-        variance = positive_std(params["rho"]).square()
-        return linalg.LowRankPlusDiagonal(variance, params["factor"])
+        std = positive_std(params["rho"])
+        factor = std.unsqueeze(2) * params["factor"] / self.rank**0.5
+        return linalg.LowRankPlusDiagonal(std.square(), factor)

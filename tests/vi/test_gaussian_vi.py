@@ -60,19 +60,20 @@ def test_the_last_layer_is_bayesian_linear_regression() -> None:
 
 @pytest.mark.slow
 def test_low_rank_finds_the_posterior_and_mean_field_does_not() -> None:
-    """Rank 2 plus a diagonal holds any covariance of three weights. To 1 % of the largest variance:
-    the gradient is estimated."""
+    """Rank 2 plus a diagonal holds any covariance of three weights. The mean to 1e-3 of the largest
+    standard deviation, since pairs ±ε leave no noise in its gradient here; the covariance, whose
+    gradient is estimated, to 1 % of the largest variance."""
     x, y = line()
     mean, covariance, evidence = exact(x, y)
     options = {
-        "steps": 8000, "lr": 0.01, "batch_size": 30, "likelihood": doxa.Gaussian(noise=NOISE),
+        "steps": 6000, "lr": 0.003, "batch_size": 30, "likelihood": doxa.Gaussian(noise=NOISE),
         "prior": doxa.Normal(1.0), "validation": None,
     }  # fmt: skip
     net = nn.Linear(2, 1).double()
-    rich = doxa.LowRankVI(rank=2, samples=16, elbo_samples=400)
+    rich = doxa.LowRankVI(rank=2, samples=64, elbo_samples=400)
     posterior = doxa.fit(net, (x, y), rich, **options)
     got_mean, got = found(posterior)
-    assert torch.allclose(got_mean, mean, atol=0.01 * float(covariance.diag().max().sqrt()))
+    assert torch.allclose(got_mean, mean, atol=1e-3 * float(covariance.diag().max().sqrt()))
     assert torch.allclose(got, covariance, atol=0.01 * float(covariance.diag().max()))
     poor = doxa.fit(net, (x, y), doxa.MeanField(elbo_samples=400), **options)
     error = 4 * math.sqrt(1.5 / 400)

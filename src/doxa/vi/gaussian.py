@@ -110,12 +110,20 @@ class GaussianVI(Method):
     ) -> tuple[Tensor, State, Tensor]:
         """E_q Σ log p(y | θ), [M], what the pass changed, and the draws [M, S, P]."""
         s = self.samples
-        eps = clock.times(s).noise(self.numbers(params)).unflatten(0, (-1, s))
+        eps = self.normals(clock, self.numbers(params))
         theta = self.drawn(run, params, eps)
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
         fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None)
         changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
         return fit.value.unflatten(0, (-1, s)).mean(1), changed, theta
+
+    def normals(self, clock: Clock, numbers: int) -> Tensor:
+        """ε, [M, S, numbers]; an even number of draws comes in pairs ±ε, in which what is odd in ε
+        cancels."""
+        paired = self.samples % 2 == 0
+        count = self.samples // 2 if paired else self.samples
+        eps = clock.times(count).noise(numbers).unflatten(0, (-1, count))
+        return torch.cat([eps, -eps], 1) if paired else eps
 
     def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
         """E_q log p(θ), [M], of all weights, also of those that are points."""

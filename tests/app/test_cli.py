@@ -63,10 +63,10 @@ def test_a_linear_fit_is_least_squares_in_the_units_of_the_table(numbers, tmp_pa
     ols = design @ np.linalg.lstsq(design, frame["y"], rcond=None)[0]
     assert list(p.index) == list(frame.index)
     assert np.abs(p["mean"] - ols).max() < 0.05 * frame["y"].std()
-    assert np.allclose(p["aleatoric"] + p["epistemic"], p["std"] ** 2, rtol=1e-4)
+    assert np.allclose(p["aleatoric_std"] ** 2 + p["epistemic_std"] ** 2, p["std"] ** 2, rtol=1e-4)
     assert np.all((p["low"] < p["mean"]) & (p["mean"] < p["high"]))
     # 0.5 is the noise the table was made with, in its own units
-    assert np.sqrt(p["aleatoric"]).mean() == pytest.approx(0.5, rel=0.15)
+    assert p["aleatoric_std"].mean() == pytest.approx(0.5, rel=0.15)
     inside = ((p["low"] <= frame["y"]) & (frame["y"] <= p["high"])).mean()
     assert 0.9 <= inside <= 1.0
 
@@ -90,8 +90,9 @@ def test_two_classes_and_a_terminal_table(tmp_path) -> None:
     said = doxa("fit", tmp_path / "t.csv", "-t", "ok", "-m", "map", "-o", tmp_path / "r", *QUICK)
     assert "likelihood bernoulli" in said
     doxa("predict", tmp_path / "r", tmp_path / "t.csv", "-o", tmp_path / "p.csv")
-    p = pd.read_csv(tmp_path / "p.csv", index_col=0)
+    p = pd.read_csv(tmp_path / "p.csv")
     assert (p["predicted"] == frame["ok"]).mean() > 0.9
+    assert p["line"].tolist() == list(range(2, 102))
     shown = doxa("predict", tmp_path / "r", tmp_path / "t.csv")
     assert "80 more rows" in shown
 
@@ -215,8 +216,8 @@ def test_a_method_is_shown_as_its_row_describes_it() -> None:
         (["fit", "{folder}/none.csv", "-t", "y"], "does not exist"),
         (["fit", "{folder}/empty.csv", "-t", "y"], "is empty"),
         (["fit", "{folder}/header.csv", "-t", "y"], "no rows"),
-        (["fit", "{folder}/text.csv", "-t", "y"], "column 'a', row 3: 'oops' is not a number"),
-        (["fit", "{folder}/nan.csv", "-t", "y"], "column 'a', row 2: missing value"),
+        (["fit", "{folder}/text.csv", "-t", "y"], "column 'a', line 4: 'oops' is not a number"),
+        (["fit", "{folder}/nan.csv", "-t", "y"], "missing values: column 'a', line 3"),
         (["fit", "{folder}/one.csv", "-t", "kind"], "one class only ('k')"),
         (["fit", "{folder}/two.csv", "-t", "kind", "-m", "gp"], "for regression only"),
         (["predict", "{folder}/nowhere", "{csv}"], "nowhere"),
@@ -281,10 +282,11 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypa
 
     monkeypatch.setattr(Driver, "_tick", interrupted)
     said = doxa(*words, "-o", tmp_path / "part", code=130)
-    assert "--resume" in said
+    assert "the same command goes on" in said
     assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
     monkeypatch.undo()
-    doxa(*words, "-o", tmp_path / "part", "--resume")
+    said = doxa(*words, "-o", tmp_path / "part")
+    assert "going on with the interrupted fit, from step" in said
     assert not (tmp_path / "part.checkpoint").exists()
     for run in ("whole", "part"):
         doxa("predict", tmp_path / run, numbers, "-o", tmp_path / f"{run}.csv")
@@ -305,9 +307,32 @@ def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) 
     with monkeypatch.context() as patch:
         patch.setattr(Driver, "_tick", interrupted)
         doxa(*words, code=130)
-    assert "another fit" in doxa(*words, "--seed", 7, "--resume", code=2)
-    doxa(*words, "--seed", 7)  # without --resume it starts over
-    assert (tmp_path / "run").is_dir()
+    kept = sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir())
+    said = doxa(*words, "--seed", 7, "--hidden", "9,9", code=2)
+    assert "asked something else: --hidden 50, now 9, 9; --seed 0, now 7. Repeat" in said
+    rows = numbers.read_text()
+    numbers.write_text(rows + "row-200,50,-3,red,230\n")
+    assert "the data file had other contents" in doxa(*words, "--resume", code=2)
+    numbers.write_text(rows)
+    assert sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir()) == kept
+    doxa(*words, "--seed", 7, "--overwrite")  # starts anew
+    assert (tmp_path / "run").is_dir() and not (tmp_path / "run.checkpoint").exists()
+    before = (tmp_path / "run" / "tensors.safetensors").read_bytes()
+    said = doxa(*words, code=2)
+    assert "already holds a finished run; --overwrite replaces it" in said
+    assert "rows" not in said  # said before anything is read
+    assert (tmp_path / "run" / "tensors.safetensors").read_bytes() == before
+    doxa(*words, "--overwrite")
+    assert (tmp_path / "run" / "tensors.safetensors").read_bytes() != before
+    assert "no checkpoint to go on from" in doxa(*words, "--overwrite", "--resume")
+
+
+def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(numbers, tmp_path) -> None:
+    words = ["fit", numbers, "-t", "y", "-m", "sgld", "--set", "step_size=1e6", "--steps", 20]
+    said = doxa(*words, "-o", tmp_path / "run", code=3)
+    assert "sgld: diverged" in said and "saved to" in said and "do not use" in said
+    assert (tmp_path / "run" / "meta.json").exists()
+    assert "3: saved, but the fit diverged" in doxa("fit", "--help")
 
 
 @pytest.fixture

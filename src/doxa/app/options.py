@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-DataFile = Annotated[Path, typer.Argument(help="A CSV or Parquet file.", show_default=False)]
+DataFile = Annotated[
+    Path,
+    typer.Argument(help="A CSV (also compressed) or Parquet file.", show_default=False),
+]
 Target = Annotated[str, typer.Option("--target", "-t", help="The column to predict.")]
 Likelihood = Annotated[
     str | None,
@@ -17,6 +20,24 @@ Index = Annotated[str | None, typer.Option(help="A column that names rows; not a
 Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; repeatable.")]
 Categorical = Annotated[
     list[str] | None, typer.Option(help="A column of numbers that are categories; repeatable.")
+]
+Numeric = Annotated[
+    list[str] | None,
+    typer.Option(help="A column of numbers to use although it looks like an id; repeatable."),
+]
+Missing = Annotated[
+    str,
+    typer.Option(
+        help="What to do about missing cells: error names them; impute fills in the median, and "
+        "says so in one more input, or the category 'missing'."
+    ),
+]
+Sep = Annotated[
+    str | None, typer.Option(help="What separates cells: , ; | or tab. Default: recognised.")
+]
+Decimal = Annotated[str | None, typer.Option(help="The decimal mark: , or . Default: recognised.")]
+Encoding = Annotated[
+    str | None, typer.Option(help="utf-8, utf-16, latin-1, ... Default: recognised.")
 ]
 Settings = Annotated[
     list[str] | None,

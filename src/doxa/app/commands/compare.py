@@ -13,16 +13,21 @@ from doxa.app.options import (
     BatchSize,
     Categorical,
     DataFile,
+    Decimal,
     Device,
     Drop,
+    Encoding,
     Epochs,
     Hidden,
     Index,
     Likelihood,
     Members,
+    Missing,
     Net,
+    Numeric,
     Rate,
     Seed,
+    Sep,
     Steps,
     Target,
     Validation,
@@ -62,6 +67,11 @@ def compare(
     index: Index = None,
     drop: Drop = None,
     categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = "error",
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     net: Net = None,
     hidden: Hidden = "50",
     members: Members = None,
@@ -76,9 +86,10 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
     cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
-    from doxa.app import comparison, schema, tables
+    from doxa.app import comparison, intake, tables
     from doxa.app import settings as method_settings
     from doxa.app.comparison import page
+    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -94,16 +105,19 @@ def compare(
     if report is not None:
         page.check_place(report)
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
-    frame = tables.read_table(data, index)
-    columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
-    held_out = None if test is None else tables.read_table(test, index)
+    table = intake.Asked(
+        target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
+        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
+    )  # fmt: skip
+    frame, columns = intake.take_in(data, table)
+    held_out = None if test is None else intake.take_in_known(test, columns, table.dialect)[0]
     say_schema(columns, len(frame))
     found = comparison.compare_tables(
         columns, frame, held_out, names, plan, splits=splits, test_fraction=test_fraction,
         reference=asked, say=_say,
     )  # fmt: skip
-    for table in comparison.as_tables(found):
-        out.print(table)
+    for shown in comparison.as_tables(found):
+        out.print(shown)
     if out_file is not None:
         tables.write_table(found.frame(), out_file)
         out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)

@@ -9,27 +9,34 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import log_to_terminal, out, plan_of, say_schema, status_of
+from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema, status_of
 from doxa.app.options import (
     BatchSize,
     Categorical,
     DataFile,
+    Decimal,
     Device,
     Drop,
+    Encoding,
     Epochs,
     Hidden,
     Index,
     Likelihood,
     Members,
+    Missing,
     Net,
+    Numeric,
     Rate,
     Seed,
+    Sep,
     Settings,
     Steps,
     Target,
     Validation,
     Verbose,
 )  # fmt: skip
+
+DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
 
 
 def fit(
@@ -43,6 +50,11 @@ def fit(
     index: Index = None,
     drop: Drop = None,
     categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = "error",
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     settings: Settings = None,
     net: Net = None,
     hidden: Hidden = "50",
@@ -54,32 +66,51 @@ def fit(
     validation: Validation = None,
     device: Device = None,
     seed: Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between checkpoints of the fit.")
+    ] = 30.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run that is there; start anew.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Not needed: an interrupted fit goes on by itself.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fit a network to a table and save the posterior."""
-    from doxa.app import fitting, schema, tables
+    """Fit a network to a table and save the posterior.
+
+    Interrupted, it goes on where it stopped when the same command is given again. A run that is
+    finished is not replaced without --overwrite.
+
+    Exit code 0: saved (what is doubtful about the fit is said); 2: an error, in one line; 3: saved,
+    but the fit diverged; 130: interrupted.
+    """
+    from doxa.app import fitting, intake, resuming
     from doxa.app import settings as method_settings
+    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
-    frame = tables.read_table(data, index)
-    columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
+    table = intake.Asked(
+        target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
+        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
+    )  # fmt: skip
+    checkpoint = fitting.prepare_out(out_folder, overwrite)
+    frame, columns = intake.take_in(data, table)
     say_schema(columns, len(frame))
     if words := fitting.say_held_out(plan, chosen, len(frame)):
         out.print(words, highlight=False)
-    checkpoint = fitting.prepare_out(out_folder, resume)
-    if resume and not checkpoint.exists():
-        out.print("no checkpoint to go on from: starting from the beginning")
     x, _ = columns.features(frame)
+    origin = fitting.provenance(data, len(frame), plan, table.facts())
+    facts = resuming.facts(target, method, settings or (), origin)
+    out.print(resuming.said(resuming.begin(checkpoint, facts, overwrite), resume), end="")
     start = time.perf_counter()
     posterior = fitting.fit_arrays(
-        columns, x, columns.targets(frame), method, settings or (), plan, checkpoint
-    )
-    asked = {"likelihood": likelihood, "index": index, "drop": drop or (),
-             "categorical": categorical or ()}  # fmt: skip
-    posterior.metadata.update(fitting.provenance(data, len(frame), plan, asked))
+        columns, x, columns.targets(frame), method, settings or (), plan, checkpoint,
+        checkpoint_every,
+    )  # fmt: skip
+    posterior.metadata.update(origin)
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
@@ -87,3 +118,6 @@ def fit(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",
         soft_wrap=True,
     )
+    if posterior.status == "diverged":
+        err.print("the fit diverged: do not use its predictions", highlight=False)
+        raise typer.Exit(DIVERGED)

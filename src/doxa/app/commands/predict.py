@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Net, Verbose
+from doxa.app.options import DataFile, Decimal, Encoding, Net, Sep, Verbose
 from doxa.errors import DataError
 
 
@@ -20,21 +20,30 @@ def predict(
         Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file to write.")
     ] = None,
     level: Annotated[float, typer.Option(help="Probability inside low..high.")] = 0.95,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Predict new rows: mean, std and interval, or class probabilities, and how sure they are."""
-    from doxa.app import fitting, predictions, tables
+    """Predict new rows: mean, std and interval, or class probabilities, and how sure they are.
+
+    Columns are found by name, in any order; what fitting said about missing cells, dates and
+    categories holds here. Written beside each row's index, or its line in the file.
+    """
+    from doxa.app import fitting, intake, predictions, tables
+    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     if not 0.0 < level < 1.0:
         raise DataError(f"--level must be between 0 and 1, not {level}")
     if out_file is not None:
         tables.check_writable(out_file)
+    dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    frame = tables.read_table(data, columns.index, index_needed=False)
+    frame, said = intake.take_in_more(data, columns, dialect)
     table, notes = predictions.predict_table(posterior, columns, frame, level)
-    for note in notes:
+    for note in (*said, *notes):
         err.print(f"note: {escape(note)}", highlight=False)
     if out_file is None:
         show(table)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import log_to_terminal, out
-from doxa.app.options import Net, Verbose
+from doxa.app.options import Decimal, Encoding, Net, Sep, Verbose
 
 
 def report(
@@ -25,25 +25,30 @@ def report(
     diagnose: Annotated[
         bool, typer.Option("--diagnose/--no-diagnose", help="Ask the doctor.")
     ] = True,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
     """Write a report: scores, calibration, uncertainty, diagnostics, recipe; opens offline."""
-    from doxa.app import fitting, report, tables
+    from doxa.app import fitting, intake, report
+    from doxa.app.reading import Dialect
     from doxa.app.report.build import check_place
     from doxa.app.report.subject import inputs_of, rows_of_frame
 
     log_to_terminal(verbose)
     check_place(out_file)
+    dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    held_out, fitted = (
-        None
-        if path is None
-        else rows_of_frame(
-            columns, tables.read_table(path, columns.index, index_needed=False), path.name, new
-        )
-        for path, new in ((test, True), (train, False))
-    )
+
+    def rows(path: Path | None, held_out: bool) -> Any:
+        if path is None:
+            return None
+        frame, said = intake.take_in_known(path, columns, dialect)
+        return rows_of_frame(columns, frame, path.name, held_out, said)
+
+    held_out, fitted = rows(test, True), rows(train, False)
     subject = report.Subject(
         posterior,
         columns.target,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from shell import doxa
 from typer.testing import CliRunner
 
 from doxa.app.cli import app
@@ -15,15 +14,6 @@ from doxa.app.cli import app
 pd = pytest.importorskip("pandas")
 
 QUICK = ["--steps", "200"]
-
-
-def doxa(*words: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    text = result.output
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, text
-    return " ".join(text.split())
 
 
 @pytest.fixture
@@ -143,7 +133,7 @@ def test_a_network_of_ones_own(numbers, tmp_path, monkeypatch) -> None:
     doxa("predict", "run", numbers, "--net", "mynets_for_test:wide", "-o", "p.csv")
     assert len(pd.read_csv("p.csv")) == 200
     assert "has no 'wid'; did you mean 'wide'" in doxa(
-        "fit", numbers, "-t", "y", "-m", "map", "--net", "mynets_for_test:wid", code=2
+        "fit", numbers, "-t", "y", "-o", "other", "--net", "mynets_for_test:wid", code=2
     )
 
 
@@ -255,84 +245,6 @@ def test_a_folder_with_other_files_is_not_overwritten(numbers, tmp_path) -> None
     said = doxa("fit", numbers, "-t", "y", "-m", "map", "-o", precious, *QUICK, code=2)
     assert "holds other files" in said
     assert (precious / "cat.jpg").read_text() == "meow"
-
-
-@pytest.fixture
-def listening() -> Iterator[None]:
-    """Ctrl-C is heard, also where the tests were started in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("listening")
-def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypatch) -> None:
-    from doxa.driver import Driver
-
-    words = ["fit", numbers, "-t", "y", "-m", "map", "--steps", "600"]
-    doxa(*words, "-o", tmp_path / "whole")
-    tick, ticks = Driver._tick, []
-
-    def interrupted(self, *args):
-        result = tick(self, *args)
-        ticks.append(1)
-        if len(ticks) == 30:  # in the middle
-            signal.raise_signal(signal.SIGINT)  # Ctrl-C
-        return result
-
-    monkeypatch.setattr(Driver, "_tick", interrupted)
-    said = doxa(*words, "-o", tmp_path / "part", code=130)
-    assert "the same command goes on" in said
-    assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
-    monkeypatch.undo()
-    said = doxa(*words, "-o", tmp_path / "part")
-    assert "going on with the interrupted fit, from step" in said
-    assert not (tmp_path / "part.checkpoint").exists()
-    for run in ("whole", "part"):
-        doxa("predict", tmp_path / run, numbers, "-o", tmp_path / f"{run}.csv")
-    assert (tmp_path / "whole.csv").read_text() == (tmp_path / "part.csv").read_text()
-
-
-@pytest.mark.usefixtures("listening")
-def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) -> None:
-    from doxa.driver import Driver
-
-    tick = Driver._tick
-
-    def interrupted(self, *args):
-        signal.raise_signal(signal.SIGINT)
-        return tick(self, *args)
-
-    words = ["fit", numbers, "-t", "y", "-m", "map", "-o", tmp_path / "run", *QUICK]
-    with monkeypatch.context() as patch:
-        patch.setattr(Driver, "_tick", interrupted)
-        doxa(*words, code=130)
-    kept = sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir())
-    said = doxa(*words, "--seed", 7, "--hidden", "9,9", code=2)
-    assert "asked something else: --hidden 50, now 9, 9; --seed 0, now 7. Repeat" in said
-    rows = numbers.read_text()
-    numbers.write_text(rows + "row-200,50,-3,red,230\n")
-    assert "the data file had other contents" in doxa(*words, "--resume", code=2)
-    numbers.write_text(rows)
-    assert sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir()) == kept
-    doxa(*words, "--seed", 7, "--overwrite")  # starts anew
-    assert (tmp_path / "run").is_dir() and not (tmp_path / "run.checkpoint").exists()
-    before = (tmp_path / "run" / "tensors.safetensors").read_bytes()
-    said = doxa(*words, code=2)
-    assert "already holds a finished run; --overwrite replaces it" in said
-    assert "rows" not in said  # said before anything is read
-    assert (tmp_path / "run" / "tensors.safetensors").read_bytes() == before
-    doxa(*words, "--overwrite")
-    assert (tmp_path / "run" / "tensors.safetensors").read_bytes() != before
-    assert "no checkpoint to go on from" in doxa(*words, "--overwrite", "--resume")
-
-
-def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(numbers, tmp_path) -> None:
-    words = ["fit", numbers, "-t", "y", "-m", "sgld", "--set", "step_size=1e6", "--steps", 20]
-    said = doxa(*words, "-o", tmp_path / "run", code=3)
-    assert "sgld: diverged" in said and "saved to" in said and "do not use" in said
-    assert (tmp_path / "run" / "meta.json").exists()
-    assert "3: saved, but the fit diverged" in doxa("fit", "--help")
 
 
 @pytest.fixture

@@ -1,0 +1,159 @@
+"""Nothing is lost: a fit that was interrupted goes on by itself, to the same bits, and neither its
+checkpoint nor a finished run is ever replaced unasked."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shell import doxa, started
+
+from doxa.driver import Driver
+
+pd = pytest.importorskip("pandas")
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(50, 10, 60), "b": rng.normal(size=60)})
+    frame["y"] = 2 * frame["a"] + rng.normal(size=60)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    return tmp_path / "rows.csv"
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, tick_number: int) -> None:
+    """Ctrl-C at so many ticks of the next fit."""
+    tick, ticks = Driver._tick, []
+
+    def interrupted(self, *args):
+        ticks.append(1)
+        if len(ticks) == tick_number:
+            signal.raise_signal(signal.SIGINT)
+        return tick(self, *args)
+
+    monkeypatch.setattr(Driver, "_tick", interrupted)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "tensors.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("listening")
+def test_the_same_command_goes_on_where_it_stopped(rows, tmp_path, monkeypatch) -> None:
+    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", "300"]
+    doxa(*words, "-o", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 15)
+        said = doxa(*words, "-o", tmp_path / "part", code=130)
+    assert "the same command goes on" in said
+    assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
+    said = doxa(*words, "-o", tmp_path / "part")
+    assert "going on with the interrupted fit, from step 140" in said
+    assert not (tmp_path / "part.checkpoint").exists()
+    assert weights(tmp_path / "part") == weights(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_fit_that_asks_for_something_else_is_refused(rows, tmp_path, monkeypatch) -> None:
+    words = ["fit", rows, "-t", "y", "-m", "map", "-o", tmp_path / "run", "--steps", 20]
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1)
+        doxa(*words, code=130)
+    kept = sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir())
+    said = doxa(*words, "--seed", 7, "--hidden", "9,9", code=2)
+    assert "asked something else: --hidden 50, now 9, 9; --seed 0, now 7. Repeat" in said
+    text = rows.read_text()
+    rows.write_text(text + "50,0,100\n")
+    assert "the data file had other contents" in doxa(*words, "--resume", code=2)
+    rows.write_text(text)
+    assert sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir()) == kept
+    doxa(*words, "--seed", 7, "--overwrite")
+    assert (tmp_path / "run").is_dir() and not (tmp_path / "run.checkpoint").exists()
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_finished_run_is_replaced_only_when_asked_and_finished(
+    rows, tmp_path, monkeypatch
+) -> None:
+    words = ["fit", rows, "-t", "y", "-m", "map", "-o", tmp_path / "run", "--steps", 20]
+    doxa(*words)
+    before = weights(tmp_path / "run")
+    said = doxa(*words, code=2)
+    assert "already holds a finished run; --overwrite replaces it" in said
+    assert "input columns" not in said  # before anything is read
+    again = [*words, "--overwrite", "--seed", 3]
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1)
+        doxa(*again, code=130)
+    assert weights(tmp_path / "run") == before
+    assert "going on with the interrupted fit" in doxa(*again)
+    assert weights(tmp_path / "run") != before
+    assert "no checkpoint to go on from" in doxa(*words, "--overwrite", "--resume")
+    assert weights(tmp_path / "run") == before
+
+
+def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(rows, tmp_path) -> None:
+    words = ["fit", rows, "-t", "y", "-m", "map", "--lr", "1e30", "--steps", 20]
+    said = doxa(*words, "-o", tmp_path / "run", code=3)
+    assert "map: diverged" in said and "saved to" in said and "do not use" in said
+    assert (tmp_path / "run" / "meta.json").exists()
+    assert "3: saved, but the fit diverged" in doxa("fit", "--help").replace(" │ ", " ")
+
+
+def after(seconds: float) -> Callable[[Path], bool]:
+    at = time.monotonic() + seconds
+    return lambda run: time.monotonic() > at
+
+
+@pytest.mark.slow
+def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
+    """SIGKILL at random moments, and at those that random ones seldom meet; a run that is finished
+    meanwhile is counted and begun elsewhere."""
+    log = tmp_path / "log.txt"
+    words = ["fit", rows, "-t", "y", "-m", "sghmc", "--set", "draws=400", "--steps", 4000,
+             "--checkpoint-every", 0.05]  # fmt: skip
+    began = time.monotonic()
+    assert started(*words, "-o", tmp_path / "whole", log=log).wait() == 0
+    whole = time.monotonic() - began
+    run, finished = tmp_path / "run0", 0
+    watched: list[Callable[[Path], bool]] = [
+        lambda run: run.with_name(f"{run.name}.checkpoint").exists(),
+        lambda run: any(run.with_name(f"{run.name}.checkpoint").glob(".tmp-*")),
+        lambda run: any(run.parent.glob(f".{run.name}.tmp-*")),  # while saving
+        lambda run: run.exists(),  # saved; its checkpoint may be there still
+    ]
+    rng = np.random.default_rng(0)
+    moments = [*rng.uniform(0.0, 1.1 * whole, 12), *watched, *watched]
+    assert len(moments) == 20
+    for moment in (moments[k] for k in rng.permutation(20)):
+        if (run / "meta.json").exists():  # finished before it could be killed
+            code = started(*words, "-o", run, log=log).wait()
+            assert code == 2 and weights(run) == weights(tmp_path / "whole")
+            finished += 1
+            run = tmp_path / f"run{finished}"
+        process = started(*words, "-o", run, log=log)
+        deadline = time.monotonic() + 4 * whole + 30.0
+        reached = moment if callable(moment) else after(moment)
+        while process.poll() is None and not reached(run):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        process.kill()
+        assert process.wait() in (-signal.SIGKILL, 0)
+    if not (run / "meta.json").exists():
+        assert started(*words, "-o", run, log=log).wait() == 0
+    assert weights(run) == weights(tmp_path / "whole")
+    assert "going on with the interrupted fit, from step" in log.read_text()
+    assert "already holds a finished run" in log.read_text()

@@ -123,7 +123,7 @@ def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
     """SIGKILL at random moments, and at those that random ones seldom meet; a run that is finished
     meanwhile is counted and begun elsewhere."""
     log = tmp_path / "log.txt"
-    words = ["fit", rows, "-t", "y", "-m", "sghmc", "--set", "draws=400", "--steps", 4000,
+    words = ["fit", rows, "-t", "y", "-m", "sghmc", "--set", "draws=60", "--set", "burn_in=300",
              "--checkpoint-every", 0.05]  # fmt: skip
     began = time.monotonic()
     assert started(*words, "-o", tmp_path / "whole", log=log).wait() == 0

@@ -95,15 +95,17 @@ def read_text_table(path: Path, asked: Dialect) -> tuple[pd.DataFrame, Dialect]:
         raise DataError(f"{path} is empty")
     sep = asked.sep or _separator(text)
     lines = _structure(text, sep, path)
+    if asked.sep is not None:
+        _check_asked(text, sep, path)
     found = Dialect(sep, asked.decimal or ".", encoding)
     frame = _parse(text, found)
     if asked.decimal is None and sep != "," and _decimal_commas(frame):
         found = replace(found, decimal=",")
         frame = _parse(text, found)
-    if found.decimal == ",":
-        _refuse_points(frame)
     if len(frame) == len(lines):
         frame.index = import_pandas().Index(lines, name=LINE)
+    if found.decimal == ",":
+        _refuse_points(frame)
     return frame, found
 
 
@@ -211,6 +213,15 @@ def _structure(text: str, sep: str, path: Path) -> list[int]:
             "column needs a name of its own"
         )
     return lines
+
+
+def _check_asked(text: str, sep: str, path: Path) -> None:
+    """A separator that cuts nothing, where another would, was not meant."""
+    header = next(cells for _, cells in _records(text, sep, strict=False))
+    if len(header) == 1 and any(other in header[0] for other in _CANDIDATES):
+        raise DataError(
+            f"{path}: --sep {sep!r} leaves one column, {header[0]!r}; without --sep it is recognised"
+        )
 
 
 def _records(text: str, sep: str, strict: bool) -> Iterator[tuple[int, list[str]]]:

@@ -220,7 +220,8 @@ def _check_asked(text: str, sep: str, path: Path) -> None:
     header = next(cells for _, cells in _records(text, sep, strict=False))
     if len(header) == 1 and any(other in header[0] for other in _CANDIDATES):
         raise DataError(
-            f"{path}: --sep {sep!r} leaves one column, {header[0]!r}; without --sep it is recognised"
+            f"{path}: --sep {sep!r} leaves one column, {header[0]!r}; without --sep the separator "
+            "is recognised"
         )
 
 

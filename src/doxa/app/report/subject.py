@@ -32,7 +32,7 @@ class Rows:
     held_out: bool
     columns: tuple[str, ...] = ()
     cells: Callable[[int], Sequence[object]] = lambda row: ()
-    label: Callable[[int], object] = lambda row: f"row {row + 1}"
+    label: Callable[[int], object] = lambda row: f"row {row}"  # as Python counts
     notes: tuple[str, ...] = ()
 
     @property

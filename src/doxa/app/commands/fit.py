@@ -79,11 +79,11 @@ def fit(
 ) -> None:
     """Fit a network to a table and save the posterior.
 
-    Interrupted, it goes on where it stopped when the same command is given again. A run that is
-    finished is not replaced without --overwrite.
+    Interrupted, the same command goes on where it stopped.
+    A run that is finished is not replaced without --overwrite.
 
-    Exit code 0: saved (what is doubtful about the fit is said); 2: an error, in one line; 3: saved,
-    but the fit diverged; 130: interrupted.
+    Exit codes: 0 saved, with what is doubtful about it; 2 an error;
+    3 saved, but the fit diverged; 130 interrupted.
     """
     from doxa.app import fitting, intake, resuming
     from doxa.app import settings as method_settings

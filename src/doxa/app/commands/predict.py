@@ -26,10 +26,10 @@ def predict(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Predict new rows: mean, std and interval, or class probabilities, and how sure they are.
+    """Predict new rows: mean, std, interval, or class probabilities and entropy.
 
-    Columns are found by name, in any order; what fitting said about missing cells, dates and
-    categories holds here. Written beside each row's index, or its line in the file.
+    Columns are found by name, in any order, and read as they were when fitting.
+    Each row of the answer has its index, or its line in the file.
     """
     from doxa.app import fitting, intake, predictions, tables
     from doxa.app.reading import Dialect

@@ -107,7 +107,7 @@ def test_flags_overrule_recognition(tmp_path: Path) -> None:
         "a",
         "b",
     ]
-    for bad in (("and", None, None), (None, ";", None), (None, None, "utf-9")):
+    for bad in (("and", None, None), (None, ";", None), (None, None, "utf-9"), (None, None, "hex")):
         with pytest.raises(DataError, match=r"--sep takes|--decimal takes|unknown --encoding"):
             Dialect.asked(*bad)
 

@@ -3,6 +3,7 @@ checkpoint nor a finished run is ever replaced unasked."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -113,47 +114,49 @@ def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(rows, tmp_
     assert "3 saved, but the fit diverged" in doxa("fit", "--help")
 
 
-def after(seconds: float) -> Callable[[Path], bool]:
+Moment = Callable[[Path], bool]
+
+
+def after(seconds: float) -> Moment:
     at = time.monotonic() + seconds
     return lambda run: time.monotonic() > at
+
+
+def new(pattern: str, run: Path) -> Moment:
+    """When a file or folder of this name appears that was not there before."""
+    before = set(run.parent.glob(pattern.format(run.name)))
+    return lambda run: bool(set(run.parent.glob(pattern.format(run.name))) - before)
 
 
 @pytest.mark.slow
 def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
     """SIGKILL at random moments, and at those that random ones seldom meet; a run that is finished
-    meanwhile is counted and begun elsewhere."""
+    meanwhile is checked, and another one begun."""
     log = tmp_path / "log.txt"
     words = ["fit", rows, "-t", "y", "-m", "sghmc", "--set", "draws=60", "--set", "burn_in=300",
              "--checkpoint-every", 0.05]  # fmt: skip
     began = time.monotonic()
     assert started(*words, "-o", tmp_path / "whole", log=log).wait() == 0
     whole = time.monotonic() - began
-    run, finished = tmp_path / "run0", 0
-    watched: list[Callable[[Path], bool]] = [
-        lambda run: run.with_name(f"{run.name}.checkpoint").exists(),
-        lambda run: any(run.with_name(f"{run.name}.checkpoint").glob(".tmp-*")),
-        lambda run: any(run.parent.glob(f".{run.name}.tmp-*")),  # while saving
-        lambda run: run.exists(),  # saved; its checkpoint may be there still
-    ]
+    watched = ["{}.checkpoint/*-step-*", "{}.checkpoint/.tmp-*", ".{}.tmp-*", "{}"]
     rng = np.random.default_rng(0)
-    moments = [*rng.uniform(0.0, 1.1 * whole, 12), *watched, *watched]
-    assert len(moments) == 20
-    for moment in (moments[k] for k in rng.permutation(20)):
-        if (run / "meta.json").exists():  # finished before it could be killed
-            code = started(*words, "-o", run, log=log).wait()
-            assert code == 2 and weights(run) == weights(tmp_path / "whole")
-            finished += 1
-            run = tmp_path / f"run{finished}"
+    moments = itertools.cycle([*watched, *rng.uniform(0.0, 1.1 * whole, 6)])
+    kills: list[str | float] = []
+    runs = [tmp_path / "run0"]
+    while len(kills) < 20:
+        run, moment = runs[-1], next(moments)
+        reached = new(moment, run) if isinstance(moment, str) else after(moment)
         process = started(*words, "-o", run, log=log)
-        deadline = time.monotonic() + 4 * whole + 30.0
-        reached = moment if callable(moment) else after(moment)
         while process.poll() is None and not reached(run):
-            assert time.monotonic() < deadline
             time.sleep(0.001)
         process.kill()
-        assert process.wait() in (-signal.SIGKILL, 0)
-    if not (run / "meta.json").exists():
-        assert started(*words, "-o", run, log=log).wait() == 0
-    assert weights(run) == weights(tmp_path / "whole")
-    assert "going on with the interrupted fit, from step" in log.read_text()
-    assert "already holds a finished run" in log.read_text()
+        kills += [moment] * (process.wait() == -signal.SIGKILL)
+        if (run / "meta.json").exists():
+            assert "already holds a finished run" in doxa(*words, "-o", run, code=2)
+            runs.append(tmp_path / f"run{len(runs)}")
+    assert set(watched) <= set(kills)
+    assert started(*words, "-o", runs[-1], log=log).wait() == 0
+    assert len({weights(run) for run in [tmp_path / "whole", *runs]}) == 1
+    said = log.read_text()
+    assert "going on with the interrupted fit, from step" in said
+    assert "the interrupted fit had no checkpoint yet" in said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,15 +63,16 @@ def mostly_numbers(values: pd.Series) -> bool:
     """At least half of the cells are numbers, or would be without a sign, unit or separator."""
     if isinstance(values.dtype, import_pandas().CategoricalDtype):
         return False
-    present = values.dropna()
-    return bool(2 * sum(_looks_numeric(cell) for cell in present) >= len(present) > 0)
+    present = values.dropna().value_counts(sort=False)
+    numeric = sum(count for cell, count in present.items() if _looks_numeric(cell))
+    return bool(2 * numeric >= present.sum() > 0)
 
 
 def _looks_numeric(cell: Any) -> bool:
     if isinstance(cell, str):
         text = cell.strip().strip(_CURRENCY + "%").strip()
         return _NUMBER.fullmatch(text) is not None or text.lower().lstrip("+-") in ("inf", "nan")
-    return isinstance(cell, (int, float, np.number)) and not isinstance(cell, (bool, np.bool_))
+    return isinstance(cell, Number) and not isinstance(cell, (bool, np.bool_))
 
 
 def numbers_of(values: pd.Series) -> Array:

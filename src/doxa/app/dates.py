@@ -9,7 +9,7 @@ does, nobody can tell, and the column is left out.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 ISO, DAY_FIRST, MONTH_FIRST, UNCLEAR = "year-month-day", "day first", "month first", "unclear"
 PARTS = ("day", "month", "weekday")
 
-_TIME = r"([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s?(Z|[+-]\d{2}:?\d{2})?)?"
-_YEAR_FIRST = re.compile(r"\d{4}([-/])\d{1,2}\1\d{1,2}" + _TIME)
-_YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2\d{4}" + _TIME)
+_TIME = r"(?:[T ](?P<hour>\d{1,2})(?P<rest>:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?))?"
+_YEAR_FIRST = re.compile(r"(?P<year>\d{4})([-/])(?P<month>\d{1,2})\2(?P<day>\d{1,2})" + _TIME)
+_YEAR_LAST = re.compile(r"(?P<one>\d{1,2})([./-])(?P<two>\d{1,2})\2(?P<year>\d{4})" + _TIME)
 
 
 def layout_of(values: pd.Series) -> str | None:
@@ -33,18 +33,19 @@ def layout_of(values: pd.Series) -> str | None:
 
     if types.is_datetime64_any_dtype(values):
         return ISO
-    present = values.dropna()
     if not types.is_object_dtype(values) and not types.is_string_dtype(values):
         return None
-    cells = [str(cell).strip() for cell in present]
-    first = [cell for cell in cells if _YEAR_FIRST.fullmatch(cell)]
-    last = [match for cell in cells if (match := _YEAR_LAST.fullmatch(cell))]
-    if 2 * max(len(first), len(last)) < len(cells) or not cells:
+    present = values.dropna().value_counts(sort=False)
+    cells = [(str(cell).strip(), count) for cell, count in present.items()]
+    first = sum(count for cell, count in cells if _YEAR_FIRST.fullmatch(cell))
+    matches = [(match, count) for cell, count in cells if (match := _YEAR_LAST.fullmatch(cell))]
+    last = sum(count for _, count in matches)
+    if 2 * max(first, last) < present.sum() or not cells:
         return None
-    if len(first) >= len(last):
+    if first >= last:
         return ISO
-    one, two = (max(int(match[group]) for match in last) for group in (1, 3))
-    if one > 12 or any(match[2] == "." for match in last):
+    one, two = (max(int(match[name]) for match, _ in matches) for name in ("one", "two"))
+    if one > 12 or any(match[2] == "." for match, _ in matches):
         return DAY_FIRST
     return MONTH_FIRST if two > 12 else UNCLEAR
 
@@ -52,17 +53,10 @@ def layout_of(values: pd.Series) -> str | None:
 def days_of(values: pd.Series, layout: str) -> Array:
     """Days since 1970-01-01 in UTC [N], NaN where missing; a cell that is no date is named."""
     pandas = import_pandas()
-    options: dict[str, Any] = {"errors": "coerce", "utc": True}
+    given, options = values, {"errors": "coerce", "utc": True}
     if not pandas.api.types.is_datetime64_any_dtype(values):
-        pattern = _YEAR_FIRST if layout == ISO else _YEAR_LAST
-        text = values.map(lambda cell: str(cell).strip(), na_action="ignore").astype("object")
-        fits = text.map(lambda cell: pattern.fullmatch(cell) is not None, na_action="ignore")
-        values = text.where(fits.fillna(False).astype(bool) | text.isna(), "no date")
-        values = values.str.replace("/", "-") if layout == ISO else values
-        options |= {"format": "mixed", "dayfirst": layout == DAY_FIRST}
-        given = text
-    else:
-        given = values
+        cells = values.astype("object").map(lambda c: _iso(str(c), layout), na_action="ignore")
+        values, options = cells.astype("object"), options | {"format": "ISO8601"}
     moments = pandas.to_datetime(values, **options)
     bad = np.flatnonzero((moments.isna() & given.notna()).to_numpy())
     if bad.size:
@@ -73,6 +67,16 @@ def days_of(values: pd.Series, layout: str) -> Array:
         )
     epoch = pandas.Timestamp(0, tz="UTC")
     return np.array((moments - epoch) / pandas.Timedelta(days=1), dtype=np.float64)
+
+
+def _iso(cell: str, layout: str) -> str | None:
+    """A date as 2024-03-31T09:30; None where it is not written in this way."""
+    match = (_YEAR_FIRST if layout == ISO else _YEAR_LAST).fullmatch(cell.strip())
+    if match is None:
+        return None
+    day, month = {ISO: ("day", "month"), DAY_FIRST: ("one", "two")}.get(layout, ("two", "one"))
+    date = f"{match['year']}-{match[month]:0>2}-{match[day]:0>2}"
+    return date if match["hour"] is None else f"{date}T{match['hour']:0>2}{match['rest']}"
 
 
 def part_of(days: Array, part: str) -> Array:

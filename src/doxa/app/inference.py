@@ -38,6 +38,8 @@ def infer_column(
     present = values.dropna()
     if present.empty:
         return LeftOut("no values")
+    if isinstance(present.iloc[0], (list, tuple, dict, np.ndarray)):
+        return LeftOut("its cells hold several values each")
     if values.nunique(dropna=False) == 1:
         return LeftOut("constant")
     if categorical:

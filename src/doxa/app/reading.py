@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import contextlib
 import csv
 import gzip
 import io
@@ -69,6 +70,8 @@ class Dialect:
             raise DataError(f"--decimal takes , or . (comma, point), not {decimal!r}")
         if encoding is not None:
             try:
+                with contextlib.suppress(UnicodeError):  # one letter is no UTF-16
+                    b"a".decode(encoding)  # Python has codecs that are no text, such as hex
                 encoding = codecs.lookup(encoding).name
             except LookupError:
                 known = "utf-8, utf-16, latin-1, cp1252"

@@ -87,7 +87,7 @@ def training(
     fit = partial(
         doxa.fit, network(net), rows_of(*sizes(net), n), doxa.get_method(method)(**settings),
         members=members, steps=length, batch_size=batch, engine=engine, schedule="constant",
-        likelihood=doxa.Gaussian(1.0), progress=False,
+        likelihood=doxa.Gaussian(1.0), validation=None, progress=False,
     )  # fmt: skip
     return between(fit, 0.2 * length)[0]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import doxa
 
 # What happens after the stage that validates moves the weights on purpose.
-MOVES_ON = {"swa": "averages the points of later steps"}
+MOVES_ON = dict.fromkeys(("swa", "swag"), "averages the points of later steps")
 
 
 def noise_to_fit(case: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

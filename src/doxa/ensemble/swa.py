@@ -58,8 +58,11 @@ class SWA(Method):
     rate: float | None = positive(None, per_run=True)
     lowest: float = between(0.01, 0, 1, "(]")
 
+    def averaging_steps(self, run: Run) -> int:
+        return max(self.cycle, round(self.share * run.steps))
+
     def stages(self, run: Run) -> Iterable[Stage]:
-        steps = max(self.cycle, round(self.share * run.steps))
+        steps = self.averaging_steps(run)
         if run.steps > steps:
             yield optimise(log_joint, run.steps - steps, name="train")
         averaging = optimise(

@@ -75,6 +75,11 @@ class Structure(ABC):
         return self.shape[0]
 
     @property
+    def numbers(self) -> int:
+        """How many standard normal numbers a draw is best made of."""
+        return self.size
+
+    @property
     def size(self) -> int:
         return self.shape[1]
 

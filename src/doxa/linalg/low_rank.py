@@ -52,6 +52,10 @@ class LowRankPlusDiagonal(Structure):
     def rank(self) -> int:
         return self.factor.shape[2]
 
+    @property
+    def numbers(self) -> int:
+        return self.size + self.rank
+
     def sample(self, eps: Tensor) -> Tensor:
         """Draws from N(0, Σ): [..., K, P] to the same shape, or from [..., K, P + R].
 

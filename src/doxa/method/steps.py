@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, Source, batch_rows
-from doxa.method.clock import Clock, Info, State
+from doxa.linalg.layout import Params
+from doxa.method.clock import Clock, Info, State, network_part, unfolded
 from doxa.method.objectives import Objective
-from doxa.method.run import Run
+from doxa.method.run import AT_REST, Run
 from doxa.method.stage import Stage
 from doxa.optim import Adam, Optimizer
 
@@ -128,6 +129,22 @@ def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
 
     if run.problem.model is not None and run.net.tracked:
         yield Stage("batch norm", step, 0, "pass", over=(name,), enter=enter, capturable=False)
+
+
+def statistics_of_draws(run: Run, draws: Tensor, state: State) -> Params:
+    """BatchNorm's statistics for each draw of the weights, [M, S, P], by a pass over the data:
+    {buffer: [M, S, ...]}; nothing where there is no BatchNorm."""
+    k = draws.shape[1]
+    many = run.times(k)
+    rows = many.passes(run.settings.batch_size)
+    own = {name: v.repeat_interleave(k, 0) for name, v in network_part(state).items()}
+    own["theta"] = draws.flatten(0, 1)
+    for stage in refresh_batch_norm(many):
+        assert stage.enter is not None
+        own = stage.enter(many, own)
+        for t in range(rows.count):
+            own, _ = stage.step(many, own, rows.batch(t), AT_REST)
+    return unfolded(run.buffers(own), k)
 
 
 def averaged(state: State, name: str) -> Tensor:

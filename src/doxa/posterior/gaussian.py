@@ -63,8 +63,9 @@ class GaussianPosterior(WeightPosterior):
     def _away(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
         """Deviations from the mean, [K, S, subset], for keys that run over members, then draws."""
         noise = Noise(seed, "draws", keys, self.device, self.dtype)
-        eps = noise.normal((self.subset.size,)).reshape(covariance.members, -1, self.subset.size)
-        return covariance.sample(eps.transpose(0, 1)).transpose(0, 1)
+        eps = noise.normal((covariance.numbers,))
+        each = eps.reshape(covariance.members, -1, covariance.numbers)  # [K, S, numbers]
+        return covariance.sample(each.transpose(0, 1)).transpose(0, 1)
 
     def _group(self, k: int, away: Tensor) -> FunctionDraws:
         """Draws of member k; what is outside the subset is common to them."""

@@ -54,15 +54,15 @@ def weights(run: Path) -> bytes:
 
 @pytest.mark.usefixtures("listening")
 def test_the_same_command_goes_on_where_it_stopped(rows, tmp_path, monkeypatch) -> None:
-    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", "300"]
+    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", "100"]
     doxa(*words, "-o", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        interrupt(patch, 15)
+        interrupt(patch, 5)
         said = doxa(*words, "-o", tmp_path / "part", code=130)
     assert "the same command goes on" in said
     assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
     said = doxa(*words, "-o", tmp_path / "part")
-    assert "going on with the interrupted fit, from step 140" in said
+    assert "going on with the interrupted fit, from step 40" in said
     assert not (tmp_path / "part.checkpoint").exists()
     assert weights(tmp_path / "part") == weights(tmp_path / "whole")
 

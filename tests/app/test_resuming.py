@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from shell import doxa, started
 
+from doxa.app import resuming
 from doxa.driver import Driver
 
 pd = pytest.importorskip("pandas")
@@ -83,6 +84,16 @@ def test_a_fit_that_asks_for_something_else_is_refused(rows, tmp_path, monkeypat
     assert sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir()) == kept
     doxa(*words, "--seed", 7, "--overwrite")
     assert (tmp_path / "run").is_dir() and not (tmp_path / "run.checkpoint").exists()
+
+
+def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path) -> None:
+    words = ["fit", rows, "-t", "y", "-o", tmp_path / "run"]
+    assert "cannot import" in doxa(*words, "--net", "no_such_module:f", code=2)
+    assert not (tmp_path / "run.checkpoint").exists()
+    # killed before its first checkpoint: there is nothing to lose, and nothing is refused
+    resuming.begin(tmp_path / "run.checkpoint", {"seed": 1})
+    said = doxa(*words, "-m", "map", "--steps", 2)
+    assert "saved to" in said and "going on" not in said
 
 
 @pytest.mark.usefixtures("listening")

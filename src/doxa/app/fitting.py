@@ -26,6 +26,8 @@ from doxa.errors import MethodError, ModelError, StoreError, did_you_mean
 from doxa.method import Method
 from doxa.store import decode, is_artefact, read_artefact
 
+ASKED = "asked.json"  # beside checkpoints: what their fit was asked
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -185,5 +187,7 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
 
 
 def forget_checkpoint(checkpoint: Path) -> None:
-    """The posterior is saved: nothing is left to resume."""
+    """The posterior is saved, or its fit given up: nothing is left to resume. What it was asked
+    goes first, so that nobody goes on with half of it."""
+    (checkpoint / ASKED).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.errors import StoreError
 from doxa.store import write_text
 
-_ASKED = "asked.json"
 _STEP = re.compile(r"\d+-step-(\d+)")
 _OPTIONS = {"hidden": "--hidden", "settings": "--set"}
 
@@ -49,20 +49,19 @@ def begin(checkpoint: Path, asked: Mapping[str, Any], overwrite: bool = False) -
     None where there was none. With `overwrite` one that was begun without it is removed.
     """
     now = json.loads(json.dumps(asked))
-    saved = _read(checkpoint / _ASKED)
-    before = None if saved is None else saved["asked"]
-    if saved is not None and before == now and (saved["overwrite"] or not overwrite):
+    before, begun_anew = _read(checkpoint / ASKED)
+    if before == now and (begun_anew or not overwrite):
         return reached(checkpoint)
     if overwrite:
-        shutil.rmtree(checkpoint, ignore_errors=True)
-    elif before is not None:
+        forget_checkpoint(checkpoint)
+    elif before is not None and reached(checkpoint):
         raise StoreError(
             f"{checkpoint} holds an interrupted fit that was asked something else: "
             f"{'; '.join(_differences(before, now))}. Repeat that command to go on with it, use "
             "--overwrite to start anew, or choose another --out"
         )
-    found = reached(checkpoint) or None  # of an older doxa, which wrote no facts: `fit` checks it
-    write_text(checkpoint / _ASKED, json.dumps({"asked": now, "overwrite": overwrite}, indent=1))
+    found = reached(checkpoint) or None
+    write_text(checkpoint / ASKED, json.dumps({"asked": now, "overwrite": overwrite}, indent=1))
     return found
 
 
@@ -73,15 +72,24 @@ def reached(checkpoint: Path) -> int:
     return steps[max(steps)] if steps else 0
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+@contextmanager
+def kept(checkpoint: Path) -> Iterator[None]:
+    """A fit that ends before its first checkpoint leaves nothing behind."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"{path} cannot be read ({error}): remove its folder to start over"
-        ) from error
+        yield
+    except BaseException:
+        if not reached(checkpoint):
+            forget_checkpoint(checkpoint)
+        raise
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, bool]:
+    """What a fit was asked, None where nobody knows; and whether with `--overwrite`."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        return saved["asked"], saved["overwrite"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return None, False  # `fit` tells another fit's checkpoint by its fingerprint
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -106,10 +106,11 @@ def fit(
     facts = resuming.facts(target, method, settings or (), origin)
     out.print(resuming.said(resuming.begin(checkpoint, facts, overwrite), resume), end="")
     start = time.perf_counter()
-    posterior = fitting.fit_arrays(
-        columns, x, columns.targets(frame), method, settings or (), plan, checkpoint,
-        checkpoint_every,
-    )  # fmt: skip
+    with resuming.kept(checkpoint):
+        posterior = fitting.fit_arrays(
+            columns, x, columns.targets(frame), method, settings or (), plan, checkpoint,
+            checkpoint_every,
+        )  # fmt: skip
     posterior.metadata.update(origin)
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)

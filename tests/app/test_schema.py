@@ -130,6 +130,9 @@ def test_an_id_is_used_when_asked_for_and_a_year_is_none() -> None:
     frame = table(y=RNG.normal(size=N), nr=np.arange(N), year=np.arange(1980, 1980 + N))
     assert [c.name for c in infer_schema(frame, "y").columns] == ["x", "year"]
     assert [c.name for c in infer_schema(frame, "y", numeric=["nr"]).columns] == ["x", "nr", "year"]
+    alone = infer_schema(pd.DataFrame({"same": 1, "step": range(N), "y": frame["y"]}), "y")
+    assert [c.name for c in alone.columns] == ["step"] and alone.left_out == ("same",)
+    assert "'step' counts the rows; used, as there is no other input" in alone.notes[2]
     with pytest.raises(DataError, match="both numeric and categorical"):
         infer_schema(frame, "y", numeric=["nr"], categorical=["nr"])
 

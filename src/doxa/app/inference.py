@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MOST_CATEGORIES = 50
 MOST_INTEGER_CLASSES = 10
 FEWEST_COUNTED = 20  # rows from which a column 1, 2, 3, ... is a row number and not a measurement
+COUNTS = "it counts the rows"
 CLASSIFIERS = ("bernoulli", "categorical")
 REGRESSIONS = ("gaussian", "heteroscedastic", "student-t", "poisson")
 _ID_WORDS = {"id", "uid", "uuid", "guid", "key", "idx", "nr", "rowid", "identifier"}
@@ -81,7 +82,7 @@ def id_words(values: pd.Series) -> str:
     if whole and n >= FEWEST_COUNTED:
         steps = values.to_numpy().astype(np.float64) - np.arange(n)
         if steps[0] in (0.0, 1.0) and bool((steps == steps[0]).all()):
-            return "it counts the rows"
+            return COUNTS
     return ""
 
 

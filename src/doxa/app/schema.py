@@ -8,8 +8,9 @@ for each category seen when fitting; a category seen only later is all zeros, an
 column in which at least half the cells are numbers (or would be without a percent or currency sign
 or separators) is meant to be numeric, and the others are an error naming column and row. Dates
 become days, month and weekday (`doxa.app.dates`). Left out, and said: constant columns, ids (every
-cell differs, and the name says so, or they count the rows, or they are UUIDs), text with more than
-50 categories or a different value in (nearly) every row. `categorical` and `numeric` override.
+cell differs, and the name says so, or they count the rows and are not the only input, or they are
+UUIDs), text with more than 50 categories or a different value in (nearly) every row. `categorical`
+and `numeric` override.
 
 Missing cells are an error that names every such column, unless `missing` is "impute": then numbers
 and dates get the median and one more input that says where, categories the category "missing", and
@@ -31,7 +32,7 @@ import numpy as np
 
 from doxa.app.cells import Array, gaps, label_of, labels_of, numbers_of, place_of, refuse_gaps
 from doxa.app.columns import Column, with_tuples
-from doxa.app.inference import LeftOut, describe, infer_column, infer_target
+from doxa.app.inference import COUNTS, LeftOut, describe, infer_column, infer_target
 from doxa.app.reading import Dialect
 from doxa.app.tables import pick
 from doxa.errors import DataError, did_you_mean
@@ -158,6 +159,7 @@ def infer_schema(
     columns: list[Column] = []
     notes: list[str] = []
     left_out: list[str] = []
+    counted: list[str] = []
     for name in map(str, frame.columns):
         if name == target:
             continue
@@ -169,10 +171,16 @@ def infer_schema(
             )
         if isinstance(found, LeftOut):
             left_out.append(name)
+            counted += [name] * found.startswith(COUNTS)
             notes.append(f"column {name!r} left out: {found}")
             continue
         columns.append(found)
         notes += [words] if (words := describe(found)) else []
+    if not columns and counted:  # the only input: a time, and not the number of a row
+        only = counted[0]
+        columns = [Column(only, fill=float(frame[only].median()))]
+        at = left_out.index(only)
+        notes[at] = f"column {left_out.pop(at)!r} counts the rows; used, as there is no other input"
     if missing != IMPUTE:
         refuse_gaps(frame, [target, *(column.name for column in columns)])
     likelihood, classes, note = infer_target(values, likelihood)

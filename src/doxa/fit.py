@@ -38,7 +38,7 @@ from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
-from doxa.model.meaning import check_logits, understood
+from doxa.model.meaning import check_logits, looked_at, understood
 from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
@@ -203,6 +203,8 @@ def _problem(
     if any("likelihood" in spec.hyper for spec in specs):  # a grid over likelihoods gives them
         return Network(believed), None
     believed, inferred = understood(believed, given.x, given.y, given.source is None)
+    if type(method).prepare is not Method.prepare:  # it asks which layers there are
+        believed = looked_at(believed, given.x)
     return Network(believed), inferred
 
 

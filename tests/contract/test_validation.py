@@ -12,7 +12,9 @@ from torch import Tensor
 import doxa
 
 # What happens after the stage that validates moves the weights on purpose.
-MOVES_ON = dict.fromkeys(("swa", "swag"), "averages the points of later steps")
+MOVES_ON = dict.fromkeys(("swa", "swag"), "averages the points of later steps") | {
+    "snapshot": "starts anew in every cycle"
+}
 
 
 def noise_to_fit(case: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -34,7 +36,11 @@ def held_out_score(posterior: Any, k: int, x: Tensor, y: Tensor) -> float:
     points = posterior.samples[k] if posterior.kind == "sample" else posterior.point()[k : k + 1]
     x, y = x.to(posterior.device), y.to(posterior.device)
     y = y[:, None] if y.is_floating_point() else y
-    each = [posterior.model.log_likelihood(posterior.layout.unflatten(p), x, y) for p in points]
+    model, own = posterior.model, getattr(posterior, "layers", None)
+    params = [posterior.layout.unflatten(p) for p in points]
+    if own is not None:  # what layers learned, of each particle
+        params = [p | model.layers.unflatten(q) for p, q in zip(params, own[k], strict=True)]
+    each = [model.log_likelihood(p, x, y) for p in params]
     return float((torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).sum())
 
 

@@ -18,7 +18,11 @@ from doxa.errors import DataError
 
 Check = Callable[..., None]
 
-BY_ROW = {"mc-dropout": "has a mask a row, so that other rows are other masks"}
+BY_ROW = {
+    "mc-dropout": "has a mask a row, so that other rows are other masks",
+    "bootstrap": "has a random weight a row",
+    "batch-ensemble": "deals rows out to its components",
+}
 
 
 def comparable(case: Any, data: Any, **options: Any) -> Any:

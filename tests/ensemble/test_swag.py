@@ -111,7 +111,5 @@ def test_statistics_are_recomputed_for_every_draw() -> None:
 
 def test_too_few_points_are_said() -> None:
     net = doxa.nets.mlp(3, 1, (3,)).double()
-    with pytest.raises(
-        MethodError, match=r"as many points.*has 2 .*lower rank or cycle"
-    ):
+    with pytest.raises(MethodError, match=r"as many points.*has 2 .*lower rank or cycle"):
         doxa.fit(net, data(), "swag", steps=80)

@@ -207,19 +207,22 @@ def test_a_batch_for_particles() -> None:
     assert wide.scale.tolist() == [3.0] * 4
     dealt = batch.split(4)  # two members, four particles each, two rows a particle
     assert dealt.x.shape == (8, 2, 1)
-    assert dealt.x[:4, :, 0].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert dealt.x[:4, :, 0].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert torch.equal(dealt.x[:4], dealt.x[4:])
     assert dealt.scale.tolist() == [12.0] * 8  # n/B with a quarter of the rows
     own = Batch(torch.stack([x, x + 10]), torch.stack([y, y + 10]), torch.ones(2), shared=False)
     assert own.split(2).y.tolist() == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [10, 11, 12, 13],
-        [14, 15, 16, 17],
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+        [10, 12, 14, 16],
+        [11, 13, 15, 17],
     ]
     assert own.times(2).y.tolist() == [[*range(8)]] * 2 + [[*range(10, 18)]] * 2
     weighted = Batch(x, y, torch.ones(2), torch.arange(8.0))
-    assert weighted.split(2).weight.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    assert weighted.split(2).weight.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]] * 2
+    uneven = batch.split(3)  # a ninth row is added, and counts for nothing
+    assert uneven.y[:3].tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 0]]
+    assert uneven.weight[3:].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0]]
 
 
 def test_particles_have_starts_and_noise_of_their_own() -> None:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import doxa
 from doxa.model import Model
-from doxa.model.layers import swap_dropout, with_input_dropout
+from doxa.model.layers import MaskedDropout, swap_dropout, with_input_dropout
 from doxa.model.plan import Plan
 
 M, N, D = 4, 6, 5
@@ -187,7 +187,7 @@ def test_input_dropout_masks_the_input_of_its_layer() -> None:
     net = doxa.nets.mlp(D, 1, hidden=(7,)).double()
     params = stack(net)
     plain = net[2]
-    net[2] = with_input_dropout(plain, 0.5)
+    net[2] = with_input_dropout(plain, MaskedDropout(0.5))
     assert net[2].weight is plain.weight
     assert type(plain) is nn.Linear
     plan = Plan.of(net)

@@ -38,6 +38,7 @@ class Fast:
 SPECIAL: dict[str, dict[str, Any]] = {
     "mc-dropout": {"changed": {"p": 0.2, "insert": "all"}, "grid": {"p": [0.05, 0.3]}},
     "mean-field": {"grid": {"initial_std": [0.02, 0.1]}},
+    "snapshot": {"one_step": {"size": 1}},
     "swag": {"changed": {"rank": 3}},
     "laplace": {"changed": {"structure": "diagonal"}},
     "hmc": {

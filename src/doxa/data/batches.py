@@ -55,22 +55,25 @@ class Batch:
         return Batch(x, y, again(self.scale), weight, False, points)
 
     def split(self, k: int) -> Batch:
-        """Every member's rows dealt out to its k particles, a k-th each; what is over is left."""
-        lead = 0 if self.shared else 1
-        each = batch_rows(self) // k
-        if each == 0:
-            raise DataError(f"a batch of {batch_rows(self)} rows cannot be split into {k} parts")
+        """Every member's rows dealt out to its k particles in turns, so that it does not matter
+        which rows only pad the batch; where they do not come out even, more of those are added."""
+        lead, rows = 0 if self.shared else 1, batch_rows(self)
+        if rows < k:
+            raise DataError(f"a batch of {rows} rows cannot be split into {k} parts")
+        over = -rows % k  # rows to add
 
         def deal(t: Tensor) -> Tensor:  # [(M,) B, ...] to [M·k, B/k, ...]
-            t = t.narrow(lead, 0, k * each)
-            t = t.reshape(*t.shape[:lead], k, each, *t.shape[lead + 1 :])
+            t = torch.cat([t, t.narrow(lead, 0, over)], lead) if over else t
+            t = t.unflatten(lead, (-1, k)).transpose(lead, lead + 1)
             return t.flatten(0, 1) if lead else t.repeat(len(self.scale), *(1,) * (t.ndim - 1))
 
         weight = self.weight
+        if weight is None and over:
+            weight = torch.ones(rows, device=self.scale.device, dtype=self.scale.dtype)
         if weight is not None:
-            weight = weight.expand(len(self.scale), weight.shape[-1])[:, : k * each]
-            weight = weight.reshape(-1, each)
-        scale = (self.scale * (batch_rows(self) / each)).repeat_interleave(k, 0)
+            weight = torch.nn.functional.pad(weight, (0, over)).expand(len(self.scale), -1)
+            weight = weight.unflatten(1, (-1, k)).transpose(1, 2).flatten(0, 1)
+        scale = (self.scale * k).repeat_interleave(k, 0)
         points = None if self.points is None else deal(self.points)
         x, y = tree_map(deal, self.x), tree_map(deal, self.y)
         return Batch(x, y, scale, weight, False, points)

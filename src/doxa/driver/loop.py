@@ -178,11 +178,7 @@ class Driver:
         """The learning rate of each step: [steps], or [steps, M, 1] where runs differ."""
         run = self.run
         shape = schedule(self.options.schedule, steps).to(run.device)
-        if "lr" in run.hyper:
-            rates = shape[:, None, None] * run.hyper["lr"].double()[None, :, None]
-        else:
-            rates = shape * run.settings.rate
-        return rates.to(run.dtype)
+        return run.rates(shape).to(run.dtype)
 
     def _tick(self, stage: Stage, at: Progress, info: Info, bar: Bar | None) -> bool:
         """Record for people and tell callbacks; True to end the stage.

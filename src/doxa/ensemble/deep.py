@@ -1,25 +1,96 @@
 """Deep ensembles: MAP from several starts, averaged.
 
     p(y | x) = (1/M) Σ_m p(y | x, θ_m)
+    adversarial:  ½ log p(y | x, θ) + ½ log p(y | x′, θ),   x′ = x − ε Δ sign ∇ₓ log p(y | x, θ)
 
 Lakshminarayanan, Pritzel & Blundell (2017). Members differ in their initial weights and in the
 order of their data, so that they end in different modes. The strongest simple baseline; its cost is
-M fits, which run as one stacked fit here.
+M fits, which run as one stacked fit here. Adversarial training, an option of the paper's, also fits
+rows moved a little to where they are predicted worst (the fast gradient sign; Δ is the range of
+each input), which smooths the predictions around the data, at twice the cost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from doxa import store
+from doxa.data import Batch
 from doxa.ensemble.map import MAP
+from doxa.errors import MethodError
+from doxa.method import Clock, Run, Stage, State, noise_on_held_out, optimise
+from doxa.method.fields import between
 
 
 @store.register("deep-ensemble")
 @dataclass(frozen=True)
 class DeepEnsemble(MAP):
-    """Five MAP fits unless `members` says otherwise."""
+    """Five MAP fits unless `members` says otherwise.
+
+    Parameters
+    ----------
+    adversarial: ε, how far rows are moved, as a share of each input's range; 0: not at all. The
+        paper has 0.01.
+    """
 
     name: ClassVar[str] = "deep-ensemble"
     default_members: ClassVar[int] = 5
+
+    adversarial: float = between(0.0, 0, 1, "[)", per_run=True)
+
+    def init(self, run: Run) -> State:
+        state = run.init_network()
+        if not self._moves_rows(run):
+            return state
+        span = _range(run)
+        epsilon = run.field(self, "adversarial")
+        return state | {"step": span * epsilon.reshape(-1, *(1,) * (span.ndim - 1))}
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if not self._moves_rows(run):
+            yield from super().stages(run)
+            return
+        yield optimise(_with_moved_rows, run.steps, capturable=False)
+        yield from noise_on_held_out(self.score, run)
+
+    def _moves_rows(self, run: Run) -> bool:
+        return self.adversarial > 0 or "adversarial" in run.hyper
+
+
+def _with_moved_rows(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    theta, step = params["theta"], params["step"]
+    given = batch.x.unsqueeze(0).expand(run.size, *batch.x.shape) if batch.shared else batch.x
+    y = _each(batch.y, run.size) if batch.shared else batch.y
+    x = given.detach().requires_grad_()
+    here = run.train(theta, params, replace(batch, x=x, y=y, shared=False), clock)
+    (slope,) = torch.autograd.grad(here.value.sum(), x, retain_graph=True)
+    moved = x.detach() - step.unsqueeze(1) * slope.sign()
+    there = run.train(theta, params, replace(batch, x=moved, y=y, shared=False), clock)
+    return 0.5 * (here.value + there.value), here.changed, run.known_prior(theta)
+
+
+def _each(y: Any, members: int) -> Any:
+    if isinstance(y, Tensor):
+        return y.unsqueeze(0).expand(members, *y.shape)
+    return type(y)(_each(part, members) for part in y)
+
+
+def _range(run: Run) -> Tensor:
+    """max − min of each input over a member's rows, [M, ...]."""
+    rows = run.passes()
+    low = high = None
+    for t in range(rows.count):
+        x = rows.batch(t).x
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise MethodError("adversarial training needs one float input: it moves rows a little")
+        x = x.unsqueeze(0) if rows.batch(t).shared else x
+        least, most = x.amin(1), x.amax(1)
+        low = least if low is None else torch.minimum(low, least)
+        high = most if high is None else torch.maximum(high, most)
+    assert low is not None and high is not None
+    return (high - low).expand(run.size, *low.shape[1:])

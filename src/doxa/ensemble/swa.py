@@ -79,12 +79,9 @@ class SWA(Method):
             at = torch.arange(steps, dtype=run.dtype, device=run.device)
             done = (at % self.cycle + 1) / self.cycle  # t(i)
             shape = (1 - done) + done * self.lowest
-        if "rate" in run.hyper or self.rate is not None:
-            first = run.setting(self, "rate")
-        elif "lr" in run.hyper:
-            first = 0.5 * run.hyper["lr"].unsqueeze(1)
-        else:
-            first = 0.5 * run.settings.rate
+        if "rate" not in run.hyper and self.rate is None:
+            return run.rates(0.5 * shape)
+        first = run.setting(self, "rate")
         return shape[:, None, None] * first if isinstance(first, Tensor) else shape * first
 
     def parameters(self, run: Run, state: State) -> Tensor:

@@ -125,6 +125,13 @@ class Members:
             return value / self._same_n
         return (value / self.n).unsqueeze(1)
 
+    def rates(self, shape: Tensor) -> Tensor:
+        """The rate of `fit` at each step, times a shape [steps]: [steps], or [steps, M, 1] where a
+        grid varies it."""
+        if "lr" in self.hyper:
+            return shape[:, None, None] * self.hyper["lr"].to(shape.dtype)[None, :, None]
+        return shape * self.settings.rate
+
     def field(self, method: Method, name: str) -> Tensor:
         """A hyper-parameter as [M]: the grid's values where there is a grid."""
         if name in self.hyper:

@@ -49,6 +49,20 @@ def target(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
     return run.density(params["theta"], params, batch, None, training=False)
 
 
+def of_subset(objective: Objective, name: str = "theta") -> Objective:
+    """An objective of weights under a name that leaves those outside the model's subset where they
+    are."""
+
+    def restricted(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        value, changed, *rest = objective(run, params, batch, clock)
+        known = rest[0] if rest else Known(torch.zeros_like(value.detach()), {})
+        add = known.add.get(name, lambda grad: grad)
+        own = {name: lambda grad: add(grad) * run.free}
+        return value, changed, Known(known.value, {**known.add, **own})
+
+    return restricted
+
+
 def differentiated(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, over: Sequence[str]
 ) -> tuple[Tensor, State, State]:

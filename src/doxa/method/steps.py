@@ -87,7 +87,12 @@ def noise_on_held_out(
 
     def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         own = put(params)
-        return score(run, own, batch) + run.prior.log_prob(own[name]), {}
+        theta = own[name]
+        if theta.ndim == 2:
+            return score(run, own, batch) + run.prior.log_prob(theta), {}
+        k = theta.shape[1]  # particles, whose mean density is what predicts
+        each = run.times(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
+        return score(run, own, batch) + each.mean(1), {}
 
     stage = optimise(
         objective, steps, ("noise",), optimizer=Adam(), name="noise", source="held-out",

@@ -91,10 +91,26 @@ class Noisy:
         row, and its first axis is theirs."""
         return {}
 
+    def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights with which the plain layer does the same, of stacked tensors by the layer's
+        own names; nothing where they are the same."""
+        return {}
+
     # A layer may bring a form for all members at once, which is faster than vmap:
     #     batched(self, h, has_axis, slots, inner) -> (out, whether it has the member axis)
     # `inner(h, has_axis)` runs the plain layer of type `inner` on stacked parameters.
     batched: ClassVar[Any] = None
+
+
+def plain_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with which the network's plain layers do the same, where they are others."""
+    found: dict[str, Tensor] = {}
+    for path, layer in net.named_modules():
+        if isinstance(layer, Noisy):
+            prefix = f"{path}." if path else ""
+            own = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            found |= {prefix + name: value for name, value in layer.plain(own).items()}
+    return found
 
 
 class MaskedDropout(Noisy, nn.Module):
@@ -152,19 +168,26 @@ class InputDropout(Noisy):
         return inner(*self.dropout.batched(h, has_axis, slots.child("dropout"), None))
 
 
-_dropped: dict[type[nn.Module], type[nn.Module]] = {}
+_extended: dict[tuple[type, type[nn.Module]], type[nn.Module]] = {}
 
 
-def with_input_dropout(layer: nn.Module, p: float) -> nn.Module:
-    """A layer with the same tensors under the same names, whose input is masked."""
-    plain = type(layer)
-    if plain not in _dropped:
-        _dropped[plain] = type(f"Dropped{plain.__name__}", (InputDropout, plain), {"inner": plain})
-    new = _dropped[plain].__new__(_dropped[plain])
+def extended(layer: nn.Module, mixin: type, **facts: Any) -> Any:
+    """A layer with the same tensors under the same names, and a mixin's ways before its own."""
+    key = (mixin, type(layer))
+    if key not in _extended:
+        name = f"{mixin.__name__}{key[1].__name__}"
+        _extended[key] = type(name, key, facts)
+    new = _extended[key].__new__(_extended[key])
     new.__dict__ = {
         k: copy.copy(v) if isinstance(v, dict) else v for k, v in layer.__dict__.items()
     }
-    new.dropout = MaskedDropout(p)
+    return new
+
+
+def with_input_dropout(layer: nn.Module, dropout: MaskedDropout) -> nn.Module:
+    """A layer with the same tensors under the same names, whose input is masked."""
+    new = extended(layer, InputDropout, inner=type(layer))
+    new.dropout = dropout
     return new
 
 

@@ -24,12 +24,18 @@ def understood(model: Model, x: Inputs, y: Any, complete: bool) -> tuple[Model, 
     rows."""
     if not model.assumed:
         return model, None
-    row = tree_map(lambda t: cast(t[:1], model.device, model.dtype), x)
-    inferred = infer(y, copy.copy(model).build(row).output, complete)
+    inferred = infer(y, looked_at(model, x).output, complete)
     if inferred.said:
         advice = f"; {inferred.advice}" if inferred.advice else ""
         log.log(inferred.level, "likelihood: %s%s", inferred.said, advice)
     return model.meaning(inferred.name), inferred
+
+
+def looked_at(model: Model, x: Inputs) -> Model:
+    """A copy that has seen a row: it knows its outputs, its dropout layers and which layer runs
+    last."""
+    row = tree_map(lambda t: cast(t[:1], model.device, model.dtype), x)
+    return copy.copy(model).build(row)
 
 
 def check_logits(model: Model, start: Tensor, x: Inputs) -> None:

@@ -286,10 +286,13 @@ class Model:
     def log_joint(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
         return self.log_prior(params) + self.log_likelihood(params, x, y).sum()
 
-    def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Model:
-        """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer)."""
+    def rewrite(
+        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
+    ) -> Model:
+        """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer),
+        and perhaps with another subset."""
         own = None if self.default_prior else self.prior
-        changed = Model(self.net, self.likelihood, own, self.subset, output=self.named)
+        changed = Model(self.net, self.likelihood, own, subset or self.subset, output=self.named)
         changed.builder = self.builder
         for name, module in list(changed.net.named_modules()):
             new = rule(name, module)

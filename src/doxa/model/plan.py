@@ -59,8 +59,8 @@ class Plan:
 
     @classmethod
     def of(cls, net: nn.Module) -> Plan | None:
-        if isinstance(net, torch.jit.ScriptModule):
-            return None
+        if isinstance(net, torch.jit.ScriptModule | Noisy):
+            return None  # the latter alone would be traced into, and set its terms to proxies
         if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
             return None  # a replay would pass them by
         try:

@@ -20,6 +20,7 @@ from doxa.errors import MethodError
 from doxa.linalg.layout import Layout
 from doxa.model import Model
 from doxa.model.functional import Functional
+from doxa.model.subset import Subset
 
 _Modules = Mapping[str, Functional]
 
@@ -73,9 +74,11 @@ class Network(Problem):
 
     model: Model = field()  # not to be left out
 
-    def rewrite(self, rule: Callable[[str, nn.Module], nn.Module | None]) -> Network:
+    def rewrite(
+        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
+    ) -> Network:
         """With layers of a copy of the network replaced: see `Model.rewrite`."""
-        return replace(self, model=self.model.rewrite(rule))
+        return replace(self, model=self.model.rewrite(rule, subset))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from doxa.engine.work import Count
 from doxa.errors import MemoryBudgetError, ModelError, Unavailable
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
+from doxa.model.layers import plain_weights
 from doxa.noise import generator
 from doxa.posterior.base import Posterior, leaves
 from doxa.predictive import Moments, Predictive
@@ -242,7 +243,8 @@ class WeightPosterior(Posterior):
             {k: v.expand(g.count, *v.shape) if k in g.constant else v for k, v in g.params.items()}
             for g in groups
         ]
-        return {k: torch.cat([p[k] for p in full]).to(self.device) for k in full[0]}
+        drawn = {k: torch.cat([p[k] for p in full]).to(self.device) for k in full[0]}
+        return drawn | plain_weights(self.network.net, drawn)
 
     def features(self, x: Any) -> Tensor:
         x = self.check_inputs(x)

@@ -1,1 +1,5 @@
-"""Variational inference: the best member of a family of distributions."""
+"""Variational inference: the methods, one a file, and its tools: divergences and gradients."""
+
+from doxa.vi import gradients, kl
+
+__all__ = ["gradients", "kl"]

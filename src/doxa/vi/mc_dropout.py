@@ -13,7 +13,7 @@ Prediction keeps the masks on, one mask a function.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -66,24 +66,10 @@ class MCDropout(Method):
 
     def prepare(self, problem: Problem) -> Problem:
         """Layers that mask take the method's p; where there are none they are inserted."""
-        net = problem.net.net
-        has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
-        layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
-        chosen = layers if self.insert == "all" else layers[1:]
-        if not has and (self.insert == "never" or not chosen):
-            raise ModelError(
-                "the network has no dropout layer and none can be inserted: MC dropout needs "
-                "insert='hidden' and two weight layers, or insert='all'"
-            )
-
-        def rule(name: str, layer: nn.Module) -> nn.Module | None:
-            if isinstance(layer, MaskedDropout):
-                return MaskedDropout(self.p or layer.rate or 0.1, layer.channels)
-            inserted = not has and name in chosen
-            return with_input_dropout(layer, self.p or 0.1) if inserted else None
-
-        assert isinstance(problem, Network)
-        return problem.rewrite(rule)
+        return with_masks(
+            problem, self.insert,
+            lambda rate, channels: MaskedDropout(self.p or rate or 0.1, channels),
+        )  # fmt: skip
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(self._objective, run.steps)
@@ -106,7 +92,7 @@ class MCDropout(Method):
     def _rates_of_subset(self, run: Run, layers: list[str]) -> dict[str, Tensor]:
         """Weights outside the subset are points: what feeds them is not masked, p = 0."""
         uncertain = set(run.net.subset_names)
-        masked = [site for site in layers if _weight(run.net.masked.get(site)) in uncertain]
+        masked = [site for site in layers if weight_of(run.net.masked.get(site)) in uncertain]
         if not masked:
             raise MethodError(
                 "no dropout layer feeds a weight of the subset: nothing would be uncertain; use a "
@@ -139,7 +125,7 @@ class MCDropout(Method):
             layer = run.net.masked.get(site)
             if layer is None:
                 continue
-            weight = _weight(layer)
+            weight = weight_of(layer)
             if weight in run.layout.slices:
                 factor[:, run.layout.slices[weight]] = 1 / (1 - p).unsqueeze(1)
             bits = torch.special.entr(p) + torch.special.entr(1 - p)
@@ -174,12 +160,45 @@ class MCDropout(Method):
         return float((passes.mean(0) + known.double()).mean()), float(error)
 
 
+def with_masks(
+    problem: Problem, insert: str, make: Callable[[float, bool], MaskedDropout],
+    spatial: bool = False, points: bool = True,
+) -> Problem:  # fmt: skip
+    """The problem with the network's dropout layers replaced by those that `make` gives for (their
+    rate, whether they mask whole channels), or with such layers inserted where it has none; before
+    convolutions they mask channels if `spatial`. Weights outside the subset are points: unless
+    `points`, what feeds them is not masked."""
+    assert isinstance(problem, Network)
+    net = problem.net.net
+    has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
+    layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
+    chosen = layers if insert == "all" else layers[1:]
+    uncertain = set(problem.net.subset_names)
+    if not points:
+        chosen = [name for name in chosen if weight_of(name) in uncertain]
+    if not has and (insert == "never" or not chosen):
+        raise ModelError(
+            "the network has no dropout layer and none can be inserted: dropout needs "
+            "insert='hidden' and two weight layers, or insert='all'"
+        )
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        if isinstance(layer, MaskedDropout):
+            fed = weight_of(problem.net.masked.get(name))
+            return make(layer.rate, layer.channels) if points or fed in uncertain else nn.Identity()
+        inserted = not has and name in chosen
+        whole = spatial and not isinstance(layer, nn.Linear)
+        return with_input_dropout(layer, make(0.0, whole)) if inserted else None
+
+    return problem.rewrite(rule)
+
+
 def _given_rates(state: State) -> dict[str, Tensor]:
     """{"LAYER.p": [M]}, of the members that the state holds."""
     return {k.removeprefix("rate."): v for k, v in state.items() if k.startswith("rate.")}
 
 
-def _weight(layer: str | None) -> str:
+def weight_of(layer: str | None) -> str:
     """The name of a layer's weight."""
     return f"{layer}.weight" if layer else "weight"
 

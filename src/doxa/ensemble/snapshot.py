@@ -1,0 +1,125 @@
+"""Snapshot ensembles: several networks from one training run with a cyclic rate.
+
+    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / size;   keep θ at each cycle's end
+    p(y | x) = (1/K) Σ_k p(y | x, θ_k)
+
+Huang, Li, Pleiss, Liu, Hopcroft & Weinberger (2017); Loshchilov & Hutter (2017). The rate falls to
+zero in each cycle, so that every snapshot is a trained network, and starts anew, which throws it
+out of where it was. An ensemble for the price of one network; its members are nearer to each other
+than those of a deep ensemble. Snapshots have BatchNorm statistics of their own, those they were
+trained with. With `members`, each member is such a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.method import (
+    Method,
+    Objective,
+    Run,
+    Stage,
+    State,
+    log_joint,
+    network_part,
+    noise_on_held_out,
+    of_subset,
+    optimise,
+)
+from doxa.method.fields import whole
+from doxa.posterior import Posterior, SamplePosterior
+
+_KEPT = "snapshot."
+
+
+@store.register("snapshot")
+@dataclass(frozen=True)
+class SnapshotEnsemble(Method):
+    """Snapshots of one run.
+
+    Parameters
+    ----------
+    size: how many cycles, and so networks, a member has.
+    skip: of them, the first ones, which are left out: they are the least trained.
+    """
+
+    name: ClassVar[str] = "snapshot"
+    overfits: ClassVar[bool] = True
+
+    size: int = whole(5, least=1)
+    skip: int = whole(0, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.skip >= self.size:
+            raise MethodError(f"skip={self.skip} of size={self.size} snapshots leaves none")
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if run.steps < self.size:
+            raise MethodError(f"{self.size} snapshots need as many steps, not {run.steps}")
+        cycle = run.steps // self.size
+        objective: Objective = log_joint
+        if run.free is not None:  # weights outside the subset are points: find them first
+            yield optimise(log_joint, run.steps, name="maximum")
+            objective = of_subset(log_joint)
+        walk = optimise(objective, cycle * self.size, name="cycles", validates=False)
+        begin = walk.enter
+        assert begin is not None
+        yield replace(
+            walk, rates=self.rates(run, cycle),
+            marks={k * cycle: self._take for k in range(self.skip + 1, self.size)},
+            enter=lambda run, state: begin(run, state | self._empty(run, state)),
+        )  # fmt: skip
+        yield Stage("last snapshot", walk.step, 0, enter=self._take)
+        yield from noise_on_held_out(self.score, run, f"{_KEPT}theta")
+
+    def rates(self, run: Run, cycle: int) -> Tensor:
+        """α(t) of each step: [steps], or [steps, M, 1] where runs differ."""
+        at = torch.arange(cycle, dtype=run.dtype, device=run.device) / cycle
+        return run.rates((0.5 * (torch.cos(torch.pi * at) + 1)).repeat(self.size))
+
+    def _empty(self, run: Run, state: State) -> State:
+        count = self.size - self.skip
+        room = {
+            _KEPT + name: v.unsqueeze(1).repeat(1, count, *(1,) * (v.ndim - 1))
+            for name, v in _network(state).items()
+        }
+        return room | {"taken": torch.zeros_like(run.n)}
+
+    def _take(self, run: Run, state: State) -> State:
+        """Keep the network as it is, here and in the places of those to come, so that a run that
+        is stopped has no other."""
+        count, taken = self.size - self.skip, state["taken"]
+        free = torch.arange(count, device=run.device) >= taken.unsqueeze(1)  # [M, K]
+        new = {"taken": taken + 1}
+        for name, v in _network(state).items():
+            where = free.reshape(*free.shape, *(1,) * (v.ndim - 1))
+            new[_KEPT + name] = torch.where(where, v.unsqueeze(1), state[_KEPT + name])
+        return state | new
+
+    def score(self, run: Run, state: State, batch: Batch) -> Tensor:
+        return super().score(run, _snapshots(state) or state, batch)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        own = _snapshots(state)
+        return SamplePosterior(
+            samples=own["theta"], chain=False, per_draw=True,
+            **run.common(self), **run.shared(own),
+        )  # fmt: skip
+
+
+def _network(state: State) -> State:
+    return {"theta": state["theta"], **network_part(state)}
+
+
+def _snapshots(state: State) -> State:
+    """The networks that were kept, as a state of particles: {name: [M, K, ...]}."""
+    return {n.removeprefix(_KEPT): v for n, v in state.items() if n.startswith(_KEPT)}

@@ -1,0 +1,74 @@
+"""Kullback–Leibler divergences KL(q ‖ p) = E_q[log q − log p], in nats.
+
+In closed form for discrete distributions and for Gaussians (factorised, or with any `Structure` of
+`doxa.linalg` as covariance); by Monte Carlo, with its standard error, for everything else, such as
+mixtures. All are *summed* over what the distribution is over, never averaged: a mean over weights
+is no divergence, and an ELBO that subtracts it is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from doxa.errors import DataError, ShapeError
+from doxa.linalg import Structure
+
+
+class Estimate(NamedTuple):
+    """A Monte Carlo mean and its standard error."""
+
+    value: Tensor
+    error: Tensor
+
+
+def discrete(q: Tensor, p: Tensor) -> Tensor:
+    """Σ_k q_k log(q_k / p_k) over the last axis; infinite where q has mass and p has none."""
+    if q.shape[-1] != p.shape[-1]:
+        raise ShapeError(f"q has {q.shape[-1]} outcomes and p has {p.shape[-1]}")
+    for name, probs in (("q", q), ("p", p)):
+        off = (probs.sum(-1) - 1).abs().max() > 1e-4
+        if bool((probs < 0).any()) or bool(off):
+            raise DataError(f"{name} holds no probabilities: they must be ≥ 0 and add up to 1")
+    return (torch.xlogy(q, q) - torch.xlogy(q, p)).sum(-1)
+
+
+def gaussian(
+    mean: Tensor, std: Tensor, prior_mean: Tensor | float, prior_std: Tensor | float
+) -> Tensor:
+    """Of N(mean, std²) to N(prior_mean, prior_std²), summed over the last axis: numbers are
+    independent, and each gives log(s/σ) + (σ² + (μ − m)²)/2s² − ½."""
+    prior_std = torch.as_tensor(prior_std, dtype=std.dtype, device=std.device)
+    ratio = (std / prior_std).square()
+    away = ((mean - prior_mean) / prior_std).square()
+    return 0.5 * (ratio + away - 1 - ratio.log()).sum(-1)
+
+
+def multivariate(
+    mean: Tensor, covariance: Structure, prior_mean: Tensor | float, prior_std: Tensor | float
+) -> Tensor:
+    """Of K Gaussians N(mean_k, Σ_k), means [K, P], to independent ones: [K]. Of Σ only variances
+    and determinant are needed: ½ (Σ_i (Σ_ii + (μ_i − m_i)²)/s_i² − P + Σ log s_i² − log|Σ|)."""
+    scale = torch.as_tensor(prior_std, dtype=mean.dtype, device=mean.device).expand_as(mean)
+    away = (covariance.diagonal() + (mean - prior_mean).square()) / scale.square()
+    return 0.5 * (away.sum(-1) - mean.shape[-1] + 2 * scale.log().sum(-1) - covariance.logdet())
+
+
+def monte_carlo(
+    draws: Tensor, log_q: Callable[[Tensor], Tensor], log_p: Callable[[Tensor], Tensor]
+) -> Estimate:
+    """From draws of q, [S, ...], and both log densities, [S]: mixtures, flows, any sampler whose
+    density is known. The error is that of the mean over draws."""
+    gaps = log_q(draws) - log_p(draws)
+    return mean_of(gaps)
+
+
+def mean_of(values: Tensor) -> Estimate:
+    """Over the first axis, of independent values."""
+    if len(values) < 2:
+        raise DataError("a standard error needs two draws at least")
+    return Estimate(values.mean(0), values.std(0) / math.sqrt(len(values)))

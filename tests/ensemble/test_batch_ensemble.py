@@ -1,0 +1,116 @@
+"""Batch ensembles are explicit networks W ∘ (r sᵀ), trained on parts of a batch."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import doxa
+from doxa.errors import MethodError, ModelError
+from doxa.optim import SGD
+
+
+def images(n: int = 12) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 2, 6, 6, generator=g, dtype=torch.float64)
+    return x, (x.mean((1, 2, 3)) > 0).long()
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5),
+        nn.Tanh(), nn.Linear(5, 2),
+    ).double()  # fmt: skip
+
+
+def explicit(posterior: doxa.Posterior, net: nn.Module, m: int, k: int) -> nn.Module:
+    """The network of one component, with its weights multiplied out."""
+    w = posterior.layout.unflatten(posterior.samples[m, k])
+    own = posterior.network.layers.unflatten(posterior.layers[m, k])
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            path = name.rpartition(".")[0]
+            value = w[name]
+            if name.endswith("weight") and f"{path}.r" in own:
+                outer = torch.outer(own[f"{path}.r"], own[f"{path}.s"])
+                value = value * outer.reshape(*outer.shape, *(1,) * (value.ndim - 2))
+            p.copy_(value)
+        for name, b in net.named_buffers():
+            b.copy_(posterior.buffers[name][m, k])
+    return net.eval()
+
+
+def test_components_are_explicit_networks() -> None:
+    x, y = images()
+    posterior = doxa.fit(lenet(), (x, y), "batch-ensemble", members=2, steps=20, batch_size=8)
+    f = posterior.predict(x).samples.reshape(2, 4, len(x), 2)
+    for m in range(2):
+        for k in range(4):
+            assert torch.allclose(f[m, k], explicit(posterior, lenet(), m, k)(x), rtol=1e-9)
+    assert not torch.allclose(f[0, 0], f[0, 1])
+    drawn, one = posterior.draw(8), explicit(posterior, lenet(), 1, 2)  # weights multiplied out
+    for name, p in one.named_parameters():
+        assert torch.allclose(drawn[name][6], p, rtol=1e-12), name
+
+
+def test_it_has_little_more_than_one_network() -> None:
+    """P + K Σ_layers (inputs + outputs)."""
+    posterior = doxa.fit(lenet(), images(), doxa.BatchEnsemble(size=3), steps=2, batch_size=6)
+    own = 2 + 3 + 12 + 5 + 5 + 2
+    assert posterior.layers.shape == (1, 3, own)
+    assert posterior.layout.size == sum(p.numel() for p in lenet().parameters())
+    assert (posterior.samples[:, 0] == posterior.samples[:, 1]).all()
+
+
+def test_a_step_is_the_gradient_of_explicit_networks_on_parts_of_the_batch() -> None:
+    """One step of plain SGD on all rows, against autograd through W ∘ (r sᵀ): component k sees the
+    k-th part, and the losses are averaged."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 3, generator=g, dtype=torch.float64)
+    y = x.sum(1, keepdim=True)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    before, after = (
+        doxa.fit(
+            net, (x, y), doxa.BatchEnsemble(size=2, spread=0.3), steps=1, batch_size=8, lr=lr,
+            optimizer=SGD(0.0), schedule="constant", likelihood=doxa.Gaussian(1.0),
+        )
+        for lr in (1e-12, 0.1)
+    )  # fmt: skip
+    theta = before.samples[0, 0].clone().requires_grad_()
+    layers = before.layers[0].clone().requires_grad_()
+    w = before.layout.unflatten(theta)
+
+    def loss(rows: list[Tensor]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for k in range(2):
+            own = before.network.layers.unflatten(layers[k])
+            h = x[rows[k]]
+            for i in (0, 2):
+                outer = torch.outer(own[f"{i}.r"], own[f"{i}.s"])
+                h = h @ (w[f"{i}.weight"] * outer).T + w[f"{i}.bias"]
+                h = torch.tanh(h) if i == 0 else h
+            total = total + 0.5 * (h - y[rows[k]]).square().mean() / 2
+        return total + 0.5 * theta.square().sum() / len(x)
+
+    found = []
+    for some in combinations(range(8), 4):  # which four rows the first component saw
+        rows = [torch.tensor(some), torch.tensor([i for i in range(8) if i not in some])]
+        grads = torch.autograd.grad(loss(rows), [theta, layers])
+        found.append(
+            torch.allclose(after.samples[0, 0], theta - 0.1 * grads[0], rtol=1e-8, atol=1e-10)
+            and torch.allclose(after.layers[0], layers - 0.1 * grads[1], rtol=1e-8, atol=1e-10)
+        )
+    assert sum(found) == 1
+
+
+def test_networks_and_batches_it_cannot_use() -> None:
+    x, y = images()
+    with pytest.raises(MethodError, match="a batch of 3 rows cannot be cut into 4 parts"):
+        doxa.fit(lenet(), (x, y), "batch-ensemble", steps=1, batch_size=3)
+    pooled = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(72), nn.Unflatten(1, (2, 36))).double()
+    net = nn.Sequential(pooled, nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    with pytest.raises(ModelError, match="no linear or convolutional layer"):
+        doxa.fit(net, (x, y), "batch-ensemble", steps=1)

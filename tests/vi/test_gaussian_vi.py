@@ -1,0 +1,164 @@
+"""Gaussian families that hold the posterior find it: low rank and the last layer, on the anchor."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import doxa
+from doxa.errors import MemoryBudgetError, ModelError
+from doxa.vi.last_layer import LastLayerVI
+
+NOISE = 0.5
+
+
+def line(n: int = 30) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 2, generator=g, dtype=torch.float64) @ torch.tensor(
+        [[1.0, 0.8], [0.0, 0.6]], dtype=torch.float64
+    )
+    y = x @ torch.tensor([[1.0], [-0.5]], dtype=torch.float64) + 0.3
+    return x, y + NOISE * torch.randn(n, 1, generator=g, dtype=torch.float64)
+
+
+def exact(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and covariance of (w, b) under N(0, 1) and noise 0.5, and the log evidence."""
+    phi = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+    precision = phi.T @ phi / NOISE**2 + torch.eye(3, dtype=x.dtype)
+    covariance = precision.inverse()
+    mean = covariance @ phi.T @ y[:, 0] / NOISE**2
+    marginal = torch.distributions.MultivariateNormal(
+        torch.zeros(len(x), dtype=x.dtype),
+        phi @ phi.T + NOISE**2 * torch.eye(len(x), dtype=x.dtype),
+    )
+    return mean, covariance, float(marginal.log_prob(y[:, 0]))
+
+
+def found(posterior: doxa.Posterior) -> tuple[Tensor, Tensor]:
+    eye = torch.eye(3, dtype=torch.float64).unsqueeze(1)
+    return posterior.mean[0], posterior.covariance.matmul(eye)[:, 0]
+
+
+def test_the_last_layer_is_bayesian_linear_regression() -> None:
+    """Nothing is random but the batch, and here it holds all rows: mean and covariance to 1e-3, and
+    the bound is the evidence."""
+    x, y = line()
+    mean, covariance, evidence = exact(x, y)
+    posterior = doxa.fit(
+        nn.Linear(2, 1).double(), (x, y), doxa.LastLayerVI(elbo_samples=400), steps=3000, lr=0.02,
+        batch_size=30, likelihood=doxa.Gaussian(noise=NOISE), prior=doxa.Normal(1.0),
+    )  # fmt: skip
+    got_mean, got = found(posterior)
+    assert torch.allclose(got_mean, mean, atol=1e-3 * float(covariance.diag().min().sqrt()))
+    assert torch.allclose(got, covariance, atol=1e-3 * float(covariance.diag().max()))
+    # of 400 draws: half the trace of a χ²₃ a draw has sd √(3/2)
+    assert abs(posterior.elbo - evidence) < 4 * math.sqrt(1.5 / 400)
+
+
+@pytest.mark.slow
+def test_low_rank_finds_the_posterior_and_mean_field_does_not() -> None:
+    """Rank 2 plus a diagonal holds any covariance of three weights. To 1 % of the largest variance:
+    the gradient is estimated."""
+    x, y = line()
+    mean, covariance, evidence = exact(x, y)
+    options = {
+        "steps": 8000, "lr": 0.01, "batch_size": 30, "likelihood": doxa.Gaussian(noise=NOISE),
+        "prior": doxa.Normal(1.0), "validation": None,
+    }  # fmt: skip
+    net = nn.Linear(2, 1).double()
+    rich = doxa.LowRankVI(rank=2, samples=16, elbo_samples=400)
+    posterior = doxa.fit(net, (x, y), rich, **options)
+    got_mean, got = found(posterior)
+    assert torch.allclose(got_mean, mean, atol=0.01 * float(covariance.diag().max().sqrt()))
+    assert torch.allclose(got, covariance, atol=0.01 * float(covariance.diag().max()))
+    poor = doxa.fit(net, (x, y), doxa.MeanField(elbo_samples=400), **options)
+    error = 4 * math.sqrt(1.5 / 400)
+    assert poor.elbo < posterior.elbo - error
+    assert abs(posterior.elbo - evidence) < error
+
+
+def test_the_objective_is_the_exact_elbo_of_a_low_rank_gaussian() -> None:
+    """−KL(q ‖ p) by torch's own, at the answer of a short fit, from the reported bound."""
+    x, y = line()
+    net = nn.Linear(2, 1).double()
+    method = doxa.LowRankVI(rank=2, elbo_samples=4000)
+    posterior = doxa.fit(
+        net, (x, y), method, steps=50, likelihood=doxa.Gaussian(noise=NOISE),
+        prior=doxa.Normal(1.3), batch_size=30,
+    )  # fmt: skip
+    mean, covariance = found(posterior)
+    normal = torch.distributions.MultivariateNormal
+    q = normal(mean, covariance)
+    p = normal(torch.zeros_like(mean), 1.69 * torch.eye(3, dtype=x.dtype))
+    phi = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+    f = phi @ mean
+    each = torch.distributions.Normal(f, NOISE).log_prob(y[:, 0])
+    lost = 0.5 * ((phi @ covariance) * phi).sum(1) / NOISE**2
+    want = float((each - lost).sum() - torch.distributions.kl_divergence(q, p))
+    assert posterior.elbo == pytest.approx(want, abs=0.2)
+
+
+def test_several_draws_a_step_are_one_draw_with_less_noise() -> None:
+    """The objective at a fixed q: it differs by chance only, and less with more draws."""
+    x, y = line()
+    net = nn.Linear(2, 1).double()
+    spread = []
+    for samples in (1, 64):
+        gaps = []
+        for seed in range(6):
+            posterior = doxa.fit(
+                net, (x, y), doxa.LowRankVI(rank=1, samples=samples, average=0.0),
+                steps=1, lr=1e-9, batch_size=30, likelihood=doxa.Gaussian(noise=NOISE), seed=seed,
+                init="given",
+            )  # fmt: skip
+            gaps.append(posterior.history["loss"][0][1][0])
+        spread.append(torch.tensor(gaps).std())
+    assert spread[1] < 0.5 * spread[0]
+
+
+def images() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(60, 4, generator=g, dtype=torch.float64)
+    return x, (x[:, :3] + 0.5 * torch.randn(60, 3, generator=g, dtype=torch.float64)).argmax(1)
+
+
+def test_the_softmax_bound_is_below_what_sampling_finds() -> None:
+    x, y = images()
+    loss = {}
+    for softmax in ("bound", "sampled"):
+        net = doxa.nets.mlp(4, 3, (5,)).double()
+        torch.manual_seed(0)
+        method = LastLayerVI(softmax=softmax, samples=200, initial_std=0.5, average=0.0)
+        posterior = doxa.fit(
+            net, (x, y), method, steps=1, lr=1e-9, batch_size=60, validation=None, seed=3
+        )
+        loss[softmax] = posterior.history["loss"][0][1][0]
+    assert loss["sampled"] < loss["bound"] < loss["sampled"] + 1.0
+
+
+def test_frozen_features_stay_and_joint_ones_move() -> None:
+    x, y = images()
+    net = doxa.nets.mlp(4, 3, (5,)).double()
+    first = next(net.parameters()).detach().flatten()
+    for features in ("frozen", "joint"):
+        posterior = doxa.fit(
+            net, (x, y), LastLayerVI(features=features), steps=20, init="given", validation=None
+        )
+        same = torch.equal(posterior.mean[0, : len(first)], first)
+        assert same == (features == "frozen")
+        assert posterior.covariance.size == 3 * 6
+        assert (posterior.predict(x).mutual_information > 0).all()
+
+
+def test_last_layers_it_cannot_hold() -> None:
+    x, y = images()
+    with pytest.raises(MemoryBudgetError, match=r"6003 weights of '2'.*low-rank-vi"):
+        doxa.fit(doxa.nets.mlp(4, 3, (2000,)), (x, y), "last-layer-vi", steps=1)
+    conv = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
+    with pytest.raises(ModelError, match="is a Conv1d: last-layer VI needs a linear one"):
+        doxa.fit(conv, (x, y), "last-layer-vi", steps=1)
+    with pytest.raises(ModelError, match="leave subset= out"):
+        doxa.fit(doxa.nets.mlp(4, 3, (5,)), (x, y), "last-layer-vi", subset=lambda n: True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema
+from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema, table_of
 from doxa.app.options import (
     BatchSize,
     Categorical,
@@ -89,7 +89,6 @@ def compare(
     from doxa.app import comparison, intake, tables
     from doxa.app import settings as method_settings
     from doxa.app.comparison import page
-    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -105,10 +104,9 @@ def compare(
     if report is not None:
         page.check_place(report)
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
-    table = intake.Asked(
-        target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
-        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
-    )  # fmt: skip
+    table = table_of(
+        target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
+    )
     frame, columns = intake.take_in(data, table)
     held_out = None if test is None else intake.take_in_known(test, columns, table.dialect)[0]
     say_schema(columns, len(frame))

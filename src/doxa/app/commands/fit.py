@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema, status_of
+from doxa.app.commands.terminal import (
+    err,
+    log_to_terminal,
+    out,
+    plan_of,
+    say_schema,
+    status_of,
+    table_of,
+)
 from doxa.app.options import (
     BatchSize,
     Categorical,
@@ -87,15 +95,13 @@ def fit(
     """
     from doxa.app import fitting, intake, resuming
     from doxa.app import settings as method_settings
-    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
-    table = intake.Asked(
-        target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
-        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
-    )  # fmt: skip
+    table = table_of(
+        target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
+    )
     checkpoint = fitting.prepare_out(out_folder, overwrite)
     frame, columns = intake.take_in(data, table)
     say_schema(columns, len(frame))

@@ -86,10 +86,13 @@ def test_a_fit_that_asks_for_something_else_is_refused(rows, tmp_path, monkeypat
     assert (tmp_path / "run").is_dir() and not (tmp_path / "run.checkpoint").exists()
 
 
-def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path) -> None:
+def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path, monkeypatch) -> None:
     words = ["fit", rows, "-t", "y", "-o", tmp_path / "run"]
     assert "cannot import" in doxa(*words, "--net", "no_such_module:f", code=2)
     assert not (tmp_path / "run.checkpoint").exists()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # which saving would replace
+    assert "the folder you are in" in doxa("fit", rows, "-t", "y", "-o", ".", code=2)
     # killed before its first checkpoint: there is nothing to lose, and nothing is refused
     resuming.begin(tmp_path / "run.checkpoint", {"seed": 1})
     said = doxa(*words, "-m", "map", "--steps", 2)

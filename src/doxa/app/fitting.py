@@ -183,6 +183,8 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
             f"{out} already holds a finished run; --overwrite replaces it, or choose another --out"
         )
     place = Path(os.path.abspath(out))
+    if Path.cwd().is_relative_to(place):
+        raise StoreError(f"{out} is the folder you are in, or holds it; give a run one of its own")
     return place.with_name(place.name + ".checkpoint")
 
 

@@ -20,6 +20,7 @@ Check = Callable[..., None]
 
 BY_ROW = {
     "mc-dropout": "has a mask a row, so that other rows are other masks",
+    "concrete-dropout": "has a mask a row, so that other rows are other masks",
     "bootstrap": "has a random weight a row",
     "batch-ensemble": "deals rows out to its components",
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from doxa import store
@@ -33,10 +34,9 @@ class BayesianBootstrap(MAP):
     def row_weights(self, run: Run) -> Tensor:
         """[M, N]: the mean over a member's rows is 1; rows that it does not train on count as
         they are."""
-        weights = -run.noise("bootstrap").uniform((run.rows.total,)).log()  # Exp(1)
+        drawn = -run.noise("bootstrap").uniform((run.rows.total,)).log()  # Exp(1), by place
+        weights = torch.ones_like(drawn)
         for m, split in enumerate(run.split_of):
             own = run.rows.rows[split].to(run.device)
-            drawn = weights[m, own]
-            weights[m] = 1.0
-            weights[m, own] = drawn / drawn.mean()
+            weights[m, own] = drawn[m, : len(own)] / drawn[m, : len(own)].mean()
         return weights

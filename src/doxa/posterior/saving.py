@@ -161,10 +161,10 @@ def _rebuild(
             )
         net = nets.build(*builder)
     named = store.decode(meta.get("named"), "named")  # an older artefact has no such entry
-    believed = Model(net, likelihood, store.decode(meta["prior"], "prior"), output=named)
-    model = method.prepare(Network(believed)).net
-    model.subset = store.decode(meta["subset"], "subset")
-    return _with_state(model, meta, tensors)
+    subset = store.decode(meta["subset"], "subset")
+    believed = Model(net, likelihood, store.decode(meta["prior"], "prior"), subset, output=named)
+    believed.head, believed.masked = meta["head"], store.decode(meta["masked"], "masked")
+    return _with_state(method.prepare(Network(believed)).net, meta, tensors)
 
 
 def _sites(meta: dict[str, Any]) -> dict[str, Site]:

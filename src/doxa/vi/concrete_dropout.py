@@ -1,6 +1,6 @@
 """Concrete dropout: the probability to drop is learned, one a layer.
 
-    z = sigmoid((logit p + logit u) / t),   x ∘ (1 − z) / (1 − p),   u ~ U(0, 1)       (training)
+    z = sigmoid((logit p − logit u) / t),   x ∘ (1 − z) / (1 − p),   u ~ U(0, 1)       (training)
     objective = E_q[Σ_i log p(y_i | θ)] − Σ_l ‖M_l‖² / (2 s² (1 − p_l)) + Σ_l Q_l H(p_l)
 
 Gal, Hron & Kendall (2017). The objective is MC dropout's, whose grid search over p becomes gradient
@@ -31,37 +31,41 @@ from doxa.vi.mc_dropout import weight_of, with_masks
 
 
 class ConcreteMask(MaskedDropout):
-    """Dropout with a trainable probability, `logit`: relaxed in training, ordinary otherwise."""
+    """Dropout with a trainable probability, `logit`: an ordinary mask, or, where it is given a
+    `relaxation` t, a relaxed one."""
 
     own = ("logit",)
+    relaxation: Tensor | None
 
-    def __init__(self, p: float, channels: bool, relaxation: float) -> None:
+    def __init__(self, p: float, channels: bool) -> None:
         super().__init__(p, channels)
-        self.relaxation = relaxation
         self.logit = nn.Parameter(torch.tensor(math.log(p / (1 - p))))
+        self.register_buffer("relaxation", None)
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.logit, math.log(self.rate / (1 - self.rate)))
 
-    def _kept(self, u: Tensor, logit: Tensor) -> Tensor:
-        p = torch.sigmoid(logit)
-        if not self.training:
-            return mask(u, p)
-        u = u.clamp(max=1 - torch.finfo(u.dtype).eps)
-        z = torch.sigmoid((logit + u.logit()) / self.relaxation)  # near 1: dropped
-        return (1 - z) / (1 - p)
-
     def forward(self, x: Tensor) -> Tensor:
-        return x if self.uniform is None else x * self._kept(self.uniform, self.logit)
+        return x if self.uniform is None else x * kept(self.uniform, self.logit, self.relaxation)
 
     def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: Any) -> Value:
-        u, logit = slots.take("uniform"), slots.take("logit")
+        u, logit, t = (slots.take(name) for name in ("uniform", "logit", "relaxation"))
         if u is None:
             return h, has_axis
         assert logit is not None
-        if slots.has_axis("logit"):
-            logit = logit.reshape(-1, *(1,) * (u.ndim - 1))
-        return h * self._kept(u, logit), True
+        wide = (-1, *(1,) * (u.ndim - 1))
+        logit = logit.reshape(wide) if slots.has_axis("logit") else logit
+        return h * kept(u, logit, None if t is None else t.reshape(wide)), True
+
+
+def kept(u: Tensor, logit: Tensor, relaxation: Tensor | None) -> Tensor:
+    """What a mask multiplies by, from uniforms."""
+    p = torch.sigmoid(logit)
+    if relaxation is None:
+        return mask(u, p)
+    u = u.clamp(max=1 - torch.finfo(u.dtype).eps)
+    z = torch.sigmoid((logit - u.logit()) / relaxation)  # near 1: dropped, as where u ≤ p
+    return (1 - z) / (1 - p)
 
 
 @store.register("concrete-dropout")
@@ -87,7 +91,7 @@ class ConcreteDropout(Method):
 
     def prepare(self, problem: Problem) -> Problem:
         def make(rate: float, channels: bool) -> MaskedDropout:
-            return ConcreteMask(self.initial or rate or 0.1, channels, self.relaxation)
+            return ConcreteMask(self.initial or rate or 0.1, channels)
 
         return with_masks(problem, self.insert, make, spatial=True, points=False)
 
@@ -98,7 +102,9 @@ class ConcreteDropout(Method):
         yield from noise_on_held_out(self.score, run)
 
     def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        fit = run.train(params["theta"], params, batch, clock)
+        relaxation = torch.full_like(run.n, self.relaxation)
+        given = {f"{site}.relaxation": relaxation for site in _sites(run)}
+        fit = run.train(params["theta"], params, batch, clock, **given)
         value = fit.value + self._regulariser(run, params["theta"], params["layers"])
         return value, fit.changed, run.known_prior(params["theta"])
 

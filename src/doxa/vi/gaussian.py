@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from doxa import linalg
 from doxa.data import Batch
@@ -72,7 +73,23 @@ class GaussianVI(Method):
 
     @abstractmethod
     def covariance(self, params: State) -> linalg.Structure:
-        """Of the subset's weights."""
+        """Of the subset's weights, at the end."""
+
+    @abstractmethod
+    def numbers(self, params: State) -> int:
+        """How many standard normal numbers a draw is made of."""
+
+    @abstractmethod
+    def away(self, params: State, eps: Tensor) -> Tensor:
+        """R ε: a draw's distance from the mean, [M, S, subset], of ε [M, S, numbers]."""
+
+    @abstractmethod
+    def variances(self, params: State) -> Tensor:
+        """Of each weight, [M, subset]."""
+
+    @abstractmethod
+    def logdet(self, params: State) -> Tensor:
+        """log |Σ|, [M]."""
 
     def init(self, run: Run) -> State:
         state = run.init_network()
@@ -84,76 +101,76 @@ class GaussianVI(Method):
         yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        q = self.covariance(params)
-        value, changed, theta = self.expected_log_likelihood(run, params, q, batch, clock)
-        value = value + self.log_prior(run, params["mean"], q, theta)
-        return value + run.field(self, "temperature") * _entropy(q), changed
+        value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
+        value = value + self.expected_log_prior(run, params, theta)
+        return value + run.field(self, "temperature") * self.entropy(run, params), changed
 
     def expected_log_likelihood(
-        self, run: Run, params: State, q: linalg.Structure, batch: Batch, clock: Clock
+        self, run: Run, params: State, batch: Batch, clock: Clock
     ) -> tuple[Tensor, State, Tensor]:
         """E_q Σ log p(y | θ), [M], what the pass changed, and the draws [M, S, P]."""
         s = self.samples
-        eps = clock.times(s).noise(q.numbers).unflatten(0, (-1, s))
-        theta = drawn(run, params["mean"], q, eps)
+        eps = clock.times(s).noise(self.numbers(params)).unflatten(0, (-1, s))
+        theta = self.drawn(run, params, eps)
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
         fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None)
         changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
         return fit.value.unflatten(0, (-1, s)).mean(1), changed, theta
 
-    def log_prior(self, run: Run, mean: Tensor, q: linalg.Structure, theta: Tensor) -> Tensor:
+    def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
         """E_q log p(θ), [M], of all weights, also of those that are points."""
         precision = run.prior.precision
         if precision is None:
             many = run.times(theta.shape[1])
             return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
-        spread = (q.diagonal() * precision[..., run.subset_where]).sum(1)
-        return run.prior.log_prob(mean) - 0.5 * spread
+        spread = (self.variances(params) * precision[..., run.subset_where]).sum(1)
+        return run.prior.log_prob(params["mean"]) - 0.5 * spread
+
+    def entropy(self, run: Run, params: State) -> Tensor:
+        """H[q], [M]."""
+        return 0.5 * (self.logdet(params) + len(run.subset_index) * LOG_2PI_E)
+
+    def drawn(self, run: Run, params: State, eps: Tensor) -> Tensor:
+        """Weights [M, S, P] from standard normals [M, S, numbers]."""
+        away = self.away(params, eps)
+        theta = params["mean"].unsqueeze(1).expand(-1, eps.shape[1], -1)
+        if away.shape[2] == theta.shape[2]:
+            return theta + away
+        return theta.index_add(2, run.subset_index, away)
 
     def parameters(self, run: Run, state: State) -> Tensor:
         return averaged(state, "mean")
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        mean = averaged(state, "mean")
-        q = self.covariance({name: averaged(state, name) for name in self.shape})
+        q = {name: averaged(state, name) for name in ("mean", *self.shape)}
         posterior = GaussianPosterior(
-            mean=mean, covariance=q, **run.common(self), **run.shared(state)
+            mean=q["mean"], covariance=self.covariance(q), **run.common(self), **run.shared(state)
         )
         heated = bool((run.field(self, "temperature") != 1.0).any())
         if not heated and not run.tempered:
-            posterior.elbo = self._final_elbo(run, mean, q, state)
+            posterior.elbo = self._final_elbo(run, q, state)
         return posterior
 
-    def _final_elbo(self, run: Run, mean: Tensor, q: linalg.Structure, state: State) -> float:
+    def _final_elbo(self, run: Run, q: State, state: State) -> float:
         """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
         given which it holds, have neither prior nor entropy, as in an evidence."""
         rows, noise, prior = run.passes(), run.noise("elbo"), run.subset_prior
-        own = mean[:, run.subset_where]
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         with torch.no_grad():
             for s in range(self.elbo_samples):
-                eps = noise.normal((q.numbers,), s).unsqueeze(1)
-                theta = drawn(run, mean, q, eps)[:, 0]
+                eps = noise.normal((self.numbers(q),), s).unsqueeze(1)
+                theta = self.drawn(run, q, eps)[:, 0]
                 for t in range(rows.count):
                     total += run.log_likelihood(theta, rows.batch(t), state).double()
                 if prior.precision is None:
                     total += prior.log_prob(theta[:, run.subset_where]).double()
+            elbo = total / self.elbo_samples + self.entropy(run, q).double()
             if prior.precision is not None:
-                spread = 0.5 * (q.diagonal() * prior.precision).sum(1)
-                total += self.elbo_samples * (prior.log_prob(own) - spread).double()
-        elbo = total / self.elbo_samples + _entropy(q).double() + run.units_log_jacobian()
-        return float(elbo.mean())
+                spread = 0.5 * (self.variances(q) * prior.precision).sum(1)
+                elbo += (prior.log_prob(q["mean"][:, run.subset_where]) - spread).double()
+        return float((elbo + run.units_log_jacobian()).mean())
 
 
-def drawn(run: Run, mean: Tensor, q: linalg.Structure, eps: Tensor) -> Tensor:
-    """Weights [M, S, P] from standard normals [M, S, numbers]."""
-    away = q.sample(eps.transpose(0, 1)).transpose(0, 1)  # [M, S, subset]
-    theta = mean.unsqueeze(1).expand(-1, eps.shape[1], -1)
-    if away.shape[2] == mean.shape[1]:
-        return theta + away
-    return theta.index_add(2, run.subset_index, away)
-
-
-def _entropy(q: linalg.Structure) -> Tensor:
-    """H[q], [M]."""
-    return 0.5 * (q.logdet() + q.size * LOG_2PI_E)
+def positive_std(rho: Tensor) -> Tensor:
+    """softplus(ρ), never so small that its square would vanish."""
+    return softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny ** 0.5)

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from doxa import linalg, store
 from doxa.data import Batch
@@ -32,7 +31,7 @@ from doxa.method.fields import one_of, whole
 from doxa.model import likelihood_parameters
 from doxa.model.layers import Noisy, Slots, Value, extended
 from doxa.model.problem import Network
-from doxa.vi.gaussian import GaussianVI
+from doxa.vi.gaussian import GaussianVI, positive_std
 
 _MOST = 5000  # weights of a last layer whose covariance is held whole
 
@@ -112,11 +111,25 @@ class LastLayerVI(GaussianVI):
             "lower": run.n.new_zeros(run.size, size, size),
         }
 
-    def covariance(self, params: State) -> linalg.Structure:
+    def factor(self, params: State) -> Tensor:
         """L: its diagonal softplus(ρ), free below, in units of it."""
-        std = softplus(params["rho"])
-        factor = std.unsqueeze(2) * params["lower"].tril(-1) + torch.diag_embed(std)
-        return linalg.Dense(factor, of_precision=False)
+        std = positive_std(params["rho"])
+        return std.unsqueeze(2) * params["lower"].tril(-1) + torch.diag_embed(std)
+
+    def numbers(self, params: State) -> int:
+        return params["rho"].shape[1]
+
+    def away(self, params: State, eps: Tensor) -> Tensor:
+        return eps @ self.factor(params).mT
+
+    def variances(self, params: State) -> Tensor:
+        return self.factor(params).square().sum(2)
+
+    def logdet(self, params: State) -> Tensor:
+        return 2 * positive_std(params["rho"]).log().sum(1)
+
+    def covariance(self, params: State) -> linalg.Structure:
+        return linalg.Dense(self.factor(params), of_precision=False)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         first, *others = super().stages(run)
@@ -128,14 +141,14 @@ class LastLayerVI(GaussianVI):
         yield from others
 
     def expected_log_likelihood(
-        self, run: Run, params: State, q: linalg.Structure, batch: Batch, clock: Clock
+        self, run: Run, params: State, batch: Batch, clock: Clock
     ) -> tuple[Tensor, State, Tensor]:
         if not (isinstance(run.likelihood, Gaussian) or self._bounded(run)):
-            return super().expected_log_likelihood(run, params, q, batch, clock)
+            return super().expected_log_likelihood(run, params, batch, clock)
         mean = params["mean"]
         fit = run.train(mean, params, batch, None)
         features = fit.terms[_under(run.net.head, "features")]  # [M, B, ..., d]
-        variance = self._variance(run, q, features)
+        variance = self._variance(run, params, features)
         if isinstance(run.likelihood, Gaussian):
             given = likelihood_parameters(run.layout.unflatten(mean)) | dict(run.constants)
             noise = given["log_noise"].reshape(run.size, *(1,) * (variance.ndim - 2), -1)
@@ -162,15 +175,14 @@ class LastLayerVI(GaussianVI):
         logits = logits if bias is None else logits + bias.unsqueeze(1)
         return torch.logsumexp(logits + 0.5 * variance, 2) - torch.logsumexp(logits, 2)
 
-    def _variance(self, run: Run, q: linalg.Structure, features: Tensor) -> Tensor:
+    def _variance(self, run: Run, params: State, features: Tensor) -> Tensor:
         """φ̃ᵀ Σ_kk φ̃ of each row and output, [M, B, ..., K]."""
-        assert isinstance(q, linalg.Dense)
+        factor = self.factor(params)
         layer = run.net.net.get_submodule(run.net.head or "")
         assert isinstance(layer, nn.Linear)
         rows = features.flatten(1, -2)  # [M, rows, d]
-        weights, biases = q.factor.split(
-            [layer.weight.numel(), q.size - layer.weight.numel()], dim=1
-        )
+        first = layer.weight.numel()
+        weights, biases = factor[:, :first], factor[:, first:]
         each = weights.unflatten(1, layer.weight.shape)  # [M, K, d, n]
         half = torch.einsum("mrd,mkdn->mrkn", rows, each)
         if layer.bias is not None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from doxa import linalg, store
 from doxa.method import Run, State
 from doxa.method.fields import whole
-from doxa.vi.gaussian import GaussianVI
+from doxa.vi.gaussian import GaussianVI, positive_std
 
 
 @store.register("low-rank-vi")
@@ -46,6 +46,24 @@ class LowRankVI(GaussianVI):
         factor = small * run.noise("factor").normal((size, self.rank))
         return {"rho": std.expm1().log().expand(run.size, size).clone(), "factor": factor}
 
+    def numbers(self, params: State) -> int:
+        return params["rho"].shape[1] + self.rank
+
+    def away(self, params: State, eps: Tensor) -> Tensor:
+        own, common = eps.split([eps.shape[2] - self.rank, self.rank], 2)
+        return positive_std(params["rho"]).unsqueeze(1) * own + common @ params["factor"].mT
+
+    def variances(self, params: State) -> Tensor:
+        return positive_std(params["rho"]).square() + params["factor"].square().sum(2)
+
+    def logdet(self, params: State) -> Tensor:
+        """log|D| + log|I + Fᵀ D⁻¹ F|."""
+        std = positive_std(params["rho"])
+        white = params["factor"] / std.unsqueeze(2)
+        inner = white.mT @ white + torch.eye(self.rank, dtype=std.dtype, device=std.device)
+        root = torch.linalg.cholesky_ex(inner).L.diagonal(dim1=1, dim2=2)
+        return 2 * (std.log().sum(1) + root.log().sum(1))
+
     def covariance(self, params: State) -> linalg.Structure:
-        variance: Tensor = softplus(params["rho"]).square()
+        variance = positive_std(params["rho"]).square()
         return linalg.LowRankPlusDiagonal(variance, params["factor"])

@@ -152,7 +152,8 @@ def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
     began = time.monotonic()
     assert started(*words, "-o", tmp_path / "whole", log=log).wait() == 0
     whole = time.monotonic() - began
-    watched = ["{}.checkpoint/*-step-*", "{}.checkpoint/.tmp-*", ".{}.tmp-*", "{}"]
+    first = "{}.checkpoint/asked.json"  # before any step
+    watched = [first, "{}.checkpoint/*-step-*", "{}.checkpoint/.tmp-*", ".{}.tmp-*", "{}"]
     rng = np.random.default_rng(0)
     moments = itertools.cycle([*watched, *rng.uniform(0.0, 1.1 * whole, 6)])
     kills: list[str | float] = []

@@ -21,17 +21,18 @@ SOURCE = Path(doxa.__file__).parent
 # From left to right, as the data flows. Parts on one line may not import each other.
 LAYERS = [
     ["errors", "noise"],
-    ["checks", "data", "likelihoods", "linalg", "nets", "optim", "store"],
+    ["checks", "data", "describe", "likelihoods", "linalg", "nets", "optim", "store"],
     ["predictive", "priors"],
     ["model", "registry"],
     ["engine"],
     ["method", "posterior"],
     ["driver", "ensemble", "exact", "laplace", "mcmc", "vi"],
     ["density", "diagnose", "evaluate", "fit", "function"],
-    ["app"],
+    ["app", "sklearn"],
 ]
 PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-PLACE["doxa"] = len(LAYERS) - 1.5  # the front page, which shows everything; only the app reads it
+PLACE["doxa"] = len(LAYERS) - 1.5  # the front page, which shows everything; only the last read it
+PLACE["__main__"] = len(LAYERS)  # runs the app
 HEAVY = ("pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base")
 
 

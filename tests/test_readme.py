@@ -1,28 +1,81 @@
-"""The README's first snippet, as pasted: it runs, and what it prints is good."""
+"""The README's blocks, as pasted one after the other: they run, and what they print is good."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import textwrap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-README = Path(__file__).parents[1] / "README.md"
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+LONG = ("bench", "demo")  # commands that take minutes, or data that is not here
+
+
+def blocks(language: str) -> list[str]:
+    """Fenced blocks of a language, also those inside lists."""
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", README, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(text) for of, text in found if of == language]
+
+
+def pasted(texts: list[str]) -> dict[str, Any]:
+    """What a newcomer has after pasting them into one prompt."""
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        for i, text in enumerate(texts):
+            exec(compile(text, f"README.md, Python block {i}", "exec"), names)
+    return names
 
 
 def test_the_first_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        exec(compile(found[1], "README.md", "exec"), names)  # what a newcomer pastes
-    posterior, p, y = (names[name] for name in ("posterior", "p", "y"))
-    assert posterior.status == "ok"  # type: ignore[attr-defined]
-    scores = names["doxa"].evaluate.metrics(p, y[400:])  # type: ignore[attr-defined, index]
+    names = pasted(blocks("python")[:1])
+    assert names["posterior"].status == "ok"
+    scores = names["doxa"].evaluate.metrics(names["p"], names["y"][400:])
     # Noise 0.3 has −0.2 nats a row at best, a constant about −1.3; 95 % intervals of 100 rows hold
     # 88 or fewer by chance once in two hundred times.
     assert scores["log_likelihood"] > -0.9 and scores["coverage"] > 0.88
     assert (tmp_path / "run" / "meta.json").exists()
+
+
+@pytest.mark.slow
+def test_every_python_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = blocks("python")
+    assert len(texts) >= 4
+    names = pasted(texts)
+    assert names["draws"].status == "ok" and names["draws"]["sigma"].shape == (4, 1000)
+    assert len(names["sweep"]) == 60 and len(names["sweep"].select(by="validation")) == 20
+    low, high = names["guaranteed"].predict(names["x_new"]).interval()
+    inside = (low[:, 0] <= names["y"][400:]) & (names["y"][400:] <= high[:, 0])
+    assert float(inside.double().mean()) >= 0.9  # these are the rows that it was calibrated on
+
+
+@pytest.mark.slow
+def test_every_doxa_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a small table, in the order of the page; of those that take minutes, only the help."""
+    from typer.testing import CliRunner
+
+    from doxa.app.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(150, 2))
+    table = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": x.sum(1) + 0.1 * rng.normal(size=150)})
+    table[:120].to_csv("data.csv", index=False)
+    table[120:].to_csv("test.csv", index=False)
+    table[120:].drop(columns="y").to_csv("new.csv", index=False)
+    lines = [line for text in blocks("") for line in text.splitlines() if line.startswith("doxa ")]
+    assert len(lines) >= 5
+    for line in lines:
+        arguments = shlex.split(line, comments=True)[1:]
+        short = [*arguments, "--help"] if arguments[0] in LONG else arguments
+        done = CliRunner().invoke(app, short)
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+    assert (tmp_path / "predictions.csv").exists()

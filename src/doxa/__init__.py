@@ -32,6 +32,7 @@ from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import diagnose, evaluate
+    from doxa import sklearn as sklearn
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
     from doxa.ensemble.map import MAP as MAP
     from doxa.exact.linear import BayesianLinear as BayesianLinear
@@ -63,7 +64,7 @@ __all__ += [row.class_name for row in ROWS]  # the methods themselves
 
 def __getattr__(name: str) -> Any:
     """Method classes, and what consumes a posterior, are imported when first used."""
-    if name in ("diagnose", "evaluate"):
+    if name in ("diagnose", "evaluate", "sklearn"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():
         if row.class_name == name:

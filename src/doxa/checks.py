@@ -1,4 +1,4 @@
-"""Numbers and places that people pass to `fit`, checked by name before any work is done."""
+"""Numbers, places and functions that people pass to `fit`, checked by name before any work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
 import torch
 
 from doxa.errors import MethodError
@@ -36,6 +37,45 @@ def positive(name: str, value: Any) -> float:
     if not (math.isfinite(number) and number > 0) or isinstance(value, str | bool):
         raise MethodError(f"{name} must be a positive number, not {value!r}")
     return number
+
+
+def seed(name: str, value: Any) -> int:
+    """A whole number of any sign: noise is a function of it."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise MethodError(f"{name} must be a whole number, not {value!r}") from None
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """A length of time, which may be none at all."""
+    return 0.0 if isinstance(value, int | float) and value == 0 else positive(name, value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, and nothing that could be taken for either."""
+    if not isinstance(value, bool | np.bool_):
+        raise MethodError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def functions(name: str, value: Any) -> tuple[Any, ...]:
+    """A list of things to call."""
+    if callable(value):
+        raise MethodError(f"{name} is a list of functions: {name}=[{_called(value)}]")
+    try:
+        each = tuple(value)
+    except TypeError:
+        each = (value,)
+    for one in each:
+        if not callable(one):
+            raise MethodError(f"{name} is a list of functions, and {one!r} is none")
+    return each
+
+
+def _called(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def place(spec: Any) -> torch.device:

@@ -29,6 +29,10 @@ class MethodError(DoxaError, ValueError):
     """A method's setting is out of range, or the method cannot do what was asked."""
 
 
+class UnknownSetting(MethodError, TypeError):
+    """A keyword that nothing takes; the message says what was probably meant."""
+
+
 class MemoryBudgetError(DoxaError, MemoryError):
     """The result would not fit the memory budget; the message gives its size."""
 

@@ -35,6 +35,7 @@ from doxa.engine.work import Count
 from doxa.errors import DoxaError, MethodError, ModelError, StoreError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
+from doxa.method.keywords import named_keywords
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
@@ -47,6 +48,7 @@ from doxa.optim import schedule as schedule_shape
 log = logging.getLogger("doxa")
 
 
+@named_keywords
 @threads_for(0.0)
 def fit(
     model: Model | nn.Module | None,
@@ -83,8 +85,10 @@ def fit(
 
     Parameters
     ----------
-    model: a `Model`, an `nn.Module`, or None for methods that bring their own functions.
-    data: (x, y) as arrays or tensors, a map-style `Dataset`, or a `DataLoader` over one.
+    model: a `Model`, an `nn.Module`, or None for methods that bring their own functions: gp, which
+        refuses a network, and linear, which takes the features of one.
+    data: (x, y) as arrays, tensors or frames (whose column names are kept), a map-style `Dataset`,
+        or a `DataLoader` over one.
     method: a name (see `doxa.methods()`) or a method object with its settings.
     likelihood, prior, subset: as in `Model`, when `model` is a plain network. Without a likelihood
         y and the network's outputs decide: class labels are categorical or bernoulli, which is
@@ -100,13 +104,15 @@ def fit(
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
         Without it, columns far from unit size are named in a warning.
     sample_weight: one nonnegative weight a row; n is then their sum, and scales are weighted.
+    batch_size: rows a step, at most all of them; the method's default.
     steps or epochs: how long to optimise; methods that sample have their own lengths.
     lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
     checkpoint: a folder; a fit that finds its own checkpoint there goes on from it.
     checkpoint_every: seconds between checkpoints.
     draws_budget: bytes of memory for the draws that samplers keep, else a quarter of what is free;
         past it they are kept and read on disk, and nothing else changes.
-    progress: show a bar; default: when standard error is a terminal.
+    progress: show a bar, or a plain line now and then where standard error is no terminal;
+        default: the bar, where it is one.
     engine: "auto", or "stack" / "loop", with ":eager", ":traced", ":compiled", ":graph".
     callbacks: f(step, info), called now and then; one that returns True stops the run.
 
@@ -118,8 +124,11 @@ def fit(
     if init not in ("fresh", "given"):
         raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
     method = as_method(method)
-    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
+    seed, standardize = checks.seed("seed", seed), checks.flag("standardize", standardize)
+    if runs is not None and not isinstance(runs, Runs):
+        raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     given = Given.read(data)
+    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
     noise_model = (
@@ -170,15 +179,18 @@ def fit(
         check_logits(run.net, first, few)
     options = Options(
         schedule=schedule, patience=checks.whole("patience", patience),
-        checkpoint_seconds=checkpoint_every, callbacks=callbacks,
+        checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
+        callbacks=checks.functions("callbacks", callbacks),
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     if checkpoint is not None:
         options.fingerprint = _fingerprint(run, method, options, specs)
     posteriors, _ = launch(run, method, options, specs, checkpoint, began)
-    if inferred and inferred.said:
-        for posterior in posteriors:
+    columns = given.names[0].columns
+    for posterior in posteriors:
+        posterior.columns = None if columns is None else list(columns)
+        if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 

@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, ParamSpec
 
 from torch import Tensor, nn
@@ -99,8 +100,11 @@ def mlp(
     dropout: float = 0.0,
 ) -> nn.Module:
     """A fully connected network; `dropout` > 0 puts a dropout layer after every activation."""
-    if inputs < 1 or outputs < 1 or any(width < 1 for width in hidden):
-        raise ModelError(f"mlp: widths must be at least 1, not {[inputs, *hidden, outputs]}")
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+        raise ModelError(f"mlp: hidden is a list of widths, such as (50,), not {hidden!r}")
+    widths = [inputs, *hidden, outputs]
+    if not all(isinstance(width, Integral) and width >= 1 for width in widths):
+        raise ModelError(f"mlp: widths must be whole numbers, at least 1, not {widths}")
     if not 0.0 <= dropout < 1.0:
         raise ModelError(f"mlp: dropout must be in [0, 1), not {dropout}")
     nonlinearity = _activation(activation)

@@ -137,7 +137,9 @@ def schedule(spec: str | Callable[[float], float], steps: int) -> Tensor:
     """
     at = torch.arange(steps, dtype=torch.float64) / max(1, steps)
     if callable(spec):
-        return torch.tensor([float(spec(float(s))) for s in at], dtype=torch.float64)
+        return torch.tensor([_multiplier(spec, float(s)) for s in at], dtype=torch.float64)
+    if not isinstance(spec, str):
+        raise MethodError(f"schedule must be a name or a function, not {spec!r}")
     warm, name = spec.startswith("warmup-"), spec.removeprefix("warmup-")
     shapes = {
         "constant": torch.ones_like(at),
@@ -148,3 +150,15 @@ def schedule(spec: str | Callable[[float], float], steps: int) -> Tensor:
         raise MethodError(f"schedule must be one of {sorted(shapes)} or a function, not {spec!r}")
     rise = (at / 0.05 + 1.0 / max(1, steps)).clamp(max=1.0) if warm else torch.ones_like(at)
     return shapes[name] * rise
+
+
+def _multiplier(spec: Callable[[float], float], done: float) -> float:
+    """What a schedule of the user's own gives, a finite number."""
+    value = spec(done)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise MethodError(f"schedule must give a finite number; at {done:g} of the way: {value!r}")
+    return number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,25 @@ def test_the_page_says_who_wins_and_escapes_what_it_is_given() -> None:
     assert hostile not in text and "&lt;script&gt;" in text and "<script" not in text
     assert "first has the highest held-out log likelihood; second cannot be told from it" in text
     assert "third" in text and "1 failed" in text
+
+
+def test_shares_end_at_one_and_names_stand_alone() -> None:
+    """An agreement of 0.99 is read against 1; the names of methods need no word beside them."""
+    from html_page import parse
+
+    rows = [replace(row(name, -1.0, -1.1), closeness=Closeness(value, 0.1, None))
+            for name, value in (("deep-ensemble", 0.99), ("mc-dropout", 0.9))]  # fmt: skip
+    sure = Referred(Reference(), 1.01, 400.0, 0.8, Closeness(0.995, 0.02, None), 3.0, 5, ())
+    found = Comparison(tuple(rows), "categorical", 2, 80, 20, 0, reference=sure)
+    root, _ = parse(page.render(found, "t"))
+    figure = next(f for f in root.all("figure") if f.all("strong")[0].text == "Agreement")
+    texts = [node.text for node in figure.all("text")]
+    ticks = [float(text) for text in texts if text.replace(".", "").isdigit()]
+    assert max(ticks) == 1.0
+    assert "method" not in texts
+    right = {float(line.attributes["x2"]) for line in figure.by_class("grid")}
+    at = next(t for t in figure.all("text") if t.text in ("1.0", "1.00"))
+    assert list(right) == [pytest.approx(float(at.attributes["x"]), abs=0.1)]  # the axis ends there
 
 
 def shown(found: Comparison) -> str:

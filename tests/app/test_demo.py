@@ -28,8 +28,15 @@ def test_every_method_has_a_panel() -> None:
 
 def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
     short = {"steps": 150}
+    few = {"draws": 5, "burn_in": 1, "thin": 1}  # too few for chains to meet
     monkeypatch.setattr(demo, "CASES", (demo.Case("linear", "", {"features": "rbf"}),
-                                        demo.Case("map", "", {}, short)))  # fmt: skip
+                                        demo.Case("map", "", {}, short, (8,)),
+                                        demo.Case("sgld", "", few)))  # fmt: skip
+    shown = []
+    draw = demo.figures.regression_figure
+    monkeypatch.setattr(
+        demo.figures, "regression_figure", lambda *a: (shown.extend(a[5]), draw(*a))
+    )
     monkeypatch.setattr(demo, "MOONS", (demo.Case("map", "point", {}, short),
                                         demo.Case("deep-ensemble", "", {}, short)))  # fmt: skip
     text = io.StringIO()
@@ -39,6 +46,8 @@ def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert str(path) in text.getvalue()
     assert "linear" in text.getvalue() and "deep-ensemble" in text.getvalue()
+    assert [panel.trouble for panel in shown] == ["", "", "not-converged"]
+    assert "sgld: not-converged: R-hat of the functions" in text.getvalue()
 
 
 @pytest.mark.slow
@@ -51,11 +60,18 @@ def test_the_demo_shows_what_it_says() -> None:
     inside = np.linspace(-0.8, 1.2, 21)[:, None]
     cases = {case.method: case for case in demo.CASES}
     for name in ("gp", "laplace", "hmc"):
-        net = nets.mlp(1, 1, (50, 50), "tanh")
+        net = nets.mlp(1, 1, demo.HIDDEN, "tanh")
         posterior = demo._fit(cases[name], net, doxa.Normal(1.5), train, "gaussian", 0)
         at_data = posterior.predict(train.x).epistemic.mean()
         in_gap = posterior.predict(inside).epistemic.mean()
         assert in_gap > 4 * at_data, name
+    case = cases["mean-field"]
+    assert case.settings.get("temperature", 1.0) == 1.0
+    posterior = demo._fit(
+        case, nets.mlp(1, 1, case.hidden, "tanh"), doxa.Normal(1.5), train, "gaussian", 0
+    )
+    near = demo._score(posterior, simulated.gap_regression(400, demo.TEST))
+    assert near["rmse"] < 1.25 * simulated.GAP_NOISE and near["coverage"] > 0.9
     moons = simulated.two_moons(120, 0.15, demo.TRAIN)
     away = np.array([[4.0, 3.2], [-3.0, -2.7], [3.5, 2.5], [-2.5, -2.0]])
     confidence = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +21,38 @@ def read_size(path: Path) -> tuple[int, int]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
-def test_one_panel_a_method(tmp_path: Path) -> None:
+def drawn(path: Path, count: int, trouble: str = "") -> Any:
+    """A figure of so many panels, the last in trouble."""
     grid = np.linspace(-4.0, 4.0, 50)
     truth = simulated.gap_function(grid)
     points = simulated.gap_regression(40)
     flat = np.full(50, 0.01)
     panel = figures.Panel("map", "one point", truth, flat, flat, truth[None])
-    for count in (1, 3, 5):
-        path = tmp_path / f"{count}.png"
-        panels = [panel] * count
-        figures.regression_figure(
-            path, grid, truth, points.x[:, 0], points.y, panels, simulated.GAP
-        )
-        width, height = read_size(path)
-        assert width > 0 and height > 0
+    panels = [panel] * (count - 1) + [replace(panel, trouble=trouble)]
+    return figures.regression_figure(
+        path, grid, truth, points.x[:, 0], points.y, panels, simulated.GAP
+    )
+
+
+def test_one_panel_a_method(tmp_path: Path) -> None:
+    for count in (1, 5):
+        drawn(tmp_path / f"{count}.png", count)
     one, five = read_size(tmp_path / "1.png"), read_size(tmp_path / "5.png")
     assert five[0] > one[0] and five[1] > one[1]  # two rows of four
+
+
+def test_every_panel_can_be_read_alone(tmp_path: Path) -> None:
+    """Numbers under each, words for the bands, and a mark on the one that is not to be trusted."""
+    figure = drawn(tmp_path / "5.png", 5, "not-converged")
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    assert len(panels) == 5
+    for ax in panels:
+        shown = [t.get_text() for t in ax.get_xticklabels() if t.get_visible()]
+        assert {"−2", "0", "2"} <= set(shown)
+    words = " ".join(text.get_text() for text in figure.legends[0].get_texts())
+    assert all(word in words for word in ("noise", "doubt", "without data", "not to be trusted"))
+    marks = [[text.get_text() for text in ax.texts] for ax in panels]
+    assert marks == [[], [], [], [], ["not-converged"]]
 
 
 def test_maps_of_the_plane(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def normal(mean: list[float], std: float) -> SimpleNamespace:
     law = stats.norm(m.numpy(), std)
     return SimpleNamespace(
         mean=m, std=s, aleatoric=0.75 * s**2, epistemic=0.25 * s**2,
-        interval=lambda level: tuple(torch.as_tensor(v) for v in law.interval(level)),
+        interval=lambda level: tuple(torch.as_tensor(v) for v in law.interval(level or 0.95)),
         log_prob=lambda y: torch.as_tensor(law.logpdf(y.numpy())),
     )  # fmt: skip
 

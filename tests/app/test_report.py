@@ -111,7 +111,7 @@ def test_every_part_is_there(regression: Node) -> None:
                      "diagnostics", "training", "fitted", "recipe"]  # fmt: skip
     text = regression.text
     for words in ("deep-ensemble", "MLP 4–16–8–1", "data.csv", "SHA-256", "noise learned",
-                  "inputs and target", "finished without trouble"):  # fmt: skip
+                  "inputs and target", "the fit ended as it should"):  # fmt: skip
         assert words in text
     assert "column 'left out' left out: constant" in text
 
@@ -175,13 +175,37 @@ def test_the_command_in_the_recipe_gives_the_same_posterior(
 
 
 def test_training_curves_are_the_history(regression: Node, table: tuple[Path, Path]) -> None:
-    history = library.load(str(table[1])).history["loss"]
+    """In nats a row and in units of y: −log p(y) is larger by log s where y was divided by s."""
+    posterior = library.load(str(table[1]))
+    history, shift = posterior.history["loss"], float(posterior.scales.y_scale.log().sum())
     rows = cells(chart(regression, "Loss").all("table")[0])
     assert len(rows) == len(history)
     for (step, *shown), (at, values) in zip(rows, history, strict=True):
         assert number(step) == at
         expected = [sum(sorted(values)[1:3]) / 2, min(values), max(values)]  # of four members
+        expected = [each + shift for each in expected]
         assert [number(each) for each in shown] == pytest.approx(expected, rel=6e-3)
+
+
+def test_held_out_scores_are_those_of_a_row_and_the_kept_step_is_marked(
+    regression: Node, table: tuple[Path, Path]
+) -> None:
+    """The last record at the kept step is what each member, kept there, scores on those rows."""
+    posterior = library.load(str(table[1]))
+    kept, held = (posterior.diagnostics["stopping"][name] for name in ("kept_step", "rows"))
+    assert held == [24.0] * 4
+    scores = dict(posterior.history["validation"])
+    shift = float(posterior.scales.y_scale.log().sum())
+    means = [scores[step][m] / 24 - shift for m, step in enumerate(kept)]
+    assert [scores[step][m] for m, step in enumerate(kept)] == [
+        max(v[m] for _, v in posterior.history["validation"]) for m in range(4)
+    ]
+    # the mixture of members is at least as good as their mean (Jensen)
+    assert posterior.validation >= np.mean(means) - 1e-6
+    drawing = chart(regression, "Held-out log likelihood")
+    assert len(drawing.by_class("two")) == 4 + 1  # a circle a member, and the key
+    assert "Circles: what was kept" in drawing.text
+    assert "nats a row" in drawing.text
 
 
 def test_without_rows_it_says_what_is_missing(table: tuple[Path, Path], tmp_path: Path) -> None:
@@ -292,19 +316,20 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     rows = (data["x"], data["y"])
     found = [Finding("first", "good", 1.0, "fine"), Finding("second", "not checked", None, "no"),
              Finding("third", "bad", 2.0, "<b>broken</b>", "mend it")]  # fmt: skip
-    monkeypatch.setattr("doxa.diagnose.doctor", lambda *_, **__: Diagnosis(found))
+    monkeypatch.setattr("doxa.app.report.verdict.doctor", lambda *_, **__: Diagnosis(found))
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     texts = [li.text for li in section(root, "diagnostics").all("li")]
-    assert [text.split(":")[0] for text in texts] == ["✕ badthird", "✓ goodfirst",
-                                                      "– not checkedsecond"]  # fmt: skip
+    assert texts[0].split(":")[0] == "✕ badthird"
+    assert texts[1].split(":")[0] == "✓ goodfirst"
+    assert texts[-1].split(":")[0] == "– not checkedsecond"
     assert "<b>broken</b>Try: mend it" in texts[0]
-    assert "✕ 1 bad finding" in root.all("header")[0].text
-    assert "raise an alarm: third" in root.all("header")[0].text
+    assert "✕ Do not rely on it: 1 bad finding" in root.all("header")[0].text
+    assert "1 bad finding (third)" in root.all("header")[0].text
 
     def fails(*_: object, **__: object) -> None:
         raise Unavailable("the doctor is out")
 
-    monkeypatch.setattr("doxa.diagnose.doctor", fails)
+    monkeypatch.setattr("doxa.app.report.verdict.doctor", fails)
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     assert "the doctor is out" in section(root, "diagnostics").text
 
@@ -371,7 +396,9 @@ def test_a_diverged_run_says_so_first_and_its_gaps_are_counted(tmp_path: Path) -
     assert posterior.status == "diverged"
     posterior.history["loss"].append([41, [float("inf")]])
     root = page(report.write(posterior, tmp_path / "r.html", (data["x"], data["y"])))
-    assert "✕ The fit diverged" in root.all("header")[0].text
+    assert "✕ Do not rely on it: 2 bad findings" in root.all("header")[0].text
+    assert "(status, coverage, error)" in root.all("header")[0].text
+    assert "The fit ended as 'diverged'" in root.all("header")[0].text
     assert "smaller learning rate" in root.all("header")[0].text
     assert "not finite, shown as gaps" in section(root, "training").text
 

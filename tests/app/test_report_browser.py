@@ -156,6 +156,53 @@ def test_nothing_runs_and_nothing_is_fetched(
     assert browser.evaluate("getComputedStyle(document.body).marginTop") == "0px"  # style applies
 
 
+# Pairs of texts of one chart whose boxes share more than a pixel or two each way.
+OVERPRINTED = """
+(() => { const found = [];
+  for (const svg of document.querySelectorAll("svg")) {
+    const texts = [...svg.querySelectorAll("text")].filter(t => t.textContent.trim())
+      .map(t => [t.textContent, t.getBoundingClientRect()]);
+    texts.forEach(([a, p], i) => texts.slice(i + 1).forEach(([b, q]) => {
+      const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (across > 1.5 && down > 4) found.push([svg.querySelector("title").textContent, a, b]); }));
+  } return found; })()
+"""
+# Tables that go on past their box, and how their box shows it.
+CUT = """
+[...document.querySelectorAll(".scroll")]
+  .filter(b => b.checkVisibility() && b.scrollWidth > b.clientWidth + 1)
+  .map(b => [b.getAttribute("aria-label"), getComputedStyle(b).backgroundAttachment,
+             getComputedStyle(b).backgroundImage.split("linear-gradient").length - 1])
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(390, 844), (1280, 900)])
+def test_no_label_is_printed_over_another(
+    browser: Browser, pages: dict[str, Path], kind: str, size: tuple[int, int]
+) -> None:
+    browser.open(pages[kind], *size)
+    assert browser.evaluate(OVERPRINTED) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_goes_on_has_a_shadow_and_prints_whole(
+    browser: Browser, pages: dict[str, Path], kind: str
+) -> None:
+    browser.open(pages[kind], 390, 844)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    cut = browser.evaluate(CUT)
+    assert kind == "images" or cut
+    for _, attachment, shadows in cut:
+        assert attachment.split(", ")[:8] == ["local"] * 4 + ["scroll"] * 4
+        assert shadows == 8
+    browser.call("Emulation.setEmulatedMedia", {"media": "print"})
+    paper = {"width": 720, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", paper)
+    assert browser.evaluate(CUT) == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [PHONE, (320, 640), (1280, 900)])
 def test_the_page_never_scrolls_sideways(

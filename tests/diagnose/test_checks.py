@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from short import short
 from torch import Tensor, nn
 
 import doxa
-from doxa.diagnose import calibration, doctor, residuals
+from doxa.diagnose import calibration, convergence, doctor, residuals, sampler
 from doxa.diagnose.patient import Patient
 from doxa.diagnose.prior_functions import prior_variance
 from doxa.posterior import SamplePosterior, Status
@@ -392,10 +393,62 @@ def test_a_coverage_that_is_off_by_little_says_so() -> None:
     posterior = linear((x, y))
     wide = line(2000, seed=1, noise=0.5 * 1.25)
     found = doctor(posterior, (x, y), wide)["coverage"]
-    assert found.verdict == "good"
+    assert found.verdict == "slight"
     assert found.value == pytest.approx(0.812, abs=0.05)
-    assert "off, but by less than" in found.words
-    assert "off, but" not in doctor(posterior, (x, y), line(2000, seed=2))["coverage"].words
+    assert "a little too narrow" in found.words
+    assert doctor(posterior, (x, y), line(2000, seed=2))["coverage"].verdict == "good"
+
+
+def test_noise_that_depends_a_little_on_the_input_is_not_good() -> None:
+    """A variance of about exp(±0.3)² in the outer thirds: twice as large, beyond any chance."""
+    g = torch.Generator().manual_seed(5)
+    x = line(500)[0]
+    uneven = x, x.sum(1) + 0.5 * (0.25 * x[:, 0]).exp() * torch.randn(500, generator=g).double()
+    found = doctor(linear(uneven), uneven)
+    assert found["noise by input"].verdict == "slight"
+    assert found["noise by input"].value == pytest.approx(2.0, abs=0.9)
+    assert found.ok
+    assert "noise by input" in found.summary
+
+
+def test_few_rows_cannot_tell_whether_anything_was_learned() -> None:
+    """One of six rows is far off: 100 nats worse than a constant on average, and no proof of it."""
+    data, (x, y) = line(60), line(6, seed=1)
+    y[0] += 20
+    found = doctor(linear(data), data, (x, y))["skill"]
+    assert found.verdict == "not checked"
+    assert found.value is not None and found.value < -5
+    assert "6 test rows cannot tell" in found.words
+    assert "more rows" in found.advice
+    assert doctor(linear(data), data, line(1, seed=2))["skill"].verdict == "not checked"
+    assert doctor(linear(data), data, line(60, seed=2))["skill"].verdict == "good"
+
+
+@pytest.mark.parametrize("name", ["svgd", "bootstrap", "snapshot", "deep-ensemble"])
+def test_particles_and_members_are_not_judged_as_chains(name: str) -> None:
+    data = line(60)
+    net = doxa.nets.mlp(3, 1, hidden=(4,))
+    posterior = doxa.fit(net, data, short(name), steps=20, standardize=True, progress=False)
+    posterior.record.status = Status("not-converged", "it was said")
+    patient = Patient(posterior, data, None, 0.9, 0)
+    assert not patient.is_chain
+    for check in (convergence.chains, sampler.weights, sampler.energy):
+        found = check(patient)
+        assert found.verdict == "not checked"
+        assert "no chains" in found.words
+    found = convergence.status(patient)
+    assert found.verdict == "bad"
+    assert "chains" not in found.words + found.advice
+
+
+def test_the_calibration_error_is_that_of_evaluate() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 2, generator=g), torch.randint(0, 3, (200,), generator=g)
+    posterior = doxa.fit(doxa.nets.mlp(2, 3, (8,)), (x, y), "map", steps=50, progress=False,
+                         likelihood="categorical")  # fmt: skip
+    found = doctor(posterior, (x, y), (x[:100] + 0.1, y[:100]))["calibration"]
+    p = posterior.predict(x[:100] + 0.1)
+    assert found.value == pytest.approx(doxa.evaluate.ece(p, y[:100]), abs=1e-6)
 
 
 def test_what_coverage_is_tolerated() -> None:

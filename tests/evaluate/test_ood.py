@@ -177,6 +177,9 @@ def test_predictions_that_are_not_finite_are_refused(moons) -> None:
     x = moons[1]
 
     class Broken:
+        def read(self, x):
+            return x
+
         def predict(self, x, n=None, seed=None):
             f = torch.zeros(1, len(x), 2)
             f[0, 1] = math.nan

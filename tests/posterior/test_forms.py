@@ -151,6 +151,11 @@ def test_chains_go_to_arviz() -> None:
     assert (tree.posterior["0.weight"].to_numpy() == want).all()
     with pytest.raises(Unavailable, match="chains"):
         _linear(1).to_arviz()
+    pytest.importorskip("xarray_einstats")  # of the extra `diagnostics`, for arviz's own summary
+    import arviz_stats
+
+    table = arviz_stats.summary(tree)
+    assert len(table) == posterior.samples.shape[2] and "r_hat" in table.columns
 
 
 def test_fewer_draws_than_kept_are_thinned_evenly() -> None:

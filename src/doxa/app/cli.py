@@ -6,14 +6,14 @@ fault of doxa's own and keeps its traceback.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from doxa.app.commands import bench, compare, demo, fit, methods, predict, report
-from doxa.app.commands.terminal import err
+from doxa.app.commands import bench, calibrate, compare, demo, fit, methods, predict, report
+from doxa.app.commands.terminal import err, out
 from doxa.errors import DoxaError
 
 RESUMABLE = {
@@ -35,15 +35,44 @@ class _OneLineErrors(TyperGroup):
             raise typer.Exit(130) from None
 
 
+class _AutoCalibrate(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """`--calibrate` without a word means auto."""
+        said = []
+        for word, following in zip(args, [*args, "-"][1:], strict=True):
+            said += [word, "auto"] if word == "--calibrate" and following[:1] == "-" else [word]
+        return super().parse_args(ctx, said)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import doxa
+
+        out.print(f"doxa {doxa.__version__}", highlight=False)
+        raise typer.Exit
+
+
 app = typer.Typer(
     cls=_OneLineErrors,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Bayesian deep learning: fit, predict with uncertainty, check, compare methods.",
 )
-app.command()(fit.fit)
+
+
+@app.callback()
+def doxa_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which doxa it is."),
+    ] = False,
+) -> None:
+    """Bayesian deep learning: fit, predict with uncertainty, check, compare methods."""
+
+
+app.command(cls=_AutoCalibrate)(fit.fit)
 app.command()(predict.predict)
+app.command()(calibrate.calibrate)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(bench.bench)

@@ -37,11 +37,13 @@ class Case:
     note: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    hidden: tuple[int, ...] = ()  # a network of its own
 
 
 TRAIN, TEST = 21, 22
+HIDDEN = (50, 50)
 CASES = tuple(
-    Case(row.name, row.demo.note, row.demo.settings, row.demo.options)
+    Case(row.name, row.demo.note, row.demo.settings, row.demo.options, row.demo.hidden)
     for row in doxa.methods()
     if "regression" in row.tasks and not row.demo.left_out
 )
@@ -66,9 +68,11 @@ def run(folder: Path, seed: int, console: Console) -> None:
         def done() -> None:
             progress.advance(task)
 
-        gap_table = _gap(folder / "gap.png", seed, tell, done)
+        gap_table, troubles = _gap(folder / "gap.png", seed, tell, done)
         moons_table = _moons(folder / "two_moons.png", seed, tell, done)
     console.print(gap_table)
+    for line in troubles:
+        console.print(escape(line), soft_wrap=True)
     console.print(moons_table)
     for name in ("gap.png", "two_moons.png"):
         console.print(f"figure: {escape(str((folder / name).resolve()))}", soft_wrap=True)
@@ -96,7 +100,8 @@ def _fit(
     )
 
 
-def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
+def _gap(path: Path, seed: int, tell: Any, done: Any) -> tuple[Table, list[str]]:
+    """The table, and what is wrong with whom."""
     train = simulated.gap_regression(100, seed + TRAIN)
     near = simulated.gap_regression(400, seed + TEST)
     gap = simulated.gap_regression(400, seed + TEST, inside=True)
@@ -104,11 +109,11 @@ def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
         "regression with a gap, held out: near the data and in the gap, 95 % intervals",
         "log lik.", "RMSE", "covers", "gap: log lik.", "covers", "std", "seconds", "status",
     )  # fmt: skip
-    panels = []
+    panels, troubles = [], []
     for case in CASES:
         tell(f"regression: {case.method}")
         start = time.perf_counter()
-        net = nets.mlp(1, 1, (50, 50), "tanh")
+        net = nets.mlp(1, 1, case.hidden or HIDDEN, "tanh")
         posterior = _fit(case, net, doxa.Normal(1.5), train, "gaussian", seed)
         seconds = time.perf_counter() - start
         here, there = _score(posterior, near), _score(posterior, gap)
@@ -127,12 +132,15 @@ def _gap(path: Path, seed: int, tell: Any, done: Any) -> Table:
                 flat(p.aleatoric),
                 flat(p.epistemic),
                 _functions(posterior, GRID[:, None]),
+                "" if posterior.status == "ok" else str(posterior.status),
             )
         )
+        if posterior.status != "ok":
+            troubles.append(f"{case.method}: {posterior.status}: {posterior.status.reason}")
         done()
     truth = simulated.gap_function(GRID)
     figures.regression_figure(path, GRID, truth, train.x[:, 0], train.y, panels, simulated.GAP)
-    return table
+    return table, troubles
 
 
 def _table(title: str, *columns: str) -> Table:

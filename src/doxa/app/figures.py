@@ -14,12 +14,16 @@ from doxa.errors import MissingExtra
 
 INK, GRID = "#22303c", "#e3e8ec"
 MEAN, EPISTEMIC, ALEATORIC, DRAW = "#0b4f8a", "#3d8fd1", "#a9d0ee", "#0b4f8a"
+GAP, FAINT, TROUBLE = "#f5f1e8", "#5b6b78", "#b3261e"
 CLASS_COLOURS = ("#c8553d", "#2a6f97")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One method's beliefs on a line: [G] each, variances in squared units; draws [S, G]."""
+    """One method's beliefs on a line: [G] each, variances in squared units; draws [S, G].
+
+    trouble: what its status says where that is not "ok".
+    """
 
     title: str
     note: str
@@ -27,6 +31,7 @@ class Panel:
     aleatoric: Array
     epistemic: Array
     draws: Array
+    trouble: str = ""
 
 
 def import_pyplot() -> Any:
@@ -48,63 +53,78 @@ def import_pyplot() -> Any:
 
 def regression_figure(
     path: Path, grid: Array, truth: Array, x: Array, y: Array, panels: Sequence[Panel], shade: Any
-) -> None:
+) -> Any:
     """One panel a method: mean, bands of two standard deviations, function draws and the data."""
     _, subplots = import_pyplot()
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = subplots(rows, columns, (3.6 * columns, 2.9 * rows + 0.5))
+    figure, axes = subplots(rows, columns, (3.6 * columns, 3.1 * rows + 0.8))
     for ax, panel in zip(axes.flat, panels, strict=False):
-        epistemic = 2.0 * np.sqrt(panel.epistemic)
-        total = 2.0 * np.sqrt(panel.epistemic + panel.aleatoric)
         _plain(ax)
-        ax.axvspan(*shade, color="#f5f1e8", lw=0, zorder=0)
-        ax.fill_between(
-            grid,
-            panel.mean - total,
-            panel.mean + total,
-            color=ALEATORIC,
-            lw=0,
-            alpha=0.65,
-            label="aleatoric + epistemic (±2σ)",
-            zorder=1,
-        )
-        ax.fill_between(
-            grid,
-            panel.mean - epistemic,
-            panel.mean + epistemic,
-            color=EPISTEMIC,
-            lw=0,
-            alpha=0.55,
-            label="epistemic (±2σ)",
-            zorder=2,
-        )
-        for k, draw in enumerate(panel.draws):
-            ax.plot(
-                grid,
-                draw,
-                color=DRAW,
-                lw=0.6,
-                alpha=0.35,
-                zorder=3,
-                label="function draws" if k == 0 else None,
-            )
-        ax.plot(grid, truth, color=INK, lw=1.0, ls=(0, (4, 3)), label="truth", zorder=4)
+        ax.tick_params(labelbottom=True)  # in every row
+        ax.axvspan(*shade, color=GAP, lw=0, zorder=0, label="gap without data")
+        _belief(ax, grid, panel)
+        ax.plot(grid, truth, color=INK, lw=1.0, ls=(0, (4, 3)), label="the true curve", zorder=4)
         ax.plot(grid, panel.mean, color=MEAN, lw=2.0, label="mean", zorder=5)
         ax.plot(x, y, ".", color=INK, ms=3.5, alpha=0.75, label="data", zorder=6)
         ax.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK)
-        ax.set_title(panel.note, loc="right", fontsize=9, color="#5b6b78")
+        ax.set_title(panel.note, loc="right", fontsize=9, color=FAINT)
+        if panel.trouble:
+            _mark(ax, panel.trouble)
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)
     span = float(np.ptp(np.concatenate([truth, y])))
     middle = float(np.mean([truth.min(), truth.max()]))
     axes.flat[0].set_ylim(middle - 0.8 * span, middle + 0.8 * span)
     axes.flat[0].set_xlim(grid[0], grid[-1])
-    handles, labels = axes.flat[0].get_legend_handles_labels()
+    for ax in axes[:, 0]:
+        ax.set_ylabel("y", color=FAINT)
+    for ax in axes[-1]:
+        ax.set_xlabel("x", color=FAINT)
+    handles, _ = axes.flat[0].get_legend_handles_labels()
+    if any(panel.trouble for panel in panels):
+        handles.append(_frame("not to be trusted yet: its status"))
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10
-    )
+        handles=handles, loc="outside lower center", ncols=min(4, columns + 1), frameon=False,
+        fontsize=10,
+    )  # fmt: skip
     figure.savefig(path, dpi=160, facecolor="white")
+    return figure
+
+
+def _belief(ax: Any, grid: Array, panel: Panel) -> None:
+    """Two bands about the mean, and functions drawn."""
+    doubt = 2.0 * np.sqrt(panel.epistemic)
+    total = 2.0 * np.sqrt(panel.epistemic + panel.aleatoric)
+    bands = (
+        (total, ALEATORIC, 0.65, "doubt and noise: where new data should lie (±2σ)"),
+        (doubt, EPISTEMIC, 0.55, "doubt about the curve alone (epistemic, ±2σ)"),
+    )
+    for layer, (half, colour, alpha, label) in enumerate(bands, 1):
+        low, high = panel.mean - half, panel.mean + half
+        ax.fill_between(grid, low, high, color=colour, lw=0, alpha=alpha, label=label, zorder=layer)
+    for k, draw in enumerate(panel.draws):
+        once = "curves drawn from the posterior" if k == 0 else None
+        ax.plot(grid, draw, color=DRAW, lw=0.6, alpha=0.35, zorder=3, label=once)
+
+
+def _frame(label: str) -> Any:
+    """The red frame, for the legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor="none", edgecolor=TROUBLE, linewidth=1.6, label=label)
+
+
+def _mark(ax: Any, trouble: str) -> None:
+    """A red frame, and the status in words: this panel is not to be trusted."""
+    for spine in ax.spines.values():
+        spine.set_visible(True)
+        spine.set(color=TROUBLE, linewidth=1.6)
+    box = {"boxstyle": "round,pad=0.3", "facecolor": TROUBLE, "edgecolor": "none"}
+    ax.text(
+        0.03, 0.95, trouble, transform=ax.transAxes, ha="left", va="top", fontsize=9,
+        fontweight="bold", color="white", bbox=box, zorder=7,
+    )  # fmt: skip
 
 
 def moons_figure(
@@ -145,6 +165,6 @@ def _plain(ax: Any) -> None:
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         ax.spines[side].set_color("#9aa7b1")
-    ax.tick_params(colors="#5b6b78", labelsize=9, length=3)
+    ax.tick_params(colors=FAINT, labelsize=9, length=3)
     ax.grid(color=GRID, lw=0.6)
     ax.set_axisbelow(True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import platform
@@ -18,13 +17,16 @@ from torch import nn
 
 import doxa
 from doxa import nets
+from doxa.app.cost import cost_words
+from doxa.app.held_out import checksum
 from doxa.app.schema import Schema
 from doxa.app.settings import make_method
 from doxa.app.tables import Array
 from doxa.driver.holdout import FEWEST, parts
-from doxa.errors import MethodError, ModelError, StoreError, did_you_mean
+from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
 from doxa.method import Method
 from doxa.store import decode, is_artefact, read_artefact
+from doxa.store.artefact import META
 
 ASKED = "asked.json"  # beside checkpoints: what their fit was asked
 
@@ -89,6 +91,7 @@ def fit_arrays(
         validation=plan.held_out,
         checkpoint=None if checkpoint is None else str(checkpoint),
         checkpoint_every=checkpoint_every,
+        progress=True,
         **plan.options(),
     )
     posterior.metadata["table"] = schema.to_json()
@@ -109,12 +112,18 @@ def say_held_out(plan: Plan, method: Method, rows: int) -> str:
     return ""
 
 
+def say_cost(plan: Plan, method: Method, schema: Schema, rows: int) -> str:
+    """What a sampler will cost, before it starts; "" for other methods."""
+    if method.gradients is None or not method.needs_network:
+        return ""
+    net = make_net(plan, schema.inputs, schema.outputs)
+    return cost_words(method, plan.members, sum(p.numel() for p in net.parameters()), rows)
+
+
 def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What a report needs to say where a posterior came from: kept in its metadata."""
-    with data.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "source": {"file": data.name, "sha256": digest, "rows": rows},
+        "source": {"file": data.name, "sha256": checksum(data), "rows": rows},
         "asked": {**asdict(plan), **asked},
         "versions": {
             "doxa": doxa.__version__,
@@ -136,7 +145,7 @@ def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # whatever the module does when it is imported
         raise ModelError(f"--net {plan.net}: cannot import {module_name!r}: {error}") from error
     builder = getattr(module, function, None)
     if builder is None:
@@ -144,10 +153,9 @@ def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:
         raise ModelError(f"--net {plan.net}: {module_name!r} has no {function!r}{hint}")
     try:
         net = builder(inputs, outputs)
-    except TypeError as error:
-        raise ModelError(
-            f"--net {plan.net}: called as {function}(inputs, outputs): {error}"
-        ) from error
+    except Exception as error:  # whatever the user's builder raises
+        called = f"{function}({inputs}, {outputs}), which is (inputs, outputs)"
+        raise ModelError(f"--net {plan.net}: called as {called}: {error}") from error
     if not isinstance(net, nn.Module):
         raise ModelError(f"--net {plan.net} gave {type(net).__name__}, not a torch.nn.Module")
     return net
@@ -156,16 +164,32 @@ def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:
 def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
     """A posterior that `doxa fit` saved, and its schema."""
     # The network's shape is in the schema, which must be read before the network can be made.
-    record = decode(read_artefact(run)[1].get("record", {}), "record")
+    saved = _read(run)
+    record = decode(saved.get("record", {}), "record")
     metadata = record.get("metadata", {})
     if "table" not in metadata:
         raise StoreError(f"{run} holds a posterior that was not fitted from a table")
     schema = Schema.from_json(metadata["table"])
+    if net is not None and saved.get("model") is None:
+        raise ModelError(f"{run} was fitted without a network: leave --net out")
     own = metadata.get("net")
     if own is not None and net is None:
         raise ModelError(f"{run} was fitted with a network of your own: pass --net {own}")
     made = None if net is None else make_net(Plan(net=net), schema.inputs, schema.outputs)
     return doxa.load(str(run), net=made), schema
+
+
+def _read(run: Path) -> dict[str, Any]:
+    """The facts of a run; a folder that is none is named as such."""
+    try:
+        return read_artefact(run)[1]
+    except CorruptedArtefact:
+        raise
+    except StoreError as error:
+        if (run / META).exists():
+            raise
+        what = "is no run" if run.exists() else "does not exist"
+        raise StoreError(f"{run} {what}; give the folder that doxa fit saved (--out)") from error
 
 
 def prepare_out(out: Path, overwrite: bool = False) -> Path:

@@ -42,11 +42,16 @@ def take_in(path: Path, asked: Asked) -> tuple[pd.DataFrame, Schema]:
     """The rows that can be used, and what their columns mean."""
     frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
     frame, fewer = with_target(frame, asked.target, asked.missing)
-    schema = infer_schema(
+    schema = inferred(frame, asked, dialect)
+    return frame, replace(schema, notes=(*notes, *fewer, *schema.notes))
+
+
+def inferred(frame: pd.DataFrame, asked: Asked, dialect: Dialect | None) -> Schema:
+    """What the columns of some rows mean; their target is known."""
+    return infer_schema(
         frame, asked.target, asked.likelihood, asked.drop, asked.categorical, asked.index,
         asked.numeric, asked.missing, dialect,
     )  # fmt: skip
-    return frame, replace(schema, notes=(*notes, *fewer, *schema.notes))
 
 
 def take_in_more(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:

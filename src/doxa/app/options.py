@@ -80,7 +80,8 @@ Net = Annotated[
 Hidden = Annotated[
     str,
     typer.Option(
-        help="Widths of the default MLP's hidden layers: 50,50.", rich_help_panel=TRAINING
+        help="Widths of the default MLP's hidden layers: 50,50; '' for none.",
+        rich_help_panel=TRAINING,
     ),
 ]
 Members = Annotated[
@@ -101,13 +102,43 @@ Validation = Annotated[
     typer.Option(
         min=0.0,
         max=0.9,
-        help="Share of the rows held out to stop training in time; 0 for none. Default: methods "
-        "that overfit without (map, deep-ensemble, ...) hold out a part, each member another.",
+        help="Share of the rows held out to stop training in time; 0 for none. Default: each "
+        "member holds out another tenth or so, in methods that overfit without.",
         rich_help_panel=TRAINING,
     ),
 ]
+TestFile = Annotated[
+    Path | None, typer.Option("--test", help="Held-out rows, to score the fit on.")
+]
+TestShare = Annotated[
+    float | None,
+    typer.Option(
+        "--split",
+        help="Share of the rows to score the fit on, chosen by the seed and not trained on.",
+    ),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        help="Correct predictions on rows held out for it. Alone it means auto: temperature for "
+        "classes, quantile for numbers. Or vector, dirichlet, isotonic, histogram; variance.",
+    ),
+]
+Conformal = Annotated[
+    float | None,
+    typer.Option(help="Intervals, or sets of classes, that hold the truth at this level: 0.9."),
+]
+ConformalKind = Annotated[
+    str | None,
+    typer.Option(help="split (default) or cqr for numbers, lac (default) or aps for classes."),
+]
+CalibrationShare = Annotated[
+    float | None,
+    typer.Option(help="Share of the rows held out for --calibrate and --conformal. Default: 0.2."),
+]
+Run = Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)
 ]
-Seed = Annotated[int, typer.Option(help="Same seed, same result.", rich_help_panel=TRAINING)]
+Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.", rich_help_panel=TRAINING)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]

@@ -39,6 +39,8 @@ def make_method(name: str, settings: Sequence[str] = ()) -> Any:
         if key not in fields:
             hint = did_you_mean(key, sorted(fields)) if fields else "; it has no settings"
             raise MethodError(f"method {name!r} has no setting {key!r}{hint}")
+        if key in chosen:
+            raise MethodError(f"--set {key} is given twice, as {chosen[key]!r} and as {text}")
         chosen[key] = read_value(text, declared.get(key))
     try:
         return cls(**chosen)

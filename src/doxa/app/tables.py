@@ -116,6 +116,8 @@ def check_writable(path: Path) -> None:
         raise StoreError(f"{path}: a table is written as .csv, .tsv or .parquet")
     if path.is_dir():
         raise StoreError(f"{path} is a folder; give a file")
+    if path.parent.is_file():
+        raise StoreError(f"{path} cannot be written: {path.parent} is a file, not a folder")
 
 
 def pick(frame: pd.DataFrame, name: str) -> pd.Series:

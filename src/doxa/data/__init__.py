@@ -1,6 +1,8 @@
 """What goes in: rows, checked, standardised and handed out in batches."""
 
 from doxa.data.batches import Batch, Data, NoData, batch_rows
+from doxa.data.frames import Names, in_order
+from doxa.data.loaders import gathered
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
 from doxa.data.scaling import Standardisation, standardise, warn_unscaled
 from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
@@ -12,6 +14,7 @@ __all__ = [
     "Batches",
     "Data",
     "Feed",
+    "Names",
     "NoData",
     "NoRows",
     "Pass",
@@ -24,7 +27,9 @@ __all__ = [
     "cast",
     "check_finite",
     "free_memory",
+    "gathered",
     "halved",
+    "in_order",
     "parse",
     "rows_of",
     "source",

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from doxa.data.frames import Names, is_frame
+from doxa.data.frames import numbers as frame_numbers
 from doxa.errors import DataError, ShapeError
 
 Inputs = Any
@@ -69,7 +71,10 @@ def as_tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_meta or value.layout != torch.strided:
             kind = "meta" if value.is_meta else str(value.layout)
-            raise DataError(f"{what} is a {kind} tensor, which holds no dense rows to read")
+            instead = "" if value.is_meta else f": pass {what}.to_dense()"
+            raise DataError(
+                f"{what} is a {kind} tensor, which holds no dense rows to read{instead}"
+            )
         found = value.detach()
     else:
         found = _from_array(value, what)
@@ -81,7 +86,13 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 
 def _from_array(value: Any, what: str) -> Tensor:
-    if hasattr(value, "to_numpy"):  # pandas
+    if value is None:
+        raise DataError(f"{what} is None: it must be an array of numbers, one row an example")
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):  # scipy
+        raise DataError(f"{what} is a sparse {type(value).__name__}: pass {what}.toarray()")
+    if is_frame(value):
+        value = frame_numbers(value, what)
+    elif hasattr(value, "to_numpy"):  # a series
         value = value.to_numpy()
     try:
         array = np.asarray(value) if not isinstance(value, np.ndarray) else value
@@ -135,9 +146,11 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
     elif isinstance(data, tuple | list) and len(data) == 2:
         return as_tensors(data[0], "x"), as_tensors(data[1], "y"), None
     else:
+        file = isinstance(data, str | os.PathLike)
+        advice = "; files of tables are fitted from the shell: doxa fit FILE --target y"
         raise DataError(
             "data must be a pair (x, y), a Dataset, a DataLoader or Tasks, not "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}{advice if file else ''}"
         )
     n = len(source)
     if n == 0:
@@ -163,11 +176,13 @@ def rows_of(tree: Any, what: str) -> int:
 
 
 def check_finite(
-    tree: Any, what: str, numbers: Tensor | None = None, dtype: torch.dtype | None = None
-) -> None:
+    tree: Any, what: str, numbers: Tensor | None = None, dtype: torch.dtype | None = None,
+    names: Names | None = None,
+) -> None:  # fmt: skip
     """Raise naming the first row and column that is NaN or infinite, or would be in `dtype`.
 
-    `numbers` are the rows' own numbers, where they are not 0, 1, 2…
+    `numbers` are the rows' own numbers, where they are not 0, 1, 2…; `names` what a frame calls
+    its rows and columns.
     """
     for leaf in tree_flatten(tree)[0]:
         if not leaf.is_floating_point() or leaf.numel() == 0:
@@ -180,12 +195,12 @@ def check_finite(
                 row, column = start + place[0], place[1:]
                 value = leaf[(row, *column)].item()
                 row = row if numbers is None else int(numbers[row])
-                where = f", column {column[0] if len(column) == 1 else column}" if column else ""
+                where = (names or Names()).place(row, column)
                 if math.isfinite(value):
                     advice = f"that is infinite in {dtype}: scale the column first"
                 else:
                     advice = "remove or fill missing values first"
-                raise DataError(f"{what} is {value} at row {row}{where}; {advice}")
+                raise DataError(f"{what} is {value} at {where}; {advice}")
 
 
 def cast(t: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:

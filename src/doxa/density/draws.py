@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa import checks, store
+from doxa import checks, describe, store
 from doxa.data import free_memory
 from doxa.density.density import free_layout, natural
 from doxa.density.summary import Summary, summarise
@@ -24,7 +24,7 @@ from doxa.posterior.base import Record
 _KIND = "draws"
 
 
-class Draws(Mapping[str, Tensor]):
+class Draws(describe.Described, Mapping[str, Tensor]):
     """Chains of a log density: `draws[name]` is [members, draws, *shape], in natural space.
 
     Attributes
@@ -135,11 +135,8 @@ class Draws(Mapping[str, Tensor]):
         shapes, transforms = meta["shapes"], meta["transforms"]
         return cls(tensors["theta"], shapes, transforms, meta["method"], Record(**plain))
 
-    def __repr__(self) -> str:
-        reason = f" ({self.status.reason})" if self.status.reason else ""
-        names = ", ".join(f"{k}{list(s)}" for k, s in self.shapes.items())
-        how = f"{self.members} chains of {self.count} by {self.method!r}"
-        return f"<draws of {names}: {how}, {self.status}{reason}>"
+    def described(self) -> describe.Words:
+        return describe.draws(self)
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__

@@ -36,6 +36,7 @@ from doxa.engine.work import Count
 from doxa.errors import MethodError, NumericalError
 from doxa.linalg.layout import Layout
 from doxa.method import Method, Run, as_method
+from doxa.method.keywords import named_keywords
 from doxa.model.problem import LogDensity
 from doxa.posterior import SamplePosterior
 from doxa.priors import bind
@@ -43,6 +44,7 @@ from doxa.priors import bind
 log = logging.getLogger("doxa")
 
 
+@named_keywords
 @threads_for(0.0)
 def sample(
     log_density: Written,
@@ -90,7 +92,7 @@ def sample(
     began = time.monotonic()
     method = as_method(method)
     ids = member_ids(members, method)
-    dtype = checks.floating(dtype)
+    seed, dtype = checks.seed("seed", seed), checks.floating(dtype)
     place = checks.place(_device(init) if device is None else device)
     if not callable(log_density):
         raise MethodError(f"log_density must be a function of a dict, not {log_density!r}")
@@ -100,7 +102,8 @@ def sample(
     starts = _starts(density, given, _jitter(jitter), seed, ids)
     run = _run(density, starts, ids, seed)
     options = Options(
-        schedule="constant", callbacks=callbacks, checkpoint_seconds=checkpoint_every,
+        schedule="constant", callbacks=checks.functions("callbacks", callbacks),
+        checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip

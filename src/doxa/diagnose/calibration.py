@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.advice import MORE_ROWS, NEW_ROWS, Advice, any_of, ensemble, recalibrate
+from doxa.diagnose.finding import Finding, bad, good, skipped, slight, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.scored import Scored
 from doxa.diagnose.significance import (
@@ -27,12 +28,11 @@ from doxa.diagnose.significance import (
 from doxa.errors import Unavailable
 from doxa.noise import generator
 
-_BINS = 10
+BINS = 15  # of equal width, as in `doxa.evaluate.ece`
 _LEAST_ROWS = 20
 _OFF = 0.05  # in expected calibration error
 _WARPED = 0.083  # from uniform: what a variance wrong by a factor of two gives a normal target
 _FAR_OFF = 0.15
-_ADVICE = "doxa.evaluate.recalibrate(posterior, held_out), 'deep-ensemble', or a learned noise"
 
 
 def coverage(patient: Patient, head: Head) -> Finding:
@@ -47,18 +47,29 @@ def coverage(patient: Patient, head: Head) -> Finding:
     share, n = float(inside.double().mean()), len(scored)
     level = _attainable(scored, bounds, patient.level)
     p = max(binomial(int(inside.sum()), n, level), _shared(scored, bounds, share))
-    low, high = _tolerated(level, 2.0)
     where = "test" if head.test is not None else "training"
     told = f"{share:.0%} of {n} {where} targets lie in their {patient.level:.0%} interval"
-    if p > ALPHA or (share >= high and head.test is None):
+    if share > level and head.test is None:
+        return good(f"{told} (p = {p:.2g})", share)
+    return judged_coverage(share, level, p, told, _advice(patient))
+
+
+def judged_coverage(share: float, level: float, p: float, told: str, advice: Advice) -> Finding:
+    """A share of targets inside intervals of a level, whose probability under it is p."""
+    low, high = _tolerated(level, 2.0)
+    side = "wide" if share > level else "narrow"
+    if p > ALPHA:
         return good(f"{told} (p = {p:.2g})", share)
     if low < share < high:
-        small = "off, but by less than a variance wrong by a factor of two would make it"
-        return good(f"{told} (p = {p:.2g}): {small}", share)
-    if share >= high:
-        return warning(f"intervals are too wide: {told} (p = {p:.1g})", _ADVICE, share)
+        small = "by less than a variance wrong by a factor of two would make it"
+        words = f"intervals are a little too {side}, {small}: {told} (p = {p:.1g})"
+        return slight(words, advice, share)
     grade = bad if share < _tolerated(level, 4.0)[0] else warning
-    return grade(f"intervals are too narrow: {told} (p = {p:.1g})", _ADVICE, share)
+    return grade(f"intervals are too {side}: {told} (p = {p:.1g})", advice, share)
+
+
+def _advice(patient: Patient) -> Advice:
+    return any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS)
 
 
 def _tolerated(level: float, factor: float) -> tuple[float, float]:
@@ -96,15 +107,13 @@ def calibration(patient: Patient, head: Head) -> Finding:
     if len(scored) < _LEAST_ROWS:
         return skipped(f"{len(scored)} rows are too few to judge calibration on")
     if scored.classifies:
-        return _of_classes(scored, head.test is not None)
+        return _of_classes(patient, scored, head.test is not None)
     if head.test is None:
-        return skipped(
-            "calibration needs rows that the fit has not seen", "doctor(posterior, data, test)"
-        )
-    return _of_numbers(scored, patient.seed)
+        return skipped("calibration needs rows that the fit has not seen", NEW_ROWS)
+    return _of_numbers(patient, scored)
 
 
-def _of_classes(scored: Scored, unseen: bool) -> Finding:
+def _of_classes(patient: Patient, scored: Scored, unseen: bool) -> Finding:
     confidence, top = scored.probs.max(1)
     right = (top == scored.y).double()
     replicas = _calibration_error(confidence, (scored.replicas == top).double())
@@ -113,37 +122,34 @@ def _of_classes(scored: Scored, unseen: bool) -> Finding:
     excess = float((confidence - right).mean())
     where = "test" if unseen else "training"
     told = (
-        f"at the {where} rows confidence is {float(confidence.mean()):.0%}, accuracy "
+        f"at {len(scored)} {where} rows confidence is {float(confidence.mean()):.0%}, accuracy "
         f"{float(right.mean()):.0%}; expected calibration error {float(error):.3f}"
     )
     off = float(error - replicas.mean())  # the error that luck alone would give is taken off
-    if p > ALPHA or off < _OFF or (excess < 0 and not unseen):
+    if p > ALPHA or (excess < 0 and not unseen):
         return good(f"{told} (p = {p:.2g})", float(error))
-    grade = bad if off > _FAR_OFF else warning
-    kind = "overconfident" if excess > 0 else "underconfident"
-    return grade(
-        f"probabilities are {kind}: {told} (p = {p:.1g})",
-        "doxa.evaluate.recalibrate(posterior, held_out, 'temperature'), or 'deep-ensemble'",
-        float(error),
-    )
+    grade = slight if off < _OFF else bad if off > _FAR_OFF else warning
+    kind = ("a little " if off < _OFF else "") + ("over" if excess > 0 else "under") + "confident"
+    return grade(f"probabilities are {kind}: {told} (p = {p:.1g})", _advice(patient), float(error))
 
 
 def _calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
-    """Σ_b |B_b|/N · |accuracy − confidence| over bins of equal count; right [R, N] to [R]."""
-    order = confidence.argsort()
-    gaps = (right - confidence)[:, order]
-    parts = gaps.tensor_split(min(_BINS, max(1, gaps.shape[1] // 5)), 1)
-    return torch.stack([part.sum(1).abs() for part in parts]).sum(0) / gaps.shape[1]
+    """Σ_b |B_b|/N · |accuracy − confidence| over bins (b/B, (b+1)/B]; right [R, N] to [R]."""
+    gaps = right - confidence
+    inner = torch.arange(1, BINS, dtype=torch.float64) / BINS
+    cell = torch.bucketize(confidence.round(decimals=6), inner)  # equal ones, up to rounding
+    sums = gaps.new_zeros(len(gaps), BINS).index_add_(1, cell, gaps)
+    return sums.abs().sum(1) / gaps.shape[1]
 
 
-def _of_numbers(scored: Scored, seed: int) -> Finding:
+def _of_numbers(patient: Patient, scored: Scored) -> Finding:
     """The distance of the probability integral transforms from uniform, against replicas.
 
     A target's transform is its rank among its replicas; a replica's, its rank among the others.
     Ties, which counts have, are broken by lot."""
     replicas = scored.replicas
     together = torch.cat([scored.y.double().unsqueeze(0), replicas])  # [R + 1, N]
-    source = generator(seed, "doctor", "ties")
+    source = generator(patient.seed, "doctor", "ties")
     lot = torch.rand(together.shape, generator=source)
     order = lot.argsort(0)  # shuffle, then sort stably
     ranks = torch.sort(together.gather(0, order), dim=0, stable=True).indices
@@ -157,9 +163,9 @@ def _of_numbers(scored: Scored, seed: int) -> Finding:
         f"probability integral transforms of {len(scored)} test targets are {value:.2f} from "
         "uniform"
     )
-    if p > ALPHA or excess < _WARPED:
+    if p > ALPHA:
         return good(f"{told} (p = {p:.2g})", value)
-    grade = bad if excess > _FAR_OFF else warning
+    grade = slight if excess < _WARPED else bad if excess > _FAR_OFF else warning
     shift = float(u[0].mean()) - 0.5
     extreme = float(((u[0] - 0.5).abs() > 0.45).double().mean())
     if abs(shift) > 0.1:
@@ -168,4 +174,5 @@ def _of_numbers(scored: Scored, seed: int) -> Finding:
         kind = "predictions are too sure"
     else:
         kind = "predictions are of the wrong shape or too unsure"
-    return grade(f"{kind}: {told} (p = {p:.1g})", _ADVICE, value)
+    kind = f"{kind}, though little" if excess < _WARPED else kind
+    return grade(f"{kind}: {told} (p = {p:.1g})", _advice(patient), value)

@@ -7,11 +7,25 @@ that chains need not share, functions do not.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from doxa.diagnose.advice import (
+    MORE_ROWS,
+    Advice,
+    any_of,
+    calmer,
+    coded,
+    ensemble,
+    longer,
+    recalibrate,
+    refit,
+    standardise,
+    written,
+)  # fmt: skip
 from doxa.diagnose.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Patient
@@ -24,12 +38,6 @@ _LEAST_POINTS = 20
 _STILL_FALLING = 0.05  # nats a row that as many steps again would bring
 _ROWS = 64
 _APART = 1.1
-_ADVICE = {  # what the rows held out, or the exact model, said of a fit
-    "overconfident": "evaluate.recalibrate on rows of their own, more members, or another method",
-    "worse-than-constant": "standardize=True, more steps, or another lr",
-    "worse-than-map": "tune='validation' with held-out rows, or subset='last_layer'",
-    "degenerate": "give the noise, or fewer features",
-}
 _LEAST_WORTH = 25  # draws: a Monte Carlo error of a fifth of the posterior's standard deviation
 
 
@@ -40,15 +48,35 @@ def status(patient: Patient) -> Finding:
         return good("the fit ended as it should")
     words = f"the fit ended as {str(said)!r}: {said.reason or 'no reason was given'}"
     if said == "stopped":
-        return warning(words, "let it run to its end, or judge it by its validation score")
-    if said == "not-converged" and patient.chains is not None and patient.chains[1] > 1:
+        return warning(words, coded("let it run to its end", refit(patient)))
+    if said == "not-converged" and patient.is_chain:
         own = chains(patient)  # of predictions, not of raw outputs: a softmax forgets a constant
-        return own if own.alarms else good(f"{words}; but the functions have: {own.words}")
+        if not own.alarms:
+            return good(f"{words}; but the functions have: {own.words}")
+        return replace(own, words=words)
     if said == "diverged":
-        return bad(words, "a lower lr (a tenth), standardize=True, or dtype=torch.float64")
-    if said in _ADVICE:
-        return warning(words, _ADVICE[said])
-    return bad(words, "more steps, or for chains more burn_in and draws")
+        return bad(words, calmer(patient))
+    if said == "worse-than-constant":
+        return bad(words, any_of(standardise(patient), longer(patient), MORE_ROWS))
+    if said == "overconfident":
+        return warning(words, any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS))
+    if said == "worse-than-map":
+        return warning(words, _last_layer(patient))
+    if said == "degenerate":
+        return warning(
+            words, "give the noise (likelihood=doxa.Gaussian(…)), fewer features, more rows"
+        )
+    return bad(words, longer(patient))
+
+
+def _last_layer(patient: Patient) -> Advice:
+    """For a posterior over all weights that is worse than its own maximum."""
+    name = getattr(patient.base.method, "name", "")
+    tuned = written(patient, tune="validation") if name == "laplace" else written(patient)
+    held_out: dict[str, Any] = {"validation": 0.1} if name == "laplace" else {}
+    words = "the last layer only, its prior chosen on rows held out"
+    code = refit(patient, tuned, subset="'last_layer'", **held_out)
+    return coded(words if held_out else "the last layer only", code)
 
 
 def training(patient: Patient) -> Finding:
@@ -61,7 +89,7 @@ def training(patient: Patient) -> Finding:
         members = (~torch.isfinite(curve)).any(0).sum()
         return bad(
             f"the loss of {int(members)} of {curve.shape[1]} members became non-finite",
-            "a lower lr (a tenth), or standardize=True",
+            calmer(patient),
         )
     if len(curve) < _LEAST_POINTS:
         return skipped(f"the training curve has {len(curve)} points, too few to judge")
@@ -73,7 +101,7 @@ def training(patient: Patient) -> Finding:
         return bad(
             f"the loss ended {worst:.2g} nats a row above the lowest it had been: it jumped out of "
             "where it was going",
-            "a lower lr (a tenth), or schedule='cosine'",
+            calmer(patient),
             worst,
         )
     quarter = max(10, len(curve) // 4)
@@ -88,7 +116,7 @@ def training(patient: Patient) -> Finding:
         return warning(
             f"the loss was still falling at the end: at that pace by {worst:.2g} nats a row over "
             "another quarter of the run",
-            "more steps (or epochs), or a higher lr",
+            longer(patient),
             worst,
         )
     return good("the training curve is flat at its end", float(further.max()))
@@ -120,7 +148,7 @@ def _line(values: Tensor) -> tuple[Tensor, Tensor]:
 def chains(patient: Patient) -> Finding:
     """Chains that stick, chains that disagree, chains worth too few draws."""
     base = patient.base
-    if not isinstance(base, SamplePosterior) or not base.chain:
+    if not isinstance(base, SamplePosterior) or not patient.is_chain:
         return skipped("the method runs no chains")
     count, draws = base.samples.shape[:2]
     moved = share_moved(base.samples)  # [K]
@@ -130,25 +158,24 @@ def chains(patient: Patient) -> Finding:
         stuck = int((moved < 0.05).sum())
         return bad(
             f"{stuck or 1} of {count} chains hardly move: the lowest acceptance is {lowest:.2g}",
-            "a longer burn_in (it adapts the step size), a higher target_accept, standardize=True",
+            any_of(standardise(patient), longer(patient)),
             lowest,
         )
     if draws < LEAST_DRAWS:
         return skipped(f"{draws} draws a chain are too few to judge")
     values = _functions(patient, count, draws)
     if not bool(torch.isfinite(values).all()):
-        return bad("some draws give functions that are not finite", "standardize=True")
+        return bad("some draws give functions that are not finite", calmer(patient))
     worst = float(rhat(values).max())
     bulk, tail = float(ess_bulk(values).min()), float(ess_tail(values).min())
     told = (
         f"R-hat of the functions is {worst:.3f} at most; {count * draws} draws are worth "
         f"{bulk:.0f} independent ones (tails: {tail:.0f})"
     )
-    longer = "more burn_in and draws, more leapfrog steps, or a smaller network"
     if math.isinf(worst) or worst > _APART:
-        return bad(f"the chains disagree: {told}", longer, worst)
+        return bad(f"the chains disagree: {told}", longer(patient), worst)
     if min(bulk, tail) < _LEAST_WORTH:
-        return warning(f"the chains are worth little: {told}", longer, worst)
+        return warning(f"the chains are worth little: {told}", longer(patient), worst)
     return good(told, worst)
 
 

@@ -56,8 +56,8 @@ def doctor(
 
     Returns
     -------
-    A `Diagnosis`: printable, with `.ok`, `.findings` and `diagnosis["coverage"]`. A check that
-    cannot be made is "not checked", with the reason.
+    A `Diagnosis`: printable, with `.verdict`, `.summary`, `.ok`, `.findings` and
+    `diagnosis["coverage"]`. A check that cannot be made is "not checked", with the reason.
     """
     if not 0.0 < level < 1.0:
         raise DataError(f"level must lie between 0 and 1, got {level}")
@@ -70,11 +70,12 @@ def doctor(
     except Exception as error:  # a posterior that cannot predict still has a status
         log.debug("doctor: no predictions", exc_info=True)
         reason = f"the posterior does not predict at these rows: {error}"
-        return Diagnosis(findings + [replace(skipped(reason), check=name) for name in EACH_HEAD])
+        findings += [replace(skipped(reason), check=name) for name in EACH_HEAD]
+        return Diagnosis(findings, test is not None)
     for head in heads:
         for name, check in EACH_HEAD.items():
             findings.append(_look(name + head.label, partial(check, patient, head)))
-    return Diagnosis(findings)
+    return Diagnosis(findings, test is not None)
 
 
 def _look(name: str, check: Callable[[], Finding]) -> Finding:

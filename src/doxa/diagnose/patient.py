@@ -71,8 +71,8 @@ class Patient:
 
     def __init__(self, posterior: Posterior, data: Any, test: Any, level: float, seed: int) -> None:
         self.posterior, self.level, self.seed = posterior, level, seed
-        self.train = _sample("train", data, seed)
-        self.test = None if test is None else _sample("test", test, seed)
+        self.train = _sample("train", posterior.ordered_pair(data), seed)
+        self.test = None if test is None else _sample("test", posterior.ordered_pair(test), seed)
         self.base = posterior
         while isinstance(self.base, TransformedPosterior):
             self.base = self.base.base
@@ -109,16 +109,21 @@ class Patient:
         return [Scored(p, sample.y, self.seed, lambda n: self.base.functions(sample.x, n))]
 
     @property
-    def chains(self) -> tuple[int, int] | None:
+    def kept(self) -> tuple[int, int] | None:
         """(members, draws each) of kept draws; None where draws are not kept."""
         if not isinstance(self.base, SamplePosterior):
             return None
         return self.base.samples.shape[0], self.base.samples.shape[1]
 
     @property
+    def is_chain(self) -> bool:
+        """Kept draws that follow each other: those of particles and of ensembles do not."""
+        return isinstance(self.base, SamplePosterior) and self.base.chain
+
+    @property
     def is_point(self) -> bool:
         """One function by construction: there is no epistemic part to judge."""
-        return self.chains == (1, 1)
+        return self.kept == (1, 1)
 
 
 def _sample(name: str, data: Any, seed: int) -> Sample:

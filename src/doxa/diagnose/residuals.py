@@ -11,7 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.advice import (
+    MORE_ROWS,
+    any_of,
+    ensemble,
+    learned_noise,
+    longer,
+    noise_by_input,
+    other_likelihood,
+)  # fmt: skip
+from doxa.diagnose.finding import Finding, bad, good, number, skipped, slight, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.scored import Scored, family
 from doxa.diagnose.significance import ALPHA, REPLICAS, two_sided
@@ -39,18 +48,22 @@ def targets(patient: Patient, head: Head) -> Finding:
     step = float(gaps.min())
     whole = bool(((gaps / step - (gaps / step).round()).abs() < 1e-3).all())
     if len(values) == 2:
+        told = "targets take two values: they are classes, not measurements"
+        if values.tolist() != [0.0, 1.0]:
+            return bad(told, "write them as 0 and 1, and take likelihood='bernoulli'", 2.0)
         return bad(
-            "targets take two values: they are classes, not measurements",
-            "likelihood='bernoulli' (targets 0 and 1) or 'categorical'",
-            2.0,
+            told, other_likelihood(patient, "bernoulli", "a likelihood for two classes"), 2.0
         )
     noise = math.sqrt(float((scored.y.double() - scored.mean).square().mean()))
     if whole and len(values) <= 30 and step > 0.4 * noise:
-        kinds = "'poisson' if they are counts, 'categorical' if they are classes"
+        advice = any_of("likelihood='categorical', if they are classes")
+        if float(values.min()) >= 0 and bool((values == values.round()).all()):
+            counts = other_likelihood(patient, "poisson", "a likelihood for counts, if they are")
+            advice = any_of(counts, advice)
         return warning(
             f"targets take {len(values)} evenly spaced values, {step / noise:.2g} standard "
             "deviations of the residuals apart: a continuous likelihood puts mass between them",
-            f"likelihood={kinds}",
+            advice,
             step / noise,
         )
     return good("targets are continuous, or as good as", step / max(noise, 1e-300))
@@ -69,22 +82,21 @@ def dispersion(patient: Patient, head: Head) -> Finding:
     spread = (scored.replicas - scored.mean) / scored.variance.sqrt()
     p = two_sided(observed, spread.square().mean(1))
     ratio, where = float(observed), "test" if head.test is not None else "training"
-    told = f"squared errors at the {where} rows are {ratio:.2g} times the announced variance"
+    told = f"squared errors at the {where} rows are {number(ratio)} times the announced variance"
     floor = _TOO_SMALL if head.test is not None else 0.1  # a fit's own residuals are smaller
     counts = isinstance(family(scored.likelihood), Poisson)
-    if p > ALPHA or floor < ratio < _TOO_LARGE:
+    if p > ALPHA or (ratio < 1 and head.test is None and ratio > floor):
         return good(f"{told} (p = {p:.2g})", ratio)
+    small = floor < ratio < _TOO_LARGE
+    grade, little = (slight, "a little ") if small else (bad, "")
     if counts:
         way = "over" if ratio > 1 else "under"
-        return bad(
-            f"the counts are {way}dispersed: {told}",
-            "inputs that explain the rest, or 'deep-ensemble'; a Poisson's variance is its mean",
-            ratio,
-        )
+        advice = any_of("inputs that explain the rest", ensemble(patient))
+        return grade(f"the counts are {little}{way}dispersed: {told}", advice, ratio)
     side = "small" if ratio > 1 else "large"
-    return bad(
-        f"the announced noise is too {side}: {told} (p = {p:.1g})",
-        "a learned noise (doxa.Gaussian() without noise=), or doxa.HeteroscedasticGaussian()",
+    return grade(
+        f"the announced noise is {little}too {side}: {told} (p = {p:.1g})",
+        any_of(learned_noise(patient), MORE_ROWS),
         ratio,
     )
 
@@ -104,7 +116,17 @@ def tails(patient: Patient, head: Head) -> Finding:
             f"residuals have heavier tails than the likelihood: they look like a Student-t with "
             f"{degrees:.2g} degrees of freedom (largest: {float(z.abs().max()):.1f} standard "
             "deviations)",
-            "likelihood='student-t', or look at the outliers",
+            any_of(
+                other_likelihood(patient, "student-t", "a likelihood with heavy tails"),
+                "look at the outliers",
+            ),
+            degrees,
+        )
+    if ratio > _MIXED:
+        return slight(
+            "residuals have somewhat heavier tails than the likelihood: they look like a "
+            f"Student-t with {degrees:.2g} degrees of freedom",
+            other_likelihood(patient, "student-t", "a likelihood with heavy tails"),
             degrees,
         )
     return good("residuals have the tails that the likelihood expects", degrees)
@@ -168,12 +190,16 @@ def evenness(patient: Patient, head: Head) -> Finding:
         return skipped(f"{len(size)} rows are too few to see where the noise sits")
     p = _permutation(size, basis, patient.seed)
     ratio = _unevenness(size, basis, patient.seed)
-    told = f"where the noise should be largest its variance is {ratio:.2g} times the smallest"
-    if p > ALPHA or ratio < _UNEVEN:
+    told = f"where the noise should be largest its variance is {number(ratio)} times the smallest"
+    if p > ALPHA:
         return good(f"{told} (p = {p:.2g})", ratio)
-    advice = "likelihood='heteroscedastic' with twice as many outputs, or a transform of y"
+    advice = any_of(noise_by_input(patient), "a transform of y")
     if isinstance(family(head.train.likelihood), HeteroscedasticGaussian):
-        advice = "more hidden units or steps: the predicted noise does not follow the errors"
+        advice = any_of(longer(patient), "more hidden units")
+    if ratio < _UNEVEN:
+        return slight(
+            f"the noise depends a little on the input: {told} (p = {p:.1g})", advice, ratio
+        )
     return warning(f"the noise depends on the input: {told} (p = {p:.1g})", advice, ratio)
 
 

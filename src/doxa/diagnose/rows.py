@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from doxa.diagnose.advice import MORE_ROWS, NEW_ROWS, another, any_of, narrower_prior
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.scored import Scored
@@ -25,7 +26,7 @@ def sample_size(patient: Patient, head: Head) -> Finding:
         return small
     model = patient.base.model
     size = "" if model is None else f" for {model.layout.size} parameters"
-    advice = "more rows; else a narrower prior, a smaller network, 'gp' or 'linear'"
+    advice = any_of(MORE_ROWS, narrower_prior(patient), another(patient, "gp", "linear", "laplace"))
     if rows < _FEW_ROWS:
         return bad(f"{rows} rows{size} are very little to learn from", advice, float(rows))
     directions = _directions(patient.train.columns)
@@ -65,7 +66,7 @@ def _directions(columns: Tensor) -> float:
 def duplicates(patient: Patient) -> Finding:
     """Test rows that the fit has seen, more of them than the training rows repeat themselves."""
     if patient.test is None:
-        return skipped("there are no test rows", "doctor(posterior, data, test)")
+        return skipped("there are no test rows", NEW_ROWS)
     seen, new = (_keys(s.columns) for s in (patient.train, patient.test))
     repeated = len(seen) - len(set(seen))
     known = set(seen)

@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from doxa.diagnose.advice import any_of, calmer, longer, smaller_steps
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.diagnose.patient import Patient
 from doxa.mcmc.convergence import APART, LEAST_EBFMI, LEAST_TRANSITIONS, MOST_DIVERGENT
@@ -23,7 +24,7 @@ _MOST_WEIGHTS = 1000
 def weights(patient: Patient) -> Finding:
     """How far the chains agree weight by weight: a fact to read beside that of the functions."""
     base = patient.base
-    if not isinstance(base, SamplePosterior) or not base.chain:
+    if not isinstance(base, SamplePosterior) or not patient.is_chain:
         return skipped("the method runs no chains")
     if base.samples.shape[1] < LEAST_DRAWS:
         return skipped(f"{base.samples.shape[1]} draws a chain are too few to judge")
@@ -31,7 +32,7 @@ def weights(patient: Patient) -> Finding:
     some = torch.linspace(0, size - 1, min(size, _MOST_WEIGHTS)).long().unique()
     values = base.samples[:, :, some.to(base.samples.device)].detach().cpu()
     if not bool(torch.isfinite(values).all()):
-        return bad("some draws hold weights that are not finite", "standardize=True, a lower lr")
+        return bad("some draws hold weights that are not finite", calmer(patient))
     each = rhat(values)
     worst, apart = float(each.max()), float((each > APART).double().mean())
     told = (
@@ -62,14 +63,14 @@ def energy(patient: Patient) -> Finding:
         return bad(
             f"{told}: {share:.1%} of trajectories met places that the step size cannot follow, "
             "which the draws then miss",
-            "a higher target_accept, or other parameters (scaled, non-centred)",
+            any_of(smaller_steps(patient), "other parameters (scaled, non-centred)"),
             share,
         )
     judged = ratios and found.get("transitions", 0) >= LEAST_TRANSITIONS
     if judged and lowest < LEAST_EBFMI:
         return warning(
             f"{told} (below {LEAST_EBFMI}): energies are explored slowly, tails too little",
-            "more draws and burn_in, or other parameters",
+            any_of(longer(patient), "other parameters"),
             lowest,
         )
     return good(told, lowest if ratios else None)

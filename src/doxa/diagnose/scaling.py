@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from doxa.diagnose.advice import Advice, any_of, coded, refit
 from doxa.diagnose.finding import Finding, bad, good, warning
 from doxa.diagnose.patient import Patient, Sample
 
@@ -22,8 +23,8 @@ def scaling(patient: Patient) -> Finding:
     if found is None and patient.test is not None:
         test = patient.test.columns
         if test.shape[1] == train.shape[1]:
-            found = _own_scale(train, test) or _units(train, test)
-        found = found or _leaked_targets(patient.train, patient.test)
+            found = _own_scale(patient, train, test) or _units(patient, train, test)
+        found = found or _leaked_targets(patient, patient.test)
     if found is None:
         found = _digestible(patient, train)
     if found is not None:
@@ -51,19 +52,23 @@ def _against_fit(patient: Patient, train: Tensor) -> Finding | None:
     )
 
 
+def _left_to_fit(patient: Patient, words: str) -> Advice:
+    raw = "give raw rows, and leave the scaling to fit"
+    return any_of(words, coded(raw, refit(patient, standardize=True)))
+
+
 def _varies(columns: Tensor) -> Tensor:
     return (columns.std(0) > 0).unsqueeze(0)
 
 
-def _own_scale(train: Tensor, test: Tensor) -> Finding | None:
+def _own_scale(patient: Patient, train: Tensor, test: Tensor) -> Finding | None:
     """Means of exactly 0 with spreads of exactly 1 (or ranges of exactly [0, 1]) do not happen:
     whichever rows have them are the rows that the scales came from."""
     if _is_scaled(test) and not _same_rows(train, test):
         return bad(
             "the test rows were standardised by themselves: their columns have mean 0 and standard "
             "deviation 1 exactly, in other units than the training rows",
-            "scale the test rows by the training rows' mean and deviation, or leave it to "
-            "standardize=True",
+            _left_to_fit(patient, "scale the test rows by the training rows' mean and deviation"),
             0.0,
         )
     if _is_scaled(torch.cat([train, test])) and not _is_scaled(train):
@@ -71,7 +76,7 @@ def _own_scale(train: Tensor, test: Tensor) -> Finding | None:
             "the scales were computed with the test rows: columns of train and test together have "
             "mean 0 and standard deviation 1 (or range 0 to 1) exactly, those of train alone do "
             "not",
-            "split first, then scale by the training rows, or leave it to standardize=True",
+            _left_to_fit(patient, "split first, then scale by the training rows"),
             0.0,
         )
     return None
@@ -101,7 +106,7 @@ def _is_continuous(table: Tensor) -> bool:
     return all(len(column.unique()) > 10 for column in table.T)
 
 
-def _units(train: Tensor, test: Tensor) -> Finding | None:
+def _units(patient: Patient, train: Tensor, test: Tensor) -> Finding | None:
     """Medians and interquartile ranges, column by column: robust, and far beyond chance."""
     if len(test) < _LEAST_ROWS or len(train) < _LEAST_ROWS:
         return None
@@ -119,13 +124,13 @@ def _units(train: Tensor, test: Tensor) -> Finding | None:
         f"test inputs are in other units, or from elsewhere: in {int(shifted.sum())} of "
         f"{len(wide)} columns the median lies up to {float(away.max()):.2g} interquartile ranges "
         f"away, or the spread differs up to {float(stretch.max().exp()):.2g} times",
-        "scale train and test by the same numbers (those of train), or standardize=True and "
-        "raw x for both",
+        _left_to_fit(patient, "scale train and test by the same numbers (those of train)"),
         float(away.max()),
     )
 
 
-def _leaked_targets(train: Sample, test: Sample) -> Finding | None:
+def _leaked_targets(patient: Patient, test: Sample) -> Finding | None:
+    train = patient.train
     y = [s.y for s in (train, test) if isinstance(s.y, Tensor) and s.y.is_floating_point()]
     if len(y) < 2 or y[0].shape[1:] != y[1].shape[1:]:
         return None
@@ -136,7 +141,7 @@ def _leaked_targets(train: Sample, test: Sample) -> Finding | None:
     return bad(
         "the scale of y was computed with the test rows: train and test together have mean 0 and "
         "standard deviation 1 exactly, train alone has not",
-        "split first, then scale, or leave it to standardize=True (results are in units of y)",
+        _left_to_fit(patient, "split first, then scale"),
         0.0,
     )
 
@@ -151,7 +156,7 @@ def _digestible(patient: Patient, train: Tensor) -> Finding | None:
         return warning(
             f"inputs are not standardised: a column has the size {float(size.max()):.3g}, which "
             "priors and learning rates for unit inputs do not fit",
-            "standardize=True",
+            coded("standardise x and y", refit(patient, standardize=True)),
             float(size.max()),
         )
     y = patient.train.y
@@ -161,7 +166,7 @@ def _digestible(patient: Patient, train: Tensor) -> Finding | None:
             return warning(
                 f"targets are not standardised: their size is {large:.3g}, which priors and "
                 "learning rates for unit targets do not fit",
-                "standardize=True (results stay in units of y)",
+                coded("standardise y, results stay in its units", refit(patient, standardize=True)),
                 large,
             )
     return None

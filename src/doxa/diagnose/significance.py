@@ -61,7 +61,10 @@ def normal_quantile(level: float) -> float:
 
 
 def mean_above_zero(values: Tensor) -> float:
-    """P of so large a mean if the true mean were zero: one-sided, by the central limit theorem."""
+    """P of so large a mean if the true mean were zero: one-sided, by the central limit theorem.
+    A single value proves nothing."""
+    if len(values) < 2:
+        return 1.0
     spread = float(values.double().std()) / len(values) ** 0.5
     mean = float(values.double().mean())
     if spread == 0:

@@ -9,12 +9,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from doxa.diagnose.finding import Finding, bad, good, skipped
+from doxa.diagnose.advice import (
+    MORE_ROWS,
+    NEW_ROWS,
+    any_of,
+    calmer,
+    early_stopping,
+    ensemble,
+    longer,
+    narrower_prior,
+    standardise,
+)  # fmt: skip
+from doxa.diagnose.finding import Finding, bad, good, number, skipped
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.scored import Scored
 from doxa.diagnose.significance import ALPHA, mean_above_zero, normal_quantile
 
+_LEAST_ROWS = 10
 _GAP = 0.5  # nats a row
+_CLEAR = 0.05  # chance of so large a gain over a constant where there is none
 _UNAWARE = 1.5  # of the squared errors that were announced
 
 
@@ -27,15 +40,18 @@ def skill(patient: Patient, head: Head) -> Finding:
     if not bool(torch.isfinite(gain).all()):
         return bad(
             f"predictions at the {where} rows are not finite, or rule out what happened",
-            "a lower lr, standardize=True; see the status",
+            calmer(patient),
         )
-    told = f"{abs(mean):.2g} nats a row {'better' if mean > 0 else 'worse'} than a constant"
+    told = f"{number(abs(mean))} nats a row {'better' if mean > 0 else 'worse'} than a constant"
     if mean <= 0 and mean_above_zero(-gain) < ALPHA:
         return bad(
             f"predictions at the {where} rows are {told}",
-            "check the units of x and y; a lower lr, more steps, standardize=True",
+            any_of(standardise(patient), longer(patient), MORE_ROWS),
             mean,
         )
+    if not mean_above_zero(gain) < _CLEAR:  # also of a single row, which has no spread
+        few = f"{len(gain)} {where} rows cannot tell whether it learned anything"
+        return skipped(f"{few}: on them it is {told}, which may be chance", MORE_ROWS, mean)
     return good(f"predictions at the {where} rows are {told}", mean)
 
 
@@ -64,16 +80,17 @@ def overfitting(patient: Patient, head: Head) -> Finding:
     posterior announced smaller errors than it makes."""
     test = head.test
     if test is None:
-        return skipped("there are no test rows", "doctor(posterior, data, test)")
+        return skipped("there are no test rows", NEW_ROWS)
+    if len(test) < _LEAST_ROWS:
+        return skipped(f"{len(test)} test rows are too few to see overfitting on", MORE_ROWS)
     gap = float(head.train.log_prob.mean() - test.log_prob.mean())
     both = (head.train.log_prob.var() / len(head.train) + test.log_prob.var() / len(test)).sqrt()
     unaware, told = _unaware(test)
-    words = f"test rows score {gap:.2g} nats below the training rows"
+    words = f"test rows score {number(gap)} nats below the training rows"
     if gap > _GAP and gap > normal_quantile(1 - ALPHA) * float(both) and unaware:
         return bad(
             f"it has learned its rows by heart: {words}, and {told}",
-            "a narrower prior (prior=doxa.Normal(0.5)), validation=0.1 to stop early, fewer "
-            "hidden units, or averaging ('deep-ensemble')",
+            any_of(early_stopping(patient), ensemble(patient), narrower_prior(patient), MORE_ROWS),
             gap,
         )
     return good(f"{words}; {told}", gap)
@@ -86,4 +103,4 @@ def _unaware(test: Scored) -> tuple[bool, str]:
         excess = float(confidence.mean() - (top == test.y).double().mean())
         return excess > 0.05, f"it is {excess:+.1%} surer than it is right"
     ratio = float(test.z.square().mean())
-    return ratio > _UNAWARE, f"squared errors are {ratio:.2g} of what it announces"
+    return ratio > _UNAWARE, f"squared errors are {number(ratio)} of what it announces"

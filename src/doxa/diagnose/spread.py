@@ -15,7 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from doxa.diagnose.finding import Finding, bad, good, skipped, warning
+from doxa.diagnose.advice import MORE_ROWS, another, any_of, calmer, coded, colder, longer, refit
+from doxa.diagnose.finding import Finding, bad, good, number, skipped, warning
 from doxa.diagnose.patient import Head, Patient
 from doxa.diagnose.prior_functions import prior_variance
 from doxa.diagnose.scored import Scored
@@ -30,10 +31,6 @@ COPIES = 0.7  # of the weights' length: half of what independent members have
 _AS_WIDE = 0.5  # of the prior's variance
 _FAR = 5.0  # standard deviations
 _FAR_KINDS = ("inputs scaled out", "noise")
-_POINT = skipped(
-    "the method gives one function: it has no epistemic uncertainty to judge",
-    "for one, fit 'laplace' (cheap) or 'deep-ensemble' instead",
-)
 
 
 def members(patient: Patient, head: Head) -> Finding:
@@ -42,15 +39,15 @@ def members(patient: Patient, head: Head) -> Finding:
     Members that found their own way have weights as far apart as vectors of their length in
     random directions, √2 of it. Copies, and members that started from one place, do not; functions
     alone cannot tell, since members may rightly agree wherever there is data."""
-    if patient.chains is None or patient.chains[0] < 2:
-        return _POINT if patient.is_point else skipped("there are no members to compare")
-    count, draws = patient.chains
+    if patient.kept is None or patient.kept[0] < 2:
+        return _point(patient) if patient.is_point else skipped("there are no members to compare")
+    count, draws = patient.kept
     apart = _weight_distance(patient.base)
     if draws == 1 and apart < COPIES:
         return bad(
             f"the {count} members are all but copies: their weights differ by {apart:.2g} of their "
             "length, where independent fits differ by 1.4",
-            "init='fresh' (not 'given'), and different member ids",
+            coded("a start of its own for each member", refit(patient, init="'fresh'")),
             apart,
         )
     alone = hasattr(head.train.p, "samples")  # a transform may leave no draws to tell apart
@@ -58,11 +55,18 @@ def members(patient: Patient, head: Head) -> Finding:
     if 0 < lost < count:
         return bad(
             f"{lost} of {count} members predict worse than a constant would: they have not trained",
-            "a lower lr, or more steps; see posterior.status for members that diverged",
+            any_of(calmer(patient), longer(patient)),
             float(lost),
         )
     told = ", and have all trained alike" if alone else ""
     return good(f"the {count} members differ{told}", apart)
+
+
+def _point(patient: Patient) -> Finding:
+    return skipped(
+        "the method gives one function: it has no epistemic uncertainty to judge",
+        any_of(another(patient, "laplace"), another(patient, "deep-ensemble")),
+    )
 
 
 def _weight_distance(base: Posterior) -> float:
@@ -99,14 +103,14 @@ def _lost(scored: Scored, count: int) -> int:
 def width(patient: Patient, head: Head) -> Finding:
     """As wide as the prior: nothing was learned. A point: more is claimed than data can teach."""
     if patient.is_point:
-        return _POINT
+        return _point(patient)
     share = _narrowness(head.train, patient.rows)
-    ensemble = patient.chains is not None and patient.chains[1] == 1  # judged as members
+    ensemble = patient.kept is not None and patient.kept[1] == 1  # judged as members
     if share < COLLAPSED and not ensemble:
         return bad(
             f"the posterior has collapsed: its epistemic variance is {share:.2g} of the least that "
             f"{patient.rows} rows leave open (noise variance over rows)",
-            "temperature=1, a wider prior, or a method that spreads: 'laplace', 'hmc'",
+            colder(patient),
             share,
         )
     before = prior_variance(patient, head)
@@ -115,7 +119,7 @@ def width(patient: Patient, head: Head) -> Finding:
         return warning(
             f"the posterior is nearly as wide as the prior ({ratio:.0%} of its variance at the "
             "training rows): the data taught it next to nothing",
-            "more data or steps, temperature=1, a noise level that fits (Gaussian() learns it)",
+            any_of(MORE_ROWS, longer(patient)),
             ratio,
         )
     return good(f"the data left {ratio:.2g} of the prior's variance", share)
@@ -124,7 +128,7 @@ def width(patient: Patient, head: Head) -> Finding:
 def far(patient: Patient, head: Head) -> Finding:
     """Epistemic uncertainty should grow where there was no data."""
     if patient.is_point:
-        return _POINT
+        return _point(patient)
     x = patient.few.x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return skipped("x is not one table of floating-point numbers: none can be made far away")
@@ -133,14 +137,16 @@ def far(patient: Patient, head: Head) -> Finding:
         name: _doubt(patient.posterior, strange, head) / max(here, 1e-300)
         for name, strange in _strange_inputs(x, patient.seed).items()
     }
-    told = ", ".join(f"{value:.2g} times on {name}" for name, value in ratios.items())
+    told = ", ".join(f"{number(value)} times on {name}" for name, value in ratios.items())
     most = max(ratios[name] for name in _FAR_KINDS)  # shuffled columns need not be far
     if most < 1.0:
         return warning(
             f"the posterior is surer of strange inputs than of its own: epistemic uncertainty is "
             f"{told}",
-            "'deep-ensemble', 'gp' or 'hmc' doubt more; or ood_scores on features to keep such "
-            "inputs out",
+            any_of(
+                another(patient, "gp", "deep-ensemble", "hmc"),
+                "doxa.evaluate.ood_scores, to keep such inputs out",
+            ),
             most,
         )
     return good(f"epistemic uncertainty is {told}", most)

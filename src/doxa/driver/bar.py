@@ -1,52 +1,89 @@
-"""A progress bar on the terminal."""
+"""How far a fit is: a bar on a terminal, a line now and then where there is none.
+
+On a narrow terminal the bar, the count and the time left stay; figures and the time spent give way,
+and then names. Elsewhere (a log file, a CI job) lines are plain text: at the start, after
+10 s, 20 s more, 40 s more… (at most ten minutes apart), and at the end.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
+
+FIRST_SECONDS, MOST_SECONDS = 10.0, 600.0
 
 
-class Bar:
-    """Shows steps done, the stage, the mean loss and the time left (rich, on stderr)."""
+def shown(name: str, total: int, done: int = 0) -> Shown:
+    """On standard error, which is a terminal or not."""
+    return (Bar if sys.stderr.isatty() else Lines)(name, total, done)
 
-    def __init__(self, name: str, total: int, done: int = 0) -> None:
+
+def figures(values: Mapping[str, Any]) -> list[str]:
+    """What a step said, each as a mean over members: ["loss 0.31"]."""
+    found = []
+    for name, value in values.items():
+        numbers = value if isinstance(value, list) else [value]
+        finite = [v for v in numbers if isinstance(v, float) and math.isfinite(v)]
+        if finite:
+            found.append(f"{name} {sum(finite) / len(finite):.4g}")
+    return found
+
+
+class Bar(AbstractContextManager["Bar"]):
+    """A line of a terminal that is drawn again and again (rich)."""
+
+    def __init__(self, name: str, total: int, done: int = 0, console: Any = None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Rich
 
-        self.name = name
-        self._last = 0.0
+        self.name, self.total = name, total
+        self._console = console or Console(stderr=True)
+        self._began, self._from, self._last = time.monotonic(), done, -1.0
+        width = self._console.width
+        bar = BarColumn(bar_width=max(8, min(40, width // 4)))
+        self._room = width - 1 - (bar.bar_width or 0) - 1  # beside the bar
         self._bar = Rich(
-            TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True), transient=True,
+            TextColumn("{task.fields[names]}"), bar, TextColumn("{task.fields[rest]}"),
+            console=self._console, transient=True, refresh_per_second=10,
         )  # fmt: skip
-        self._task = self._bar.add_task(name, total=total, completed=done, figures="")
+        self._task = self._bar.add_task(
+            "", total=total, completed=done, **self._words(done, "", {})
+        )
 
     def __enter__(self) -> Bar:
         self._bar.start()
         return self
 
-    def show(self, done: int, stage: str, values: dict[str, Any]) -> None:
+    def show(self, done: int, stage: str, values: Mapping[str, Any]) -> None:
         if time.monotonic() - self._last < 0.1:
             return
         self._last = time.monotonic()
-        figures = []
-        for name, value in values.items():
-            numbers = value if isinstance(value, list) else [value]
-            flat = [v for v in numbers if isinstance(v, float) and math.isfinite(v)]
-            if flat:
-                figures.append(f"{name} {sum(flat) / len(flat):.4g}")
-        self._bar.update(
-            self._task, completed=done, description=f"{self.name}: {stage}",
-            figures="  ".join(figures),
-        )  # fmt: skip
+        self._bar.update(self._task, completed=done, **self._words(done, stage, values))
 
     def advance_to(self, done: int) -> None:
         self._bar.update(self._task, completed=done)
+
+    def _words(self, done: int, stage: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What stands left and right of the bar, as much as there is room for."""
+        spent = time.monotonic() - self._began
+        count = f"{done:,}/{self.total:,}"
+        rest = f"{count} {left_words(spent, done - self._from, self.total - done)}"
+        room = self._room - len(rest)
+        names = next(
+            (n for n in (f"{self.name}: {stage}" if stage else self.name, self.name, "")
+             if len(n) <= room), ""
+        )  # fmt: skip
+        room -= len(names)
+        for more in (f"{clock(spent)} spent", *figures(values)):
+            if len(more) + 2 <= room:
+                rest, room = f"{rest}  {more}", room - len(more) - 2
+        return {"names": names, "rest": rest}
 
     def __exit__(
         self,
@@ -55,3 +92,62 @@ class Bar:
         tb: TracebackType | None,
     ) -> None:
         self._bar.stop()
+
+
+class Lines(AbstractContextManager["Lines"]):
+    """Lines of plain text, further and further apart."""
+
+    def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
+        self.name, self.total, self._done, self._from = name, total, done, done
+        self._stream = stream or sys.stderr
+        self._began = time.monotonic()
+        self._pause = FIRST_SECONDS
+        self._next = self._began + self._pause
+
+    def __enter__(self) -> Lines:
+        at = f", from step {self._done:,}" if self._done else ""
+        self._say(f"{self.total:,} steps{at}")
+        return self
+
+    def show(self, done: int, stage: str, values: Mapping[str, Any]) -> None:
+        self._done = done
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._pause = min(2 * self._pause, MOST_SECONDS)
+        self._next = now + self._pause
+        left = left_words(now - self._began, done - self._from, self.total - done)
+        said = [f"step {done:,} of {self.total:,}", left, stage, *figures(values)]
+        self._say(", ".join(word for word in said if word))
+
+    def advance_to(self, done: int) -> None:
+        self._done = done
+
+    def _say(self, words: str) -> None:
+        self._stream.write(f"{self.name}: {words}\n")
+        self._stream.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        how = "done" if kind is None else "stopped"
+        self._say(f"{how} at step {self._done:,} after {clock(time.monotonic() - self._began)}")
+
+
+Shown = Bar | Lines
+
+
+def left_words(spent: float, done: int, missing: int) -> str:
+    """The time left at the pace so far, where one is known."""
+    if done <= 0:
+        return "-:--:-- left"
+    return f"{clock(spent / done * missing)} left"
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -64,13 +64,18 @@ def _posterior(
     }  # fmt: skip
     if spec.hyper:
         record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
-    _judge(posterior, result, rows)
+    _judge(posterior, part, result, rows)
     if isinstance(run.data, Data):
         seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
         rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
             judge(posterior, method, run, rows, result)
+        if result.best_step:  # how the history's sums over held-out rows are to be read
+            held = run.data.held_out_rows().total_weight(run.split_of)
+            record.diagnostics["stopping"] = {
+                "kept_step": result.best_step[rows], "rows": held.tolist()[rows],
+            }  # fmt: skip
     return posterior
 
 
@@ -83,8 +88,10 @@ def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:
     return plain | series
 
 
-def _judge(posterior: Posterior, result: Progress, rows: slice) -> None:
-    """Say so when members broke down, or the loss ended far above where it began."""
+def _judge(posterior: Posterior, run: Run, result: Progress, rows: slice) -> None:
+    """Say so when members broke down, or the loss ended far above where it began. Draws belong
+    above it: the log joint of p weights lies p/2 below its maximum on average; twice that is
+    allowed, for their step sizes."""
     gone = {m - rows.start: t for m, t in result.diverged.items() if rows.start <= m < rows.stop}
     if gone:
         first = min(gone.values())
@@ -101,7 +108,8 @@ def _judge(posterior: Posterior, result: Progress, rows: slice) -> None:
     if losses and posterior.record.status == "ok":
         start, end = max(losses[0][1]), max(losses[-1][1])
         best = min(max(v) for _, v in losses)
-        if end > start + 1.0 and end > best + 10.0:
+        rise = 0.0 if result.kept is None else float(run.layout.size / run.n.min())
+        if end > start + 1.0 and end > best + 10.0 + rise:
             posterior.record.status = Status(
                 "diverged",
                 f"the loss rose from {start:.3g} to {end:.3g}; try a smaller learning rate",

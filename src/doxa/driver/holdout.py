@@ -77,7 +77,7 @@ def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
         if not 0 < count < len(own):
             raise DataError(
                 f"validation={size} of {len(own)} rows leaves {len(own) - count} to train on and "
-                f"{count} to validate on"
+                f"{count} to validate on; it is a share between 0 and 1, or a pair (x, y)"
             )
         order = torch.randperm(len(own), generator=generator("validation", seed))
         kept.append(own[order[count:].sort().values])

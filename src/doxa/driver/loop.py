@@ -20,7 +20,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch, Data, Feed, Pass, halved
-from doxa.driver.bar import Bar
+from doxa.driver.bar import Shown, shown
 from doxa.driver.interrupts import Interrupts
 from doxa.driver.progress import Progress, chosen, copied, finite_members, storage
 from doxa.engine import Engine
@@ -79,10 +79,10 @@ class Driver:
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
         ]
-        shown = Bar(self.method.name, sum(lengths), at.done) if self.options.progress else None
+        told = shown(self.method.name, sum(lengths), at.done) if self.options.progress else None
         saves = self.options.checkpoint is not None
         waits = self._interrupts.deferred() if saves else nullcontext()
-        with shown or nullcontext() as bar, waits:
+        with told or nullcontext() as bar, waits:
             for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
                 if i < at.stage:
                     continue
@@ -103,7 +103,7 @@ class Driver:
         return self.run.engine.product * getattr(feed, "size", self.run.settings.batch_size)
 
     def _run_stage(
-        self, number: int, stage: Stage, feed: Feed, steps: int, at: Progress, bar: Bar | None
+        self, number: int, stage: Stage, feed: Feed, steps: int, at: Progress, bar: Shown | None
     ) -> None:
         run = self.run
         if at.t == 0:
@@ -180,7 +180,7 @@ class Driver:
         shape = schedule(self.options.schedule, steps).to(run.device)
         return run.rates(shape).to(run.dtype)
 
-    def _tick(self, stage: Stage, at: Progress, info: Info, bar: Bar | None) -> bool:
+    def _tick(self, stage: Stage, at: Progress, info: Info, bar: Shown | None) -> bool:
         """Record for people and tell callbacks; True to end the stage.
 
         Later stages still run, as far as they must for a posterior to come out.
@@ -251,6 +251,7 @@ class Driver:
         if not at.best:
             at.best = copied(at.state)
             at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
+            at.best_step = [at.done] * run.size
         better = [
             due[m] and scores[m] > at.best_score[m]
             and at.waited[m] < self.options.patience and m not in at.diverged
@@ -260,6 +261,7 @@ class Driver:
         at.best_score = [
             s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)
         ]
+        at.best_step = [at.done if b else t for t, b in zip(at.best_step, better, strict=True)]
         at.waited = [0 if b else w + d for b, w, d in zip(better, at.waited, due, strict=True)]
         at.history.setdefault("validation", []).append([at.done, scores])
         return min(at.waited) >= self.options.patience

@@ -12,12 +12,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import (
     Data,
+    Names,
     Standardisation,
     Tasks,
     as_tensor,
     cast,
     check_finite,
     free_memory,
+    in_order,
     parse,
     rows_of,
     standardise,
@@ -41,6 +43,7 @@ class Given(NamedTuple):
     source: Rows | None
     total: int
     tasks: Tasks | None
+    names: tuple[Names, Names]  # of x and y
 
     @classmethod
     def read(cls, data: Any) -> Given:
@@ -50,7 +53,8 @@ class Given(NamedTuple):
             raise DataError("x has no rows (N = 0)")
         if source is None and rows_of(y, "y") != total:
             raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
-        return cls(x, y, source, total, data if isinstance(data, Tasks) else None)
+        tasks = data if isinstance(data, Tasks) else None
+        return cls(x, y, source, total, tasks, _names(data))
 
 
 def place_data(
@@ -60,12 +64,12 @@ def place_data(
 ) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
     """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
     x's row shape."""
-    x, y, source, total, tasks = given
+    x, y, source, total, tasks, names = given
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
         dtype = floats[0] if floats else torch.float32
-    check_finite(x, "x", dtype=dtype)
-    check_finite(y, "y", dtype=dtype)
+    check_finite(x, "x", dtype=dtype, names=names[0])
+    check_finite(y, "y", dtype=dtype, names=names[1])
     inputs = tree_map(lambda t: list(t.shape[1:]), x)
     if model is not None:
         model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
@@ -79,13 +83,16 @@ def place_data(
     y = prepare(y)
     if likelihood.classifies and source is None:
         _check_classes(y, likelihood)
-    rows = [_rows(spec.rows, total) for spec in specs]
+    rows = [_rows(spec, total) for spec in specs]
     if tasks is not None and validation == "auto":
         validation = None
     splits = Splits(rows)
     if validation is not None:
         seeds = [spec.seed for spec in specs]
         streamed = source is not None
+        if isinstance(validation, tuple | list) and len(validation) == 2:
+            vx = in_order(validation[0], names[0].columns, "validation x")
+            validation = (vx, validation[1])
         x, y, splits = hold_out(x, y, rows, validation, members, streamed, prepare, seeds)
     rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
     extent = rows_of(x, "x") if source is None else total
@@ -122,6 +129,13 @@ def place_data(
     return held, splits, output, inputs
 
 
+def _names(data: Any) -> tuple[Names, Names]:
+    """What the rows and columns of (x, y) are called."""
+    if not isinstance(data, tuple | list):
+        return Names(), Names()
+    return Names.of(data[0]), Names.of(data[1])
+
+
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
     """Whether the rows take less than a quarter of what is free on the device: they move there."""
     size = copies * sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
@@ -143,11 +157,18 @@ def _check_classes(y: Any, likelihood: Likelihood) -> None:
             )
 
 
-def _rows(rows: Tensor | None, total: int) -> Tensor:
+def _rows(spec: RunSpec, total: int) -> Tensor:
+    rows = spec.rows
+    if spec.mask is not None and spec.mask != total:
+        raise DataError(f"a run's mask has {spec.mask} entries, the data {total} rows")
     if rows is None:
         return torch.arange(total)
-    if rows.numel() == 0 or int(rows.min()) < 0 or int(rows.max()) >= total:
-        raise DataError(f"a run's rows must be a non-empty list of numbers in 0 … {total - 1}")
+    outside = rows[(rows < 0) | (rows >= total)]
+    if rows.numel() == 0 or outside.numel():
+        found = f", not {int(outside[0])}" if outside.numel() else ""
+        raise DataError(
+            f"a run's rows must be a non-empty list of numbers in 0 … {total - 1}{found}"
+        )
     return rows.cpu()
 
 

@@ -87,6 +87,7 @@ class Progress:
     good: State = field(default_factory=dict)  # the last state known to be finite
     best: State = field(default_factory=dict)  # the best state on validation, of this stage
     best_score: list[float] = field(default_factory=list)
+    best_step: list[int] = field(default_factory=list)  # when each member was best
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stopped: str = ""
@@ -124,6 +125,7 @@ class Progress:
             "modes",
             "history",
             "best_score",
+            "best_step",
             "waited",
             "diverged",
             "stopped",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa import describe
 from doxa.data import as_tensor
 from doxa.errors import DataError, MethodError, Unavailable
 
@@ -26,6 +27,7 @@ class RunSpec:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     split: int = 0
+    mask: int | None = None  # how long the mask was that gave the rows, where one did
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,11 @@ class Runs:
     per_split: Mapping[str, Sequence[Any]] | None = None
 
     def expand(self, seed: int) -> list[RunSpec]:
-        splits = [None] if self.rows is None else [_numbers(r) for r in self.rows]
+        splits = [(None, None)] if self.rows is None else [_numbers(r) for r in self._row_sets()]
         grid = self.grid or {}
+        for name, value in [*grid.items(), ("seeds", self.seeds)]:
+            if value is not None and (not hasattr(value, "__len__") or isinstance(value, str)):
+                raise MethodError(f"{name} of runs is a list of values, not {value!r}")
         values = [*grid.values(), splits, [seed] if self.seeds is None else self.seeds]
         if any(len(v) == 0 for v in values):
             raise MethodError(
@@ -58,12 +63,17 @@ class Runs:
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
         own = self._own(len(splits), grid)
         return [
-            RunSpec(rows, own[i] | point, s, i)
-            for i, rows in enumerate(splits)
+            RunSpec(rows, own[i] | point, s, i, mask)
+            for i, (rows, mask) in enumerate(splits)
             for point, s in itertools.product(
                 points, [seed + i] if self.seeds is None else self.seeds
             )
         ]
+
+    def _row_sets(self) -> Sequence[Any]:
+        if not hasattr(self.rows, "__len__"):
+            raise DataError(f"rows of runs is a list of row sets, not {self.rows!r}")
+        return self.rows or ()
 
     def _own(self, splits: int, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         """What each split has for itself."""
@@ -76,21 +86,21 @@ class Runs:
         return [{name: values[i] for name, values in given.items()} for i in range(splits)]
 
 
-def _numbers(rows: Any) -> Tensor:
-    """Row numbers from numbers or a mask."""
+def _numbers(rows: Any) -> tuple[Tensor, int | None]:
+    """Row numbers from numbers or a mask, and how long the mask is."""
     given = as_tensor(rows, "a run's rows")
     if given.ndim != 1:
         raise DataError(
             f"a run's rows are a list of numbers or a mask, not of shape {list(given.shape)}"
         )
     if given.dtype == torch.bool:
-        return given.nonzero()[:, 0]
+        return given.nonzero()[:, 0], len(given)
     if given.is_floating_point() and bool((given != given.round()).any()):
         raise DataError("a run's rows must be whole numbers, or a mask of True and False")
-    return given.long()
+    return given.long(), None
 
 
-class Sweep:
+class Sweep(describe.Described):
     """The posteriors of several runs, in the order splits × grid × seeds."""
 
     def __init__(self, posteriors: Sequence[Any], specs: Sequence[RunSpec]) -> None:
@@ -105,6 +115,18 @@ class Sweep:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._posteriors)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a posterior has, a sweep has not: runs are never averaged."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise Unavailable(
+            f"a Sweep has no {name!r} of its own: it holds one posterior a run, which are never "
+            "averaged; take one, sweep[0], or the best, sweep.select(by=...)"
+        )
+
+    def described(self) -> describe.Words:
+        return describe.sweep(self)
 
     @property
     def hyper(self) -> list[dict[str, Any]]:

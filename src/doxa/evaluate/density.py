@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.checks import positive, whole
-from doxa.data import as_tensors, rows_of
+from doxa.data import rows_of
 from doxa.errors import DataError, ShapeError
 from doxa.posterior import Posterior
 
@@ -127,7 +127,7 @@ class FeatureDensity:
 
 def features(posterior: Posterior, x: Any, batch: int = 1024) -> Tensor:
     """A posterior's features at x, a block of rows at a time: [N, D]; places are averaged."""
-    x, batch = as_tensors(x, "x"), whole("batch", batch)
+    x, batch = posterior.read(x), whole("batch", batch)
     rows = rows_of(x, "x")
     if rows == 0:
         raise DataError("x has no rows (N = 0)")

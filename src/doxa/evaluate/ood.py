@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.checks import whole
-from doxa.data import as_tensors, rows_of
+from doxa.data import rows_of
 from doxa.errors import DataError, MethodError, Unavailable, did_you_mean
 from doxa.evaluate.density import FeatureDensity, features
 from doxa.likelihoods import Categorical
@@ -128,7 +128,7 @@ def ood_scores(
             raise MethodError(f"unknown score {name!r}{did_you_mean(name, known)}")
     if scores is not None and len(scores) == 0:
         raise MethodError("scores is empty; leave it out to get all of them")
-    x, batch = as_tensors(x, "x"), whole("batch", batch)
+    x, batch = posterior.read(x), whole("batch", batch)
     rows = rows_of(x, "x")
     if rows == 0:
         raise DataError("x has no rows (N = 0)")

@@ -56,6 +56,7 @@ class Labelled:
 
 def labelled(p: Predictive, y: Any) -> Labelled:
     """Class probabilities and labels, sites flattened into rows, ignored ones left out."""
+    check_predictive(p)
     probs, label = check_predicted(p.probs, "probability"), p.targets(y)
     check_some(label)
     decimals = 12 if probs.dtype == torch.float64 else 6
@@ -92,7 +93,16 @@ def predicted_mean(p: Predictive, y: Any) -> tuple[Tensor, Tensor]:
     return check_predicted(p.mean, "mean").double(), target.double()
 
 
+def check_predictive(p: Any) -> None:
+    if not isinstance(p, Predictive):
+        raise DataError(
+            f"metrics score predictions: pass posterior.predict(x), a Predictive, not "
+            f"{type(p).__name__}; Predictive.from_samples and from_probs take anyone's"
+        )
+
+
 def check_numeric(p: Predictive) -> None:
+    check_predictive(p)
     if p.likelihood.classifies:
         raise DataError(
             f"this metric is for numbers and the predictive is {p.likelihood.name}, about classes: "

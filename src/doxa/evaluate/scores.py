@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from doxa.evaluate.paired import check_predicted, check_some, counted_labels
+from doxa.evaluate.paired import check_predicted, check_predictive, check_some, counted_labels
 from doxa.likelihoods import Bernoulli
 from doxa.predictive import Predictive
 from doxa.predictive.mixture import Mixture
@@ -35,6 +35,7 @@ def nll(p: Predictive, y: Any) -> float:
 
 def log_likelihood_each(p: Predictive, y: Any) -> Tensor:
     """log p(y) in float64: [N] by rows, or by labels that count for classes."""
+    check_predictive(p)
     target = p.targets(y)
     check_some(target)
     if not p.likelihood.classifies:
@@ -48,6 +49,7 @@ def log_likelihood_each(p: Predictive, y: Any) -> Tensor:
 def sharpness(p: Predictive) -> float:
     """How narrow the predictions are, whatever came true: the mean predictive standard deviation
     for numbers (smaller is sharper), the mean confidence for classes (larger is sharper)."""
+    check_predictive(p)
     if not p.likelihood.classifies:
         check_some(p.std)
         return float(check_predicted(p.std, "standard deviation", finite=False).double().mean())

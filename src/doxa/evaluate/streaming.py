@@ -25,7 +25,7 @@ from torch import Tensor
 from doxa.errors import DataError, Unavailable
 from doxa.evaluate.binning import bin_of, bin_sums, mass_bin_of
 from doxa.evaluate.classification import brier_each
-from doxa.evaluate.paired import check_count, labelled, predicted_mean
+from doxa.evaluate.paired import check_count, check_predictive, labelled, predicted_mean
 from doxa.evaluate.ranked import crps_each
 from doxa.evaluate.regression import interval_and_target, pinball_each
 from doxa.evaluate.scores import log_likelihood_each
@@ -66,6 +66,7 @@ class Streaming:
 
     def update(self, p: Predictive, y: Any) -> Streaming:
         """Add a batch. y is a tuple, one entry a head, where the model has several heads."""
+        check_predictive(p)
         if not hasattr(p, "heads"):
             self._update("", p, y)
             return self

@@ -15,6 +15,7 @@ function and Gaussian noise.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +38,8 @@ from doxa.method.fields import flag, one_of, positive, whole
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")
+
+log = logging.getLogger("doxa")
 
 
 @store.register("linear")
@@ -90,6 +93,8 @@ class BayesianLinear(Method):
         check_gaussian(run, self.name)
         if run.problem.model is not None and self.features is not None:
             raise MethodError("features and a network were both given: which are the features?")
+        if run.problem.model is not None:
+            _say_network(run)
         fixed = {"features", "count", "intercept", "fit_by"} & set(run.hyper)
         if fixed or ("degree" in run.hyper and self.features != "polynomial"):
             raise MethodError(
@@ -246,6 +251,18 @@ class BayesianLinear(Method):
 def feature_tensors(state: State) -> Params:
     prefix = "features."
     return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _say_network(run: Run) -> None:
+    """What becomes of a network that was given: its last layer is fitted, the others are not."""
+    before = [n for n in run.net.subset_names if not n.startswith(f"{run.net.head}.")]
+    if before and run.settings.fresh:
+        log.warning(
+            "linear fits the network's last layer only; the layers before it are not trained and "
+            "their weights are drawn from the seed: init='given' keeps the network's own"
+        )
+    elif before:
+        log.info("linear fits the network's last layer; the layers before it stay as given")
 
 
 def _degree_size(run: Run, degree: int) -> int:

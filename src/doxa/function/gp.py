@@ -86,7 +86,10 @@ class GP(Method):
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
         if run.problem.model is not None:
-            raise ModelError("gp brings its own functions: pass None instead of a network")
+            raise ModelError(
+                "gp brings its own functions and would not use the network: pass None in its "
+                "place; a network's features are fitted by linear, or given to gp as x"
+            )
         if not isinstance(run.rows.x, Tensor) or run.rows.x.ndim > 2:
             raise DataError("gp needs x as one array [N, D]")
         rows = [self._start(run, m) for m in range(run.size)]

@@ -47,4 +47,6 @@ def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihoo
         return LIKELIHOODS[spec]()
     if isinstance(spec, tuple | list):
         return Heads(tuple(likelihood(part) for part in spec))
+    if isinstance(spec, type) and issubclass(spec, Likelihood):
+        raise ModelError(f"a likelihood is a name or an object: {spec.__name__}(), not its class")
     raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -200,9 +201,12 @@ def positive(what: str, value: Any) -> Any:
     """A setting that must be positive: a float, or nested tuples of floats; None passes."""
     if value is None:
         return None
-    numbers = torch.as_tensor(value, dtype=torch.float64)
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.tensor(math.nan)
     if numbers.numel() == 0 or not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
-        raise ModelError(f"{what} must be positive and finite, got {value}")
+        raise ModelError(f"{what} must be positive and finite, got {value!r}")
     return _as_tuple(numbers.tolist())
 
 
@@ -254,12 +258,15 @@ def require(y: Tensor, good: Tensor, problem: str) -> None:
 def _as_tensor(y: Any) -> Tensor:
     if isinstance(y, Tensor):
         return y
+    if y is None:
+        raise DataError("targets must be numbers, and y is None")
     try:
-        import numpy
-
-        return torch.tensor(numpy.asarray(y))
+        array = np.asarray(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"targets must be numbers: {error}") from error
+    if array.dtype.kind not in "biufc":
+        raise DataError(f"targets must be numbers, not values of type {array.dtype}")
+    return torch.tensor(array)
 
 
 def _fit_event(y: Tensor, event: Shape, output: Shape) -> Tensor:
@@ -269,9 +276,10 @@ def _fit_event(y: Tensor, event: Shape, output: Shape) -> Tensor:
         return y.unsqueeze(1)
     wanted = ", ".join(["N", *map(str, event)])
     given = ", ".join(["N", *map(str, output)])
+    one_hot = not event and y.ndim > 1 and tuple(y.shape[1:]) == output
     raise ShapeError(
         f"targets have shape {list(y.shape)}; network outputs of shape [{given}] need targets of "
-        f"shape [{wanted}]"
+        f"shape [{wanted}]" + ("; one-hot rows become labels by y.argmax(1)" if one_hot else "")
     )
 
 

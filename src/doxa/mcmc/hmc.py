@@ -61,6 +61,10 @@ class HMC(Hamiltonian):
     mass: str = one_of(*KINDS)
     jitter: float = between(0.3, 0, 1, "(]")
 
+    @property
+    def gradients(self) -> tuple[int, int]:
+        return (self.transitions * self.leapfrog,) * 2
+
     def captures(self, run: Run) -> bool:
         """On a GPU a whole transition becomes one graph; on the CPU one leapfrog step at a time is
         recorded or compiled."""

@@ -56,6 +56,11 @@ class NUTS(Hamiltonian):
     thin: int = whole(1, least=1)
     temperature: float = positive(1.0, per_run=True)
 
+    @property
+    def gradients(self) -> tuple[int, int]:
+        """Trees that turn back at once, and trees that never do."""
+        return self.transitions, self.transitions * (2**self.max_depth - 1)
+
     def captures(self, run: Run) -> bool:
         return False
 

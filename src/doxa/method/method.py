@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.method.clock import State, folded, network_part
 from doxa.method.fields import check_fields, rules
+from doxa.method.keywords import check_settings
 from doxa.method.run import Run
 from doxa.method.stage import Stage
 from doxa.model.problem import Problem
@@ -42,6 +43,10 @@ class Method:
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
 
+    def __new__(cls, *values: Any, **settings: Any) -> Self:
+        check_settings(cls, values, settings)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """A method that compares two of its fields does so after super().__post_init__()."""
         check_fields(self)
@@ -55,6 +60,12 @@ class Method:
     def width(self) -> int:
         """Parameter vectors inside a member: the engine is chosen for members × width."""
         return 1
+
+    @property
+    def gradients(self) -> tuple[int, int] | None:
+        """The least and the most gradients on all rows that a chain takes: what the cost of such a
+        method is. None where the number of steps says it."""
+        return None
 
     @property
     def holds_out(self) -> bool:

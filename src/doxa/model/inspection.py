@@ -167,6 +167,8 @@ def failure(x: Any, error: Exception) -> ModelError:
     )
     if all(kind.is_floating_point for _, kind in shapes):
         advice = ""
+        if any(shape == () for shape, _ in shapes):
+            advice = "; x of one column needs an axis for it: x[:, None]"
     return ModelError(f"the network fails on one row of x (shape, type: {shapes}): {error}{advice}")
 
 

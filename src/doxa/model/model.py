@@ -81,7 +81,8 @@ class Model:
         output: Name = None,
     ) -> None:
         if not isinstance(net, nn.Module):
-            raise ModelError(f"net must be a torch.nn.Module, not {type(net).__name__}")
+            given = f"the class {net.__name__}" if isinstance(net, type) else type(net).__name__
+            raise ModelError(f"net must be a torch.nn.Module, an object, not {given}")
         self.assumed = likelihood is None  # nobody said what the outputs mean
         self.likelihood = likelihoods.likelihood("gaussian" if self.assumed else likelihood)
         self.prior = Normal(1.0) if prior is None else prior

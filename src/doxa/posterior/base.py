@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import checks, store
-from doxa.data import Standardisation, as_tensors, cast, check_finite, rows_of
+from doxa import checks, describe, store
+from doxa.data import (
+    Names,
+    Standardisation,
+    as_tensors,
+    cast,
+    check_finite,
+    gathered,
+    in_order,
+    rows_of,
+)
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
@@ -50,7 +59,7 @@ class Record:
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
 
 
-class Posterior(ABC):
+class Posterior(describe.Described, ABC):
     """Belief after seeing data.
 
     Attributes
@@ -59,11 +68,13 @@ class Posterior(ABC):
     method: the method's settings. members: how many are averaged.
     status, diagnostics, history, validation, metadata: what the driver recorded.
     log_evidence, elbo: numbers where the method has them, else None.
+    columns: the names of x's columns, where the fit was given a frame; else None.
     """
 
     kind: ClassVar[str]
     log_evidence: float | None = None
     elbo: float | None = None
+    columns: list[str] | None = None
 
     def __init__(
         self,
@@ -144,7 +155,9 @@ class Posterior(ABC):
 
         Parameters
         ----------
-        x: inputs as given to `fit`, in their original units.
+        x: inputs as given to `fit`, in their original units. A frame's columns are put in the
+            order of the fit; the batches of a `DataLoader` (or the rows of a `Dataset`) are joined
+            in their order, and of pairs (x, y) x is taken.
         n: how many samples in all, split over members; default: every kept draw, else 100.
         seed: default: the fit's, so that repeated calls agree.
         keep: "samples", or "moments" to stream where samples would not fit in memory.
@@ -177,25 +190,53 @@ class Posterior(ABC):
         """Draws as an arviz DataTree, for its diagnostics and plots."""
         raise Unavailable(f"a {self.kind} posterior keeps no chains")
 
+    def ordered(self, x: Any) -> Any:
+        """x with the batches of a loader joined, and the columns of a frame in the fit's order."""
+        return in_order(gathered(x), self.columns)
+
+    def ordered_pair(self, data: Any) -> Any:
+        """(x, y) with such an x; anything else as it is."""
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            return data
+        return self.ordered(data[0]), data[1]
+
+    def read(self, x: Any) -> Any:
+        """The same as tensors."""
+        return as_tensors(self.ordered(x), "x")
+
     def check_inputs(self, x: Any) -> Any:
         """x as tensors in fitted units, checked."""
-        x = as_tensors(x, "x")
+        names = Names(None if self.columns is None else tuple(self.columns), Names.of(x).index)
+        x = self.read(x)
+        self._check_shape(x)
         if rows_of(x, "x") == 0:
             raise DataError("x has no rows (N = 0)")
-        shapes = tree_map(lambda t: list(t.shape[1:]), x)
-        given, fitted = (_shape_list(s) for s in (shapes, self.inputs))
-        if self.inputs is not None and given != fitted and all(len(s) <= 1 for s in fitted):
-            raise ShapeError(f"x has rows of shape {given}, but the fit saw {fitted}")
-        check_finite(x, "x", dtype=self.dtype)
+        check_finite(x, "x", dtype=self.dtype, names=names)
         x = self.scales.x(x, self.dtype)
         return tree_map(lambda t: cast(t, self.device, self.dtype), x)
+
+    def _check_shape(self, x: Any) -> None:
+        """Rows have the shape that the fit saw; of images and sequences, as many axes."""
+        if self.inputs is None:
+            return
+        fitted = _shape_list(self.inputs)
+        whole = [tuple(t.shape) for t in leaves(x)]
+        if whole == fitted and all(fitted):
+            raise ShapeError(
+                f"x has the shape {fitted} of a single row; the first axis must be the rows: "
+                "x[:1] and x[None] have one"
+            )
+        given = [shape[1:] for shape in whole]
+        same_axes = [len(s) for s in given] == [len(s) for s in fitted]
+        if given != fitted and (all(len(s) <= 1 for s in fitted) or not same_axes):
+            raise ShapeError(f"x has rows of shape {given}, but the fit saw {fitted}")
 
     def sampling(self, n: int | None, seed: int | None, keep: str) -> int:
         if n is not None:
             checks.whole("n", n)
         if keep not in ("samples", "moments"):
             raise MethodError(f"keep must be 'samples' or 'moments', not {keep!r}")
-        return self.record.seed if seed is None else seed
+        return self.record.seed if seed is None else checks.seed("seed", seed)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -219,10 +260,8 @@ class Posterior(ABC):
         tensors, meta = to_artefact(self)
         store.write_artefact(path, tensors, meta)
 
-    def __repr__(self) -> str:
-        reason = f" ({self.status.reason})" if self.status.reason else ""
-        what = f"{self.kind} posterior of {self.method!r}, {self.members} members"
-        return f"<{what}, {self.status}{reason}>"
+    def described(self) -> describe.Words:
+        return describe.posterior(self)
 
 
 def _shape_list(tree: Any) -> list[tuple[int, ...]]:

@@ -41,7 +41,7 @@ class MixturePosterior(Posterior):
         super().__init__(None, first.method, first.base_likelihood, first.scales, first.inputs)
         self.parts = list(parts)
         self.weights = w / w.sum()
-        self.record.seed = first.record.seed
+        self.record.seed, self.columns = first.record.seed, first.columns
         worst = [part.status for part in parts if part.status != "ok"]
         if worst:
             self.record.status = worst[0]
@@ -57,7 +57,7 @@ class MixturePosterior(Posterior):
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:
         """As for every posterior: n samples in all, split over the parts by their weights."""
-        seed = self.sampling(n, seed, keep)
+        seed, x = self.sampling(n, seed, keep), self.ordered(x)
         counts = [None] * len(self.parts) if n is None else _split(n, self.weights)
         used = [k for k, count in enumerate(counts) if count != 0]
         each = [self.parts[k].predict(x, counts[k], part_seed(seed, k), keep) for k in used]
@@ -73,7 +73,7 @@ class MixturePosterior(Posterior):
 
     def _drawn(self, name: str, x: Any, n: int, seed: int | None) -> Tensor:
         """n draws that count alike, of parts that were chosen by their weights."""
-        seed = self.sampling(n, seed, "samples")
+        seed, x = self.sampling(n, seed, "samples"), self.ordered(x)
         chooser = torch.Generator().manual_seed(seed & 0xFFFFFFFF)
         picks = torch.multinomial(self.weights, n, replacement=True, generator=chooser)
         counts = enumerate(picks.bincount(minlength=len(self.parts)).tolist())
@@ -83,6 +83,7 @@ class MixturePosterior(Posterior):
 
     def condition(self, x: Any, y: Any) -> MixturePosterior:
         """Each part conditioned, and re-weighted by how well it predicted the new rows."""
+        x = self.ordered(x)
         parts = [part.condition(x, y) for part in self.parts]
         gains = [
             (after.log_evidence or 0.0) - (before.log_evidence or 0.0)

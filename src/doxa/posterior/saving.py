@@ -33,6 +33,7 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
         "method": store.encode(posterior.method, "method"),
         "likelihood": store.encode(posterior.base_likelihood, "likelihood"),
         "inputs": store.encode(posterior.inputs, "inputs"),
+        "columns": posterior.columns,
         "scales": scales,
         "extra": store.encode(posterior.extra(), "extra"),
         "model": _model_meta(posterior.model, tensors),
@@ -43,6 +44,8 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Module | None) -> Any:
+    if meta.get("kind") == "draws":
+        raise StoreError("the folder holds draws of a log density: doxa.Draws.load reads them")
     if meta.get("format") != FORMAT:
         raise StoreError(
             f"the artefact has format {meta.get('format')}; this version of doxa reads {FORMAT}"
@@ -62,6 +65,7 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
     record["status"] = Status(record["status"], meta["reason"])
     record["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
     posterior.record = Record(**record)
+    posterior.columns = meta.get("columns")  # an older artefact has no such entry
     return posterior
 
 

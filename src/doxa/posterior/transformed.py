@@ -42,7 +42,7 @@ class TransformedPosterior(Posterior):
         )
         self.base = base
         self.transform = transform
-        self.record = base.record
+        self.record, self.columns = base.record, base.columns
         self.log_evidence, self.elbo = base.log_evidence, base.elbo
 
     @property
@@ -55,6 +55,7 @@ class TransformedPosterior(Posterior):
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:
+        x = self.ordered(x)
         return self.transform.at(self.base.predict(x, n, seed, keep), x)
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -21,6 +21,7 @@ class Form:
     """A distribution of y at N rows."""
 
     likelihood: Likelihood
+    only_moments: ClassVar[bool] = False  # nothing is known of y but its moments
 
     @property
     def mean(self) -> Tensor:

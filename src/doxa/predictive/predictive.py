@@ -13,11 +13,13 @@ sum. Spreads over draws are those of the draws themselves (1/S, not 1/(S-1)).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from doxa import describe
 from doxa.errors import DataError, ShapeError
 from doxa.likelihoods import Categorical, Likelihood
 from doxa.predictive.blend import blend
@@ -29,7 +31,7 @@ from doxa.predictive.summary import concatenate, moment_matched
 LikelihoodSpec = str | Likelihood | Sequence[str | Likelihood]
 
 
-class Predictive:
+class Predictive(describe.Described):
     """p(y | x, data) at N inputs, in units of y: a mixture of S functions, or of S Gaussian
     marginals over functions.
 
@@ -114,6 +116,9 @@ class Predictive:
     def concat(cls, parts: Sequence[Predictive]) -> Predictive:
         """Moments of consecutive blocks of rows as one predictive."""
         return cls.of(concatenate([part._form for part in parts]))
+
+    def described(self) -> describe.Words:
+        return describe.predictive(self)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -208,7 +213,10 @@ class Predictive:
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The q-quantile of each element of y: [N, *event], or [Q, N, *event] for a sequence."""
         self._form.check_ordered("quantile")
-        levels = torch.as_tensor(q, dtype=torch.float64)
+        try:
+            levels = torch.as_tensor(q, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            levels = torch.tensor(torch.nan)
         if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
             raise DataError(f"quantile levels must lie between 0 and 1, got {q}")
         if levels.ndim == 0:
@@ -230,8 +238,8 @@ class Predictive:
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """n draws of y: [n, N, *event]. Each is one function at all rows plus noise, where the
         functions were kept; else every row is drawn by itself."""
-        if n < 1:
-            raise DataError(f"n must be at least 1, got {n}")
+        if not isinstance(n, Integral) or n < 1:
+            raise DataError(f"n must be a whole number, at least 1, got {n!r}")
         return self._form.sample(n, seed)
 
     def log_prob(self, y: Any) -> Tensor:
@@ -245,6 +253,7 @@ class Predictive:
 
 
 def _checked(level: float | None) -> float | None:
-    if level is not None and not 0.0 < level < 1.0:
-        raise DataError(f"level must lie between 0 and 1, got {level}")
+    number = float(level) if isinstance(level, Real) else float("nan")
+    if level is not None and not 0.0 < number < 1.0:
+        raise DataError(f"level must lie between 0 and 1, got {level!r}")
     return level

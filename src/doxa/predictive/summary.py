@@ -57,6 +57,8 @@ class MomentForm(Summary):
     """What `Moments` leaves: the draws were not kept, so that nothing beyond moments is known,
     except for single labels, whose distribution is their mean."""
 
+    only_moments = True
+
     def log_prob(self, y: Tensor) -> Tensor:
         return self.likelihood.log_prob(self._single_label("log_prob"), y, {})
 

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import ClassVar
 
 import torch
@@ -56,8 +57,10 @@ class Prior(ABC):
 
     def __post_init__(self) -> None:
         for setting, value in vars(self).items():
-            if not 0.0 < value < math.inf:
-                raise ModelError(f"{type(self).__name__}: {setting} must be positive, got {value}")
+            number = float(value) if isinstance(value, Real) else math.nan
+            if not 0.0 < number < math.inf:
+                who = type(self).__name__
+                raise ModelError(f"{who}: {setting} must be positive, got {value!r}")
 
     @abstractmethod
     def settings(self, entry: Entry) -> dict[str, float]:
@@ -162,6 +165,8 @@ def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
         return spec
     if isinstance(spec, Mapping) and all(isinstance(part, Prior) for part in spec.values()):
         return spec
+    if isinstance(spec, type) and issubclass(spec, Prior):
+        raise ModelError(f"a prior is a name or an object: {spec.__name__}(), not its class")
     raise ModelError(
         "a prior is a name, an object, or {name pattern: object}, got " + type(spec).__name__
     )

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema, table_of
+from doxa.app.commands.terminal import (
+    err,
+    log_to_terminal,
+    out,
+    plan_of,
+    say_schema,
+    status_of,
+    table_of,
+)
+from doxa.app.narrow import print_table
 from doxa.app.options import (
     BatchSize,
     Categorical,
@@ -59,8 +68,23 @@ def compare(
         int | None, typer.Option(min=1, help="Gradient steps in a transition.")
     ] = None,
     reference_chains: Annotated[int | None, typer.Option(min=2, help="Chains.")] = None,
-    out_file: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file for the table.")
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="best (by held-out log likelihood), or a method's name: fit it to all rows of "
+            "DATA with the same settings, and save it in the folder --out."
+        ),
+    ] = None,
+    place: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A .csv or .parquet file for the table; with --keep the folder of the run.",
+        ),
+    ] = None,
+    table_file: Annotated[
+        Path | None, typer.Option("--table", help="A file for the table, beside --keep.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="A .html file to write.")] = None,
     likelihood: Likelihood = None,
@@ -86,7 +110,7 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
     cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
-    from doxa.app import comparison, intake, tables
+    from doxa.app import comparison, fitting, intake, keeping, tables
     from doxa.app import settings as method_settings
     from doxa.app.comparison import page
 
@@ -94,11 +118,16 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise MethodError("--methods is empty; give names separated by commas")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise MethodError(f"--methods names {twice!r} twice")
     for name in names:
         method_settings.make_method(name)
     asked = comparison.reference_of(
         reference, draws=reference_draws, leapfrog=reference_leapfrog, chains=reference_chains
     )
+    kept = keeping.check(keep, names, place)
+    out_file = table_file if kept else table_file or place
     if out_file is not None:
         tables.check_writable(out_file)
     if report is not None:
@@ -115,13 +144,22 @@ def compare(
         reference=asked, say=_say,
     )  # fmt: skip
     for shown in comparison.as_tables(found):
-        out.print(shown)
+        print_table(out, shown)
     if out_file is not None:
         tables.write_table(found.frame(), out_file)
         out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)
     if report is not None:
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
         out.print(f"report written to {escape(str(report))}", soft_wrap=True)
+    if kept is not None:
+        name = keeping.chosen(found, kept.method)
+        out.print(keeping.words(found, name, len(frame)), highlight=False, soft_wrap=True)
+        posterior = keeping.refit(columns, frame, name, plan, found)
+        posterior.metadata.update(fitting.provenance(data, len(frame), plan, table.facts()))
+        posterior.save(str(kept.folder))
+        run = escape(str(kept.folder))
+        out.print(f"{name}: {status_of(posterior)}")
+        out.print(f"saved to {run}; next: doxa predict {run} NEW.csv", soft_wrap=True)
 
 
 def _say(words: str) -> None:

@@ -20,6 +20,8 @@ def demo(
 ) -> None:
     """Every method on toy data: a table of scores and two figures."""
     from doxa.app import demo as demonstration
+    from doxa.app import saved_runs
 
     log_to_terminal(verbose)
+    saved_runs.check_place(out_folder)
     demonstration.run(out_folder, seed, out)

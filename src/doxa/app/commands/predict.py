@@ -9,17 +9,23 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Decimal, Encoding, Net, Sep, Verbose
+from doxa.app.options import DataFile, Decimal, Encoding, Net, Run, Sep, Verbose
 from doxa.errors import DataError
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)],
+    run: Run,
     data: DataFile,
     out_file: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file to write.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability inside low..high.")] = 0.95,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability inside low..high, or inside the set of classes. Default: a conformal "
+            "run's own, else 0.95, and no sets."
+        ),
+    ] = None,
     sep: Sep = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
@@ -31,11 +37,11 @@ def predict(
     Columns are found by name, in any order, and read as they were when fitting.
     Each row of the answer has its index, or its line in the file.
     """
-    from doxa.app import fitting, intake, predictions, tables
+    from doxa.app import calibration, fitting, intake, predictions, tables
     from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
-    if not 0.0 < level < 1.0:
+    if level is not None and not 0.0 < level < 1.0:
         raise DataError(f"--level must be between 0 and 1, not {level}")
     if out_file is not None:
         tables.check_writable(out_file)
@@ -43,6 +49,10 @@ def predict(
     posterior, columns = fitting.load_run(run, net)
     frame, said = intake.take_in_more(data, columns, dialect)
     table, notes = predictions.predict_table(posterior, columns, frame, level)
+    own = calibration.conformal_level(posterior)
+    if own is not None:
+        what = "low to high holds" if columns.classes is None else "the set holds"
+        err.print(f"conformal run: {what} the truth with probability {own:g}", highlight=False)
     for note in (*said, *notes):
         err.print(f"note: {escape(note)}", highlight=False)
     if out_file is None:

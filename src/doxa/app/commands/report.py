@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import log_to_terminal, out
-from doxa.app.options import Decimal, Encoding, Net, Sep, Verbose
+from doxa.app.options import Decimal, Encoding, Net, Run, Sep, Verbose
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)],
-    test: Annotated[Path | None, typer.Option(help="Held-out rows to score it on.")] = None,
+    run: Run,
+    test: Annotated[
+        Path | None, typer.Option(help="New rows, with the target, to score it on.")
+    ] = None,
     train: Annotated[
-        Path | None, typer.Option(help="The rows it was fitted to, for the diagnostics.")
+        Path | None,
+        typer.Option(
+            help="The file it was fitted to, for the diagnostics; rows that the fit set aside are "
+            "found in it and scored."
+        ),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", "-o", help="An .html file to write.")] = Path(
         "report.html"
@@ -31,24 +37,19 @@ def report(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a report: scores, calibration, uncertainty, diagnostics, recipe; opens offline."""
-    from doxa.app import fitting, intake, report
+    """Write a report: verdict, scores, calibration, uncertainty, diagnostics, recipe; opens
+    offline."""
+    from doxa.app import fitting, report
     from doxa.app.reading import Dialect
     from doxa.app.report.build import check_place
-    from doxa.app.report.subject import inputs_of, rows_of_frame
+    from doxa.app.report.provenance import rows_of_files
+    from doxa.app.report.subject import inputs_of
 
     log_to_terminal(verbose)
     check_place(out_file)
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-
-    def rows(path: Path | None, held_out: bool) -> Any:
-        if path is None:
-            return None
-        frame, said = intake.take_in_known(path, columns, dialect)
-        return rows_of_frame(columns, frame, path.name, held_out, said)
-
-    held_out, fitted = rows(test, True), rows(train, False)
+    held_out, fitted, remarks = rows_of_files(posterior.metadata, columns, test, train, dialect)
     subject = report.Subject(
         posterior,
         columns.target,
@@ -59,7 +60,11 @@ def report(
         columns,
         title,
         run.name or None,
+        remarks=remarks,
     )
-    report.save(subject, out_file, diagnose)
+    verdict = report.save(subject, out_file, diagnose)
+    for remark in subject.remarks:
+        out.print(escape(remark), soft_wrap=True, highlight=False)
+    out.print(escape(verdict.diagnosis.summary), soft_wrap=True, highlight=False)
     size = out_file.stat().st_size / 1024
     out.print(f"report written to {escape(str(out_file))} ({size:.0f} kB)", soft_wrap=True)

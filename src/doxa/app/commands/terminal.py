@@ -11,13 +11,15 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
+from doxa.app.narrow import print_table
 from doxa.errors import MethodError
 
 if TYPE_CHECKING:
     from doxa.app.schema import Schema
 
-out = Console()
-err = Console(stderr=True)
+# Names are text: a column called :one: is no picture of a 1.
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 
 def plan_of(
@@ -76,13 +78,24 @@ def status_of(posterior: Any) -> str:
     return escape(f"{status} ({status.reason})" if status.reason else str(status))
 
 
+def score_table(found: dict[str, Any]) -> Table:
+    """Scores on held-out rows, beside those of a constant."""
+    from doxa.app.held_out import score_rows
+
+    title = f"{found['rows']} held-out rows of {escape(found['file'])}"
+    table = Table("score", "this run", "a constant", title=title)
+    for row in score_rows(found):
+        table.add_row(*row)
+    return table
+
+
 def show(table: Any, most: int = 20) -> None:
     """The first rows on the terminal."""
     shown = Table(str(table.index.name or ""), *(escape(str(c)) for c in table.columns))
     for label, row in table.head(most).iterrows():
         cells = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row)
         shown.add_row(escape(str(label)), *map(escape, cells))
-    out.print(shown)
+    print_table(out, shown)
     if len(table) > most:
         out.print(f"{len(table) - most} more rows; write them all with --out predictions.csv")
 

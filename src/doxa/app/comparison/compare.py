@@ -31,6 +31,7 @@ from doxa.app.comparison.reference import (
 )
 from doxa.app.comparison.result import Comparison, Row, ranked
 from doxa.app.comparison.splits import Split, random_splits
+from doxa.app.cost import cost_words
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.evaluate.closeness import closeness
 from doxa.predictive import Predictive
@@ -101,7 +102,8 @@ def compare_arrays(
         say(referred.words)
     table = []
     for k, (name, method) in enumerate(chosen.items()):
-        say(f"{k + 1}/{len(chosen)} {name}")
+        cost = cost_words(method, _chains(options, method) * len(splits), *size)
+        say(f"{k + 1}/{len(chosen)} {cost or name}")
         ready = baseline if method == doxa.MAP() else None
         row = attempt(name, method, partial(_row, task, name, method, answers, ready))
         if row.failed:
@@ -189,6 +191,10 @@ def _outputs(y: Any, likelihood: Any) -> int:
     if likelihood.name == "categorical":
         return int(torch.as_tensor(y).max()) + 1
     return 2 if likelihood.name == "heteroscedastic" else 1
+
+
+def _chains(options: Mapping[str, Any], method: Any) -> int:
+    return int(options.get("members") or method.default_members)
 
 
 def _parameters(net: nn.Module) -> int:

@@ -51,5 +51,6 @@ def compare_tables(
         seed=plan.seed,
         say=say,
         validation=plan.held_out,
+        progress=True,
         **plan.options(),
     )

@@ -26,6 +26,7 @@ from doxa.errors import StoreError
 __all__ = ["check_place", "render", "write"]
 
 CALIBRATION = {"coverage": 0.95, "ece": 0.0}  # and what a calibrated method has
+SHARES = ("coverage", "ece", "agreement", "total_variation")  # which end at 1
 WORTH_SAYING = 2.0  # standard errors from which a difference is said to be one
 BETTER = {"agreement": "higher is closer", "total_variation": "lower is closer",
           "wasserstein2": "lower is closer"}  # fmt: skip
@@ -214,6 +215,13 @@ def _status(row: Row, names: Names) -> Content:
     return [mark(look, row.status), *reason]
 
 
+def _end(name: str, low: float, high: float) -> float | None:
+    """A share cannot exceed 1, and agreement is read against it; None: the data decide."""
+    if name == "agreement":
+        return 1.0
+    return 1.0 if name in SHARES and high + 0.05 * (high - low) > 1.0 else None
+
+
 def _dots(
     key: str,
     title: str,
@@ -233,10 +241,8 @@ def _dots(
         key,
         title,
         f"{title}, a dot a method, in the order of the table.",
-        Axis(label, low=min(0.0, low) if low < 0.5 * high else None),
-        Axis(
-            "method", 0.4, len(rows) + 0.6, at=list(place), names=[cut(r.method, 18) for r in rows]
-        ),
+        Axis(label, low=min(0.0, low) if low < 0.5 * high else None, high=_end(key, low, high)),
+        Axis("", 0.4, len(rows) + 0.6, at=list(place), names=[cut(r.method, 18) for r in rows]),
         height=110 + 26 * len(rows),
     )
     if rule is not None:

@@ -5,12 +5,7 @@ is one. So its function-space R-hat is reported (below 1.05 it counts as converg
 floor: the distances between two halves of its chains, which are two independent answers to the
 same question. Each half has half the draws, so that the floor errs on the large side.
 
-Is it affordable? A leapfrog step of all chains costs about
-
-    seconds = 6·10⁻⁴ + chains × splits × 6 × parameters × rows / 10¹⁰
-
-of one core (measured: small networks pay for launching, larger ones for arithmetic; so small a
-network is fitted on one thread, however many torch is set to), and there are
+Is it affordable? `doxa.app.cost` says what a leapfrog step of all chains costs, and there are
 (burn-in + draws) × leapfrog of them. "auto" runs the reference where that makes at most three
 minutes: with the default settings parameters × rows up to about 700,000.
 """
@@ -25,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import doxa
+from doxa.app.cost import gradient_seconds
 from doxa.app.tables import Array
 from doxa.diagnose.chains import ess_bulk, rhat
 from doxa.errors import MethodError
@@ -70,8 +66,8 @@ class Reference:
 
     def seconds(self, parameters: int, rows: int) -> float:
         """About how long it would take on one core; see the module's docstring."""
-        arithmetic = 6.0 * self.chains * self.splits * parameters * rows / 1e10
-        return (self.burn_in + self.draws) * self.leapfrog * (6e-4 + arithmetic)
+        gradients = (self.burn_in + self.draws) * self.leapfrog
+        return gradient_seconds(gradients, self.chains * self.splits, parameters, rows)
 
 
 @dataclass(frozen=True)

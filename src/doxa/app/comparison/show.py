@@ -61,8 +61,8 @@ def _scores(found: Comparison) -> Table:
     names = [name for name in SHOWN if name in found.score_names]
     heads = ["method", *(SHOWN[name] for name in names)]
     heads.insert(2, "behind the best")
-    method = Column(heads[0], no_wrap=True)
-    table = Table(method, *heads[1:], "status", title="held-out scores", caption=sizes(found))
+    status_head = Column("status", overflow="fold")
+    table = Table(*heads, status_head, title="held-out scores", caption=sizes(found))
     for row in found.rows:
         if row.failed:
             cells = ["–"] * (len(heads) - 1)
@@ -89,7 +89,7 @@ def _costs(found: Comparison) -> Table:
     heads = ["method", "seconds", "× MAP", "numbers kept", "× MAP", *(CLOSENESS[c] for c in close)]
     title = "cost" if reference is None else "cost, and closeness to the reference posterior"
     caption = None if reference is None else escape(reference.words)
-    table = Table(Column(heads[0], no_wrap=True), *heads[1:], title=title, caption=caption)
+    table = Table(*heads, title=title, caption=caption)
     for row in found.rows:
         if row.cost is None:
             continue

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from doxa.app.held_out import shuffled
 from doxa.app.tables import Array
 from doxa.errors import DataError
 
@@ -33,15 +34,6 @@ def random_splits(
         raise DataError(f"{n} rows cannot be split with --test-fraction {fraction}")
     made = []
     for k in range(splits):
-        rng = np.random.default_rng([seed, k])
-        order = rng.permutation(n)
-        if labels is not None:
-            # Every row's place within its own class, as a share: sorted by it, each class is
-            # spread evenly over the order.
-            _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-            place = np.empty(n)
-            for c, count in enumerate(counts):
-                place[label == c] = (np.arange(count) + rng.uniform()) / count
-            order = order[np.argsort(place, kind="stable")]
+        order = shuffled(n, np.random.default_rng([seed, k]), labels)
         made.append(Split(np.sort(order[held:]), np.sort(order[:held])))
     return made

@@ -47,6 +47,9 @@ def describe(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         inner = [f"{name}={describe(each)}" for name, each, same in settings(value) if not same]
         text = type(value).__name__ + (f"({', '.join(inner)})" if inner else "")
+    elif isinstance(value, dict):
+        named = [f"{str(name).replace('_', ' ')} {describe(each)}" for name, each in value.items()]
+        text = ", ".join(named)
     elif isinstance(value, (list, tuple)):
         text = "[" + ", ".join(describe(each) for each in value) + "]"
     elif hasattr(value, "shape") and hasattr(value, "tolist"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class Rows:
     x: Any
     y: Any  # a tensor, or one for each head
     what: str  # "test.csv", "the test rows"
-    held_out: bool
+    told: str  # whose they are: "held out from the fit", "the rows it was fitted to"
     columns: tuple[str, ...] = ()
     cells: Callable[[int], Sequence[object]] = lambda row: ()
     label: Callable[[int], object] = lambda row: f"row {row}"  # as Python counts
@@ -42,6 +42,17 @@ class Rows:
     def take(self, index: Any) -> Any:
         """x at some rows."""
         return tree_map(lambda t: t[index], self.x)
+
+    def only(self, chosen: Array, told: str) -> Rows:
+        """Some of the rows, chosen by a mask, under the names that they have."""
+        places = np.flatnonzero(chosen)
+        index = torch.as_tensor(places)
+        y = tree_map(lambda t: t[index], self.y)
+        return replace(
+            self, x=self.take(index), y=y, told=told,
+            cells=lambda row: self.cells(int(places[row])),
+            label=lambda row: self.label(int(places[row])),
+        )  # fmt: skip
 
     @property
     def table(self) -> Array | None:
@@ -75,6 +86,7 @@ class Subject:
     title: str | None = None
     place: str | None = None  # the folder it was loaded from
     image: tuple[int, ...] | None = None  # the shape of one row of x, to be looked at
+    remarks: list[str] = field(default_factory=list)  # about whose rows were given
     names: Names = field(default_factory=Names)
 
     @property
@@ -83,9 +95,7 @@ class Subject:
         return self.test or self.train
 
 
-def rows_of_arrays(
-    data: Any, what: str, held_out: bool, names: Sequence[str] | None = None
-) -> Rows:
+def rows_of_arrays(data: Any, what: str, told: str, names: Sequence[str] | None = None) -> Rows:
     """(x, y) of the Python interface."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise DataError(f"{what} must be a pair (x, y)")
@@ -98,16 +108,16 @@ def rows_of_arrays(
     lengths = [len(t) for t in y] if isinstance(y, tuple) else [len(y)]
     if lengths != [count] * len(lengths):
         raise ShapeError(f"{what}: x has {count} rows and y {lengths[0]}")
-    rows = Rows(x, y, what, held_out)
+    rows = Rows(x, y, what, told)
     table = rows.table
     if table is None:
         return rows
     columns = column_names(table.shape[1], names)
-    return Rows(x, y, what, held_out, columns, lambda row: table[row].tolist())
+    return Rows(x, y, what, told, columns, lambda row: table[row].tolist())
 
 
 def rows_of_frame(
-    schema: Schema, frame: pd.DataFrame, what: str, held_out: bool, said: Sequence[str] = ()
+    schema: Schema, frame: pd.DataFrame, what: str, told: str, said: Sequence[str] = ()
 ) -> Rows:
     """A table as `doxa fit` reads it, and what was said of its file; cells are shown as they
     are."""
@@ -119,7 +129,7 @@ def rows_of_frame(
         torch.as_tensor(x),
         torch.as_tensor(y),
         what,
-        held_out,
+        told,
         tuple(shown),
         lambda row: list(cells.iloc[row]),
         lambda row: place_of(frame.index, row),

@@ -6,7 +6,7 @@ import math
 
 from doxa.app.report.markup import Html, tag
 
-MARKS = {"good": "✓", "warning": "!", "bad": "✕", "none": "–"}
+MARKS = {"good": "✓", "slight": "○", "warning": "!", "bad": "✕", "none": "–"}
 
 
 def mark(verdict: str, words: str) -> Html:

@@ -70,6 +70,7 @@ def conformal(
     if scaled and name != "split":
         raise MethodError(f"scaled is an option of 'split', not of {name!r}")
     checks.whole("seed", seed, 0)
+    x = posterior.ordered(x)
     p = posterior.predict(x)
     check_one_head(p)
     if name in CLASSES:

@@ -42,7 +42,7 @@ class Grid:
                 self.row_label,
             ),
         ]  # fmt: skip
-        letters = max(2, int(width / LETTER))
+        letters = max(2, int((width - 8) / (1.1 * LETTER)))
         for c, name in enumerate(self.columns):
             parts.append(_text("tick", left + width * (c + 0.5), 36, cut(name, letters), "middle"))
         for r, name in enumerate(row_names):

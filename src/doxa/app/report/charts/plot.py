@@ -12,12 +12,13 @@ from doxa.app.report.markup import Content, Html, tag
 from doxa.app.report.names import cut
 
 WIDTH, HEIGHT = 440, 290  # as many units as pixels on a desktop, so that text keeps its size
-LETTER = 6.4  # an average digit of a tick label
+LETTER = 7.5  # of a label, in a wide font: a digit of DejaVu Sans is 0.636 em
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What runs along one side; low and high where the data should not decide."""
+    """What runs along one side; low and high where the data should not decide. Names that speak for
+    themselves need no label."""
 
     label: str
     low: float | None = None
@@ -64,7 +65,7 @@ class Plot:
         y_words = list(self.y.names or tick_labels(y_at))
         labelled = [m for m in self.marks if m.label]
         rows = _legend_rows([m.label or "" for m in labelled])
-        left = 34 + LETTER * max((len(w) for w in y_words), default=1)
+        left = (32 if self.y.label else 14) + LETTER * max((len(w) for w in y_words), default=1)
         right = WIDTH - 14 - 0.35 * LETTER * (len(x_words[-1]) if x_words else 1)
         top, bottom = 12 + 20 * len(rows), self.height - 48
         across, up = Scale(x_low, x_high, left, right), Scale(y_low, y_high, bottom, top)
@@ -96,14 +97,9 @@ class Plot:
             )
         )  # fmt: skip
         middle = f"{(top + bottom) / 2:.1f}"
-        parts.append(
-            tag(
-                "text",
-                {"class": "label", "transform": f"translate(13 {middle}) rotate(-90)",
-                 "text-anchor": "middle"},
-                cut(self.y.label, 34),
-            )
-        )  # fmt: skip
+        turned = {"transform": f"translate(13 {middle}) rotate(-90)", "text-anchor": "middle"}
+        if self.y.label:
+            parts.append(tag("text", {"class": "label", **turned}, cut(self.y.label, 34)))
         parts.extend(_legend(labelled, rows, left))
         return svg(self.key, parts, WIDTH, self.height)
 
@@ -161,7 +157,7 @@ def _legend_rows(labels: Sequence[str]) -> list[list[int]]:
     rows: list[list[int]] = []
     used = 0.0
     for k, label in enumerate(labels):
-        need = 44 + LETTER * len(label)
+        need = 40 + LETTER * len(label)
         if not rows or used + need > WIDTH - 50:
             rows.append([])
             used = 0.0
@@ -179,5 +175,5 @@ def _legend(marks: Sequence[Mark], rows: Sequence[Sequence[int]], left: float) -
             parts.append(mark.key(x, y))
             place = {"x": f"{x + 28:.1f}", "y": y, "dominant-baseline": "central"}
             parts.append(tag("text", {"class": "tick", **place}, mark.label))
-            x += 44 + LETTER * len(mark.label or "")
+            x += 40 + LETTER * len(mark.label or "")
     return parts

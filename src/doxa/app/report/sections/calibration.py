@@ -42,8 +42,8 @@ def coverage_of(answer: Answer) -> Array | None:
     return np.array([np.mean(away <= 0.5 * level + 1e-12) for level in LEVELS])
 
 
-def reliability_of(answer: Answer, bins: int = 10) -> tuple[Array, Array, Array]:
-    """(confidence, accuracy, count) of the bins that are not empty."""
+def reliability_of(answer: Answer, bins: int = 15) -> tuple[Array, Array, Array]:
+    """(confidence, accuracy, count) of the bins that are not empty: those of the ECE."""
     from doxa import Predictive
     from doxa.evaluate import reliability
 
@@ -65,12 +65,10 @@ def _classes(answer: Answer, k: int) -> list[Html]:
     chance = [chance_of_share(c, int(n)) for c, n in zip(confidence, number, strict=True)]
     gap = float(np.sum(number * np.abs(confidence - accuracy)) / number.sum())
     over = float(np.sum(number * (confidence - accuracy)) / number.sum())
-    tendency = "overconfident" if over > 0.01 else "underconfident" if over < -0.01 else "neither"
-    lean = (
-        f"On the whole {tendency}, by {points(over)}."
-        if tendency != "neither"
-        else "On the whole neither over- nor underconfident."
-    )
+    hit = float((number * accuracy).sum() / number.sum())
+    lean = "On the whole neither over- nor underconfident, within chance."
+    if abs(over) > max(chance_of_share(hit, int(number.sum())), 0.01):
+        lean = f"On the whole {'over' if over > 0 else 'under'}confident, by {points(over)}."
     low, high = np.clip(confidence - chance, 0, 1), np.clip(confidence + chance, 0, 1)
     least = float(min(0.5, np.floor(10 * min(confidence.min(), accuracy.min())) / 10))
     start = max(0.0, least)
@@ -93,7 +91,8 @@ def _classes(answer: Answer, k: int) -> list[Html]:
     ]
     values = table("Reliability by bin", ["confidence", "accuracy", "rows"], rows)
     words = f"How often the likeliest class came true, by the probability given to it. {lean}"
-    return [figure(plot, f"{words} Mean gap {points(gap)}.", values), _confidences(answer, k)]
+    mean = f"The mean gap is the ECE, {percent(gap)}."
+    return [figure(plot, f"{words} {mean}", values), _confidences(answer, k)]
 
 
 def _confidences(answer: Answer, k: int) -> Html:
@@ -130,16 +129,14 @@ def _numbers(answer: Answer, k: int) -> list[Html]:
 
 def _coverage(answer: Answer, covered: Array, k: int) -> Html:
     levels = np.array(LEVELS)
-    chance = np.array([chance_of_share(level, answer.truth.size) for level in LEVELS])
-    ends = np.concatenate([[0.0], levels, [1.0]])
-    margin = np.concatenate([[0.0], chance, [0.0]])
+    # The curve is a distribution function: all of it stays this close to the diagonal in 95 % of
+    # cases (Dvoretzky, Kiefer & Wolfowitz, 1956, with Massart's constant).
+    chance = np.sqrt(np.log(2 / 0.05) / (2 * answer.truth.size))
     gap = float(np.mean(covered - levels))
-    outside = np.abs(covered - levels) > chance
     lean = "Within chance at every level."
-    if outside.any():
-        narrow = gap < 0
-        lean = f"On the whole intervals are too {'narrow' if narrow else 'wide'}: they hold "
-        lean += f"{points(gap)} {'less' if narrow else 'more'} than they promise."
+    if (np.abs(covered - levels) > chance).any():
+        lean = f"Beyond chance: on the whole intervals hold {points(gap)} "
+        lean += f"{'less' if gap < 0 else 'more'} than they promise."
     if answer.kind == "counts":
         lean += " Intervals of counts hold a little more by construction."
     own = answer.scores.get("coverage")
@@ -156,8 +153,7 @@ def _coverage(answer: Answer, covered: Array, k: int) -> Html:
         Axis("promised", 0.0, 1.0),
         Axis("observed", 0.0, 1.0),
         [
-            Ribbon(ends, np.clip(ends - margin, 0, 1), np.clip(ends + margin, 0, 1), "rule",
-                   "within chance"),
+            Ribbon(*_band(chance), "rule", "within chance"),
             Line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "rule", "calibrated"),
             Line(levels, covered, "one", "observed"),
             Points(levels, covered, "one", None, 3.0),
@@ -166,6 +162,12 @@ def _coverage(answer: Answer, covered: Array, k: int) -> Html:
     )  # fmt: skip
     values = values_table("Coverage by level", ["promised", "observed"], [levels, covered])
     return figure(plot, f"How many truths central intervals hold. {lean}", values)
+
+
+def _band(chance: float) -> tuple[Array, Array, Array]:
+    """The diagonal and what lies within `chance` of it, cut to the square."""
+    x = np.linspace(0.0, 1.0, 101)
+    return x, np.clip(x - chance, 0, 1), np.clip(x + chance, 0, 1)
 
 
 def _pit(answer: Answer, k: int) -> Html:

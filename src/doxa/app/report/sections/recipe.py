@@ -11,6 +11,7 @@ from doxa.app.report.page import Section
 from doxa.app.report.subject import Subject
 
 PLAN = ("net", "members", "epochs", "steps", "lr", "batch_size", "validation", "device")
+HELD_OUT = ("test", "split", "calibrate", "conformal", "conformal_kind", "calibration_share")
 
 
 def recipe(subject: Subject) -> Section:
@@ -58,7 +59,7 @@ def command(subject: Subject) -> str | None:
         words += ["--set", setting]
     if asked.get("hidden") and not asked.get("net") and subject.posterior.model is not None:
         words += ["--hidden", ",".join(map(str, asked["hidden"]))]
-    for option in PLAN:
+    for option in (*PLAN, *HELD_OUT):
         if asked.get(option) is not None:
             words += [f"--{option.replace('_', '-')}", str(asked[option])]
     words += ["--seed", str(subject.posterior.record.seed)]

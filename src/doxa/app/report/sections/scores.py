@@ -72,20 +72,20 @@ def about_rows(subject: Subject, answer: Answer) -> Content:
     part = ""
     if answer.rows < answer.of:
         part = f"a random {answer.rows:,} of "
-    used = "held out from the fit" if rows.held_out else "the rows it was fitted to"
-    return [part, f"{count(answer.of, 'row')} (", subject.names.show(rows.what), f", {used})"]
+    return [part, f"{count(answer.of, 'row')} (", subject.names.show(rows.what), f", {rows.told})"]
 
 
 def _about(subject: Subject, answer: Answer) -> Html:
     rows = subject.rows
     assert rows is not None
     warning = None
-    if not rows.held_out:
+    if subject.test is None:
         warning = (
             " Scores on training rows are optimistic: pass held-out rows with --test for honest "
             "ones."
         )
-    notes = [tag("li", None, subject.names.show(note, 300)) for note in rows.notes]
+    said = [*subject.remarks, *rows.notes]
+    notes = [tag("li", None, subject.names.show(note, 300)) for note in said]
     text = tag("p", None, "Measured on ", about_rows(subject, answer), ".", warning)
     return tag("div", None, text, tag("ul", None, notes) if notes else None)
 

@@ -1,4 +1,8 @@
-"""Training curves: what the driver recorded, one chart a quantity."""
+"""Training curves: what the driver recorded, one chart a quantity.
+
+Losses and densities are in nats a row and in units of y, as the scores are: the fit's own are of
+standardised targets, which differ by the logarithm of their scale.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from doxa.app.report.charts import Axis, Line, Plot, Ribbon, figure
+from doxa.app.report.charts import Axis, Line, Plot, Points, Ribbon, figure
 from doxa.app.report.charts.marks import Mark
 from doxa.app.report.charts.scales import short
 from doxa.app.report.markup import Content, Html, tag
@@ -18,22 +22,26 @@ from doxa.app.report.words import count
 WINDOW = 7  # records
 MOST_LINES = 12  # more members are drawn as their range
 KNOWN = {
-    "loss": "Loss a row, which training lowers.",
-    "validation": "Log likelihood of the validation rows, which training should raise.",
+    "loss": "What training lowers: of the likelihood and the prior together.",
+    "validation": "Log likelihood of the rows held out, which training should raise.",
     "log_density": "Log joint density along the chains: level and wandering is what to look for.",
     "accept": "Share of proposals accepted; near the target is right.",
     "step": "Step size of the sampler, adapted during burn-in and then kept.",
     "elbo": "Evidence lower bound, which training raises.",
 }
-TITLES = {"step": "step size", "accept": "acceptance"}
+TITLES = {"step": "step size", "accept": "acceptance", "validation": "held-out log likelihood"}
+NATS = {"loss": 1.0, "validation": -1.0, "log_density": -1.0, "elbo": -1.0}  # sign of log scale
 
 
 def training(subject: Subject) -> Section:
-    found = series(subject.posterior.history)
+    found = in_units_of_y(subject.posterior, series(subject.posterior.history))
     if not found:
         text = "The method has no iterations to follow: its answer is computed in one pass."
         return Section("training", "Training", tag("p", None, text))
-    charts = [_curve(name, steps, values) for name, (steps, values) in found.items() if values.size]
+    kept = _kept(subject.posterior)
+    charts = [
+        _curve(name, steps, values, kept) for name, (steps, values) in found.items() if values.size
+    ]
     return Section(
         "training", "Training", [_stages(subject), tag("div", {"class": "pair"}, charts)]
     )
@@ -54,6 +62,29 @@ def series(history: dict[str, Any]) -> dict[str, tuple[Array, Array]]:
     return found
 
 
+def in_units_of_y(
+    posterior: Any, found: dict[str, tuple[Array, Array]]
+) -> dict[str, tuple[Array, Array]]:
+    """Sums over rows become means, and nats those of y in its own units."""
+    scale = posterior.scales.y_scale
+    shift = 0.0 if scale is None else float(scale.detach().double().log().sum())
+    stopping = posterior.diagnostics.get("stopping", {})
+    rows = {"validation": stopping.get("rows"), "log_density": posterior.diagnostics.get("rows")}
+    changed = {}
+    for name, (steps, values) in found.items():
+        number = np.asarray(rows.get(name) or 1.0, float)
+        if name in NATS:
+            values = values / number + NATS[name] * shift
+        changed[name] = steps, values
+    return changed
+
+
+def _kept(posterior: Any) -> Array | None:
+    """[members]: the step each of them was kept at, where it is not the last."""
+    steps = posterior.diagnostics.get("stopping", {}).get("kept_step")
+    return None if steps is None else np.asarray(steps, float)
+
+
 def _numeric(value: Any) -> bool:
     try:
         np.asarray(value, float)
@@ -62,9 +93,10 @@ def _numeric(value: Any) -> bool:
     return True
 
 
-def _curve(name: str, steps: Array, values: Array) -> Html:
+def _curve(name: str, steps: Array, values: Array, kept: Array | None = None) -> Html:
     title = TITLES.get(name, name.replace("_", " "))
     title = title[:1].upper() + title[1:]
+    label = f"nats a row{', y in its units' * (name != 'elbo')}" if name in NATS else title.lower()
     members = values.shape[1]
     broken = int((~np.isfinite(values)).sum())
     drawn = np.where(np.isfinite(values), values, np.nan)
@@ -84,15 +116,20 @@ def _curve(name: str, steps: Array, values: Array) -> Html:
     if smooth is not middle:
         calm = f"running median of {WINDOW}"
     marks.append(Line(steps, smooth, "one", calm))
+    ended = ""
+    if kept is not None and name in ("loss", "validation") and len(kept) == members:
+        at = np.abs(steps[:, None] - kept).argmin(axis=0)
+        marks.append(Points(kept, drawn[at, np.arange(members)], "two", "kept", 4.0))
+        ended = _told(kept)
     first, last = _ends(middle)
     path = f"From {short(first)} to {short(last)}."
     gap = f" {count(broken, 'value')} not finite, shown as gaps." if broken else ""
     plot = Plot(
         f"training-{_slug(name)}",
         title,
-        f"{title} against step for {count(members, 'member')}. {path}{gap}",
+        f"{title} against step for {count(members, 'member')}. {path}{gap}{ended}",
         Axis("step"),
-        _axis(title.lower(), middle, drawn),
+        _axis(label, middle, drawn),
         marks,
     )
     clipped = " The first values are above the chart." if plot.y.high is not None else ""
@@ -100,8 +137,15 @@ def _curve(name: str, steps: Array, values: Array) -> Html:
     if members > 1:
         columns += ["lowest", "highest"]
         table += [_nan(np.nanmin, drawn), _nan(np.nanmax, drawn)]
-    words: list[Content] = [KNOWN.get(name, ""), " ", path, gap, clipped]
+    words: list[Content] = [KNOWN.get(name, ""), " ", path, gap, clipped, ended]
     return figure(plot, words, values_table(f"{title} by step", columns, table))
+
+
+def _told(kept: Array) -> str:
+    """When the members were at their best, which is where they were kept."""
+    low, high = int(kept.min()), int(kept.max())
+    when = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
+    return f" Circles: what was kept, the best on the rows held out ({when})."
 
 
 def _axis(label: str, middle: Array, drawn: Array) -> Axis:

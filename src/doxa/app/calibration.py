@@ -1,0 +1,135 @@
+"""A posterior corrected on rows it has not seen, from the shell.
+
+`doxa fit --calibrate --conformal 0.9` and `doxa calibrate` ask for the same two things: predictions
+that mean what they say (`evaluate.recalibrate`), and intervals or sets that hold at a level
+(`evaluate.conformal`). Where both are asked for, each gets one half of the rows: what the first was
+fitted to would look too good to the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from doxa.app.cells import Array
+from doxa.app.inference import CLASSIFIERS
+from doxa.errors import DataError, MethodError, did_you_mean
+from doxa.evaluate import conformal, coverage, recalibrate
+from doxa.evaluate.conformal import CLASSES as SETS
+from doxa.evaluate.conformal import NUMBERS as INTERVALS
+from doxa.evaluate.conformal import rows_needed
+from doxa.evaluate.recalibrate import CLASSES, NUMBERS
+
+FEWEST = 20  # rows, below which a recalibration is fitted to chance
+KINDS = ("auto", *CLASSES, *NUMBERS)
+CONFORMAL = (*INTERVALS, *SETS)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was asked: a recalibration, a guaranteed level, or both. Falsy where neither was."""
+
+    kind: str | None = None  # of `KINDS`
+    level: float | None = None
+    guarantee: str | None = None  # of `CONFORMAL`; None: the default for the target
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            hint = did_you_mean(self.kind, KINDS)
+            raise MethodError(f"no recalibration named {self.kind!r}{hint}")
+        if self.level is not None and not 0.0 < self.level < 1.0:
+            raise MethodError(f"--conformal must be between 0 and 1, not {self.level:g}")
+        if self.guarantee is not None and self.level is None:
+            raise MethodError("--conformal-kind needs --conformal, the level: --conformal 0.9")
+        if self.guarantee is not None and self.guarantee not in CONFORMAL:
+            hint = did_you_mean(self.guarantee, CONFORMAL)
+            raise MethodError(f"no conformal kind {self.guarantee!r}{hint}")
+
+    def __bool__(self) -> bool:
+        return self.kind is not None or self.level is not None
+
+    def of(self, likelihood: str) -> Calibration:
+        """With "auto" resolved; what does not fit the target is an error, before any fitting."""
+        classes = likelihood in CLASSIFIERS
+        if self.kind is not None and likelihood == "poisson":
+            raise MethodError(
+                "no recalibration is for counts (likelihood poisson); --conformal 0.9 gives "
+                "intervals that hold"
+            )
+        kind = ("temperature" if classes else "quantile") if self.kind == "auto" else self.kind
+        what = "classes" if classes else "numbers"
+        for chosen, possible in (
+            (kind, CLASSES if classes else NUMBERS),
+            (self.guarantee, SETS if classes else INTERVALS),
+        ):
+            if chosen is not None and chosen not in possible:
+                raise MethodError(
+                    f"{chosen!r} is not for {what}, and the likelihood is {likelihood}; there are: "
+                    f"{', '.join(possible)}"
+                )
+        return Calibration(kind, self.level, self.guarantee)
+
+    @property
+    def rows_needed(self) -> int:
+        fit = FEWEST if self.kind is not None else 0
+        hold = rows_needed(self.level) if self.level is not None else 0
+        return fit + hold if not (fit and hold) else 2 * max(fit, hold)
+
+    def check_rows(self, rows: int, remedy: str) -> None:
+        """Enough rows to calibrate on; `remedy` says how to have more."""
+        if rows < self.rows_needed:
+            raise DataError(
+                f"{rows} rows are too few to calibrate on: {self.words} needs "
+                f"{self.rows_needed} at least; {remedy}"
+            )
+
+    @property
+    def words(self) -> str:
+        asked = [] if self.kind is None else [f"{self.kind} recalibration"]
+        asked += [] if self.level is None else [f"a conformal level of {self.level:g}"]
+        return " and ".join(asked)
+
+
+def calibrated(
+    posterior: Any, x: Array, y: Array, asked: Calibration, seed: int
+) -> tuple[Any, list[str]]:
+    """The posterior with what was asked done to it, in this order, and what to tell people."""
+    order = np.random.default_rng([seed, 7]).permutation(len(x))
+    both = asked.kind is not None and asked.level is not None
+    first, second = np.array_split(order, 2) if both else (order, order)
+    said = []
+    if asked.kind is not None:
+        before = posterior
+        posterior = recalibrate(posterior, (x[first], y[first]), asked.kind)
+        said.append(_recalibration(before, posterior, x[first], y[first], asked.kind))
+    if asked.level is not None:
+        posterior = conformal(
+            posterior, (x[second], y[second]), asked.level, asked.guarantee, seed=seed
+        )
+        what = "sets of classes" if posterior.base_likelihood.classifies else "intervals"
+        said.append(
+            f"conformal on {'other ' if both else ''}{len(second)} rows: {what} that hold the "
+            f"truth with probability {asked.level:g}, where new rows are like these"
+        )
+    return posterior, said
+
+
+def conformal_level(posterior: Any) -> float | None:
+    """The one level that a conformal posterior knows; None for any other posterior."""
+    return getattr(getattr(posterior, "transform", None), "level", None)
+
+
+def _recalibration(before: Any, after: Any, x: Array, y: Array, kind: str) -> str:
+    """What was found, in words."""
+    said = f"recalibrated by {kind} on {len(x)} rows"
+    temperature = getattr(after.transform, "temperature", None)
+    if temperature is not None:
+        t = float(temperature)
+        was = "too sure of itself" if t > 1 else "not sure enough"
+        return f"{said}: temperature {t:.2f}, it was {was}"
+    if before.base_likelihood.classifies:
+        return said
+    held = coverage(before.predict(x), y, 0.95)
+    return f"{said}: the 95 % intervals held {float(held):.0%} of them before"

@@ -1,0 +1,213 @@
+"""Rows of a table that are not trained on: those to test on, and those to calibrate on.
+
+Which they are is a function of the seed, the number of rows and the labels: the same command gives
+the same rows, also where a fit is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from doxa.app.calibration import Calibration, conformal_level
+from doxa.app.cells import Array
+from doxa.app.intake import Asked, inferred, take_in_known
+from doxa.app.predictions import ROWS_AT_ONCE
+from doxa.app.reading import Dialect
+from doxa.app.schema import Schema
+from doxa.errors import DataError
+from doxa.evaluate import Streaming
+from doxa.likelihoods import Bernoulli, Gaussian, Poisson
+from doxa.predictive import Predictive
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVEL = 0.95
+SHARE = 0.2  # of the rows, to calibrate on
+SHOWN = {
+    "log_likelihood": "log likelihood", "rmse": "RMSE", "coverage": "coverage", "width": "width",
+    "accuracy": "accuracy", "brier": "Brier", "ece": "ECE",
+    "set_coverage": "set coverage", "set_size": "set size",
+}  # fmt: skip
+_LEVELLED = ("coverage", "width", "set_coverage", "set_size")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Row numbers, from 0, in the order of the table."""
+
+    train: Array
+    test: Array
+    calibration: Array
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row is trained on."""
+        return not (len(self.test) or len(self.calibration))
+
+    @property
+    def words(self) -> str:
+        """What a person should know of it; "" where every row is trained on."""
+        held = (("test", self.test), ("calibrate", self.calibration))
+        said = [f"{len(rows)} to {what} on" for what, rows in held if len(rows)]
+        return "" if self.whole else ", ".join([f"{len(self.train)} rows to train on", *said])
+
+    def remembered(self, digest: str) -> dict[str, Any]:
+        """For the metadata of a run: row numbers, and the checksum of the file they are of."""
+        held = {"held_out_rows": self.test, "calibration_rows": self.calibration}
+        return {
+            name: {"sha256": digest, "rows": rows.tolist()}
+            for name, rows in held.items()
+            if len(rows)
+        }
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Rows that a fit is scored on, and the file they are of."""
+
+    x: Array
+    y: Array
+    file: str
+    sha256: str
+
+
+def check_shares(
+    test: Path | None, split: float | None, asked: Calibration, share: float | None
+) -> None:
+    """Options that do not go together, and shares that are none: before any reading."""
+    if test is not None and split is not None:
+        raise DataError("give --test or --split, not both")
+    if share is not None and not asked:
+        raise DataError("--calibration-share needs --calibrate or --conformal, which it is for")
+    for option, value in (("--split", split), ("--calibration-share", share)):
+        if value is not None and not 0.0 < value < 1.0:
+            raise DataError(f"{option} must be between 0 and 1, not {value:g}")
+
+
+def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Tested:
+    """The rows of `--test`, which must not be the file that is fitted to."""
+    frame = take_in_known(test, schema, dialect)[0]
+    digest = checksum(test)
+    if digest == checksum(data):
+        raise DataError(f"--test {test} is the file that is fitted to; --split 0.2 holds rows out")
+    try:
+        return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
+    except DataError as error:
+        raise DataError(f"--test {test}: {error}") from error
+
+
+def divide(
+    rows: int, test: float, calibration: float, seed: int, labels: Array | None = None
+) -> Parts:
+    """Shares of the rows to test and to calibrate on, 0 for none; the rest is trained on. With
+    class labels each class is in each part, in proportion."""
+    sizes = [max(1, round(share * rows)) if share else 0 for share in (test, calibration)]
+    if rows - sum(sizes) < 2:
+        raise DataError(
+            f"{rows} rows: {sizes[0]} to test and {sizes[1]} to calibrate on leave too few to "
+            "train on; hold out less"
+        )
+    order = shuffled(rows, np.random.default_rng([seed, 5]), labels)
+    tested, calibrated, trained = np.split(order, np.cumsum(sizes))
+    return Parts(np.sort(trained), np.sort(tested), np.sort(calibrated))
+
+
+def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> Array:
+    """n row numbers in a random order, over which each class is spread evenly where there are
+    labels."""
+    order = rng.permutation(n)
+    if labels is None:
+        return order
+    # Every row's place within its own class, as a share: sorted by it, each class is spread
+    # evenly over the order.
+    _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    place = np.empty(n)
+    for c, count in enumerate(counts):
+        place[label == c] = (np.arange(count) + rng.uniform()) / count
+    return order[np.argsort(place, kind="stable")]
+
+
+def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: Asked) -> Schema:
+    """What columns mean, by the training rows alone: a category or a scale that only the others
+    have is nothing the fit may know. The classes are those of the whole table."""
+    if parts.whole:
+        return whole
+    trained = frame.iloc[parts.train]
+    found = inferred(trained, replace(asked, likelihood=whole.likelihood), whole.dialect)
+    target = next(k for k, note in enumerate(whole.notes) if note.startswith("target "))
+    return replace(
+        found, classes=whole.classes, notes=(*whole.notes[: target + 1], *found.notes[1:])
+    )
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str, Any]:
+    """The scores of held-out rows beside those of the best constant for the targets that were
+    `seen`; intervals and sets at the posterior's own level, where it is conformal."""
+    x, y = rows.x, rows.y
+    level = conformal_level(posterior) or LEVEL
+    stream = Streaming(level=level)
+    inside, sizes = 0.0, 0.0
+    sets = schema.classes is not None and conformal_level(posterior) is not None
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        p = posterior.predict(x[part])
+        stream.update(p, y[part])
+        if sets:
+            chosen = p.prediction_set().reshape(len(x[part]), -1)
+            truth = torch.as_tensor(y[part], device=chosen.device).long().reshape(-1, 1)
+            inside += float(chosen.gather(1, truth).sum())
+            sizes += float(chosen.sum())
+    found = stream.result()
+    if sets:
+        found |= {"set_coverage": inside / len(x), "set_size": sizes / len(x)}
+    ground = Streaming(level=level).update(constant(schema, seen, len(y)), y)
+    return {
+        "file": rows.file, "sha256": rows.sha256, "rows": len(y), "level": level,
+        "scores": found, "constant": ground.result(),
+    }  # fmt: skip
+
+
+def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
+    """What to predict without looking at the inputs: the shares of the classes, the mean rate of
+    counts, or the mean and spread of the numbers that were seen."""
+    if schema.classes is not None:
+        counts = np.bincount(seen.astype(int), minlength=len(schema.classes)) + 1.0
+        shares = torch.as_tensor(counts / counts.sum())
+        if schema.likelihood == "bernoulli":
+            return Predictive((shares[1] / shares[0]).log().expand(1, rows), Bernoulli())
+        return Predictive.from_probs(shares.expand(rows, -1))
+    if schema.likelihood == "poisson":
+        return Predictive(torch.full((1, rows), math.log(max(float(seen.mean()), 1e-3))), Poisson())
+    spread = max(float(seen.std()), 1e-12)
+    return Predictive(torch.full((1, rows), float(seen.mean())).double(), Gaussian(noise=spread))
+
+
+def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(score, of the run, of the constant), as people read them."""
+    rows = []
+    for name, title in SHOWN.items():
+        if name not in found["scores"]:
+            continue
+        level = f"{100 * found['level']:g} % " if name in _LEVELLED else ""
+        ground = found["constant"].get(name)
+        beside = "" if ground is None else _number(ground)
+        rows.append((level + title, _number(found["scores"][name]), beside))
+    return rows
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 else f"{value:.4g}"

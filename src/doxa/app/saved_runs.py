@@ -1,0 +1,69 @@
+"""What a saved run remembers of the rows that made it, and what must not be done to it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from doxa.app.calibration import Calibration, conformal_level
+from doxa.app.held_out import checksum
+from doxa.errors import DataError, MethodError, StoreError
+
+
+def check_new(target: Path) -> None:
+    """A run is never written over another, or over anything else."""
+    if target.exists():
+        raise StoreError(f"{target} exists already; choose another folder with --out")
+    check_place(target)
+
+
+def check_place(target: Path) -> None:
+    """A folder can be made there, or is there: found out before the work, not after it."""
+    if target.is_dir():
+        return
+    if target.exists():
+        raise StoreError(f"{target} is a file; --out is a folder")
+    above = next(place for place in target.absolute().parents if place.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".doxa-", dir=above))
+    except OSError as error:
+        why = "it is a file" if above.is_file() else error.strerror
+        raise StoreError(
+            f"{target} cannot be made in {above}: {why}; choose another folder with --out"
+        ) from error
+
+
+def check_unseen(posterior: Any, run: Path, data: Path) -> str:
+    """The checksum of rows to calibrate on, which neither the fit nor an earlier calibration has
+    seen; a conformal run is not calibrated again."""
+    level = conformal_level(posterior)
+    if level is not None:
+        raise MethodError(
+            f"{run} is conformal already, at level {level:g}, which anything after it would undo; "
+            "calibrate the run that it was made from"
+        )
+    digest = checksum(data)
+    if digest == posterior.metadata.get("source", {}).get("sha256"):
+        raise DataError(
+            f"{run} was fitted to {data.name} itself, on which it looks surer than it is right to "
+            "be; give rows it has not seen, or hold some out with doxa fit --calibrate"
+        )
+    for step in posterior.metadata.get("calibration", ()):
+        if step.get("sha256") == digest:
+            raise DataError(f"{run} was calibrated on {data.name} before; give other rows")
+    return digest
+
+
+def record_calibration(
+    posterior: Any, asked: Calibration, file: str, digest: str, rows: int, seed: int
+) -> None:
+    """Kept in the run's metadata, a step after the others. Scores of the run as it was before are
+    no longer its own."""
+    step = {
+        "kind": asked.kind, "level": asked.level, "conformal_kind": asked.guarantee,
+        "file": file, "sha256": digest, "rows": rows, "seed": seed,
+    }  # fmt: skip
+    posterior.metadata["calibration"] = [*posterior.metadata.get("calibration", ()), step]
+    posterior.metadata.pop("held_out_scores", None)

@@ -1,0 +1,250 @@
+"""What comes back of a fit, in words: for a prompt (`repr`) and for a notebook (HTML).
+
+All words are here. A class inherits `Described` and says which of the functions below is its own;
+they read attributes only, and cost no more than a look at moments.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from doxa.errors import DoxaError
+
+_MOST = 6  # names, runs or heads in a line
+# No colours: a notebook has its own, light or dark.
+_TABLE = "border-collapse:collapse;font:13px/1.5 sans-serif;text-align:left;margin:.3em 0"
+_CELL = "text-align:left;vertical-align:top;padding:1px 1.2em 1px 0;max-width:46em"
+
+
+@dataclass(frozen=True)
+class Words:
+    """A title, what state it is in, and facts (name, value)."""
+
+    title: str
+    state: str
+    facts: Sequence[tuple[str, str]]
+
+    def text(self) -> str:
+        width = max((len(name) for name, _ in self.facts), default=0)
+        lines = [f"  {name:<{width}}  {value}" for name, value in self.facts]
+        head = f"{self.title}: {self.state}" if self.state else self.title
+        return "<" + "\n".join([head, *lines]) + ">"
+
+    def html(self) -> str:
+        cell = lambda tag, text: f'<{tag} style="{_CELL}">{html.escape(text)}</{tag}>'  # noqa: E731
+        rows = [
+            f"<tr>{cell('th', name)}{cell('td', value)}</tr>"
+            for name, value in ([("status", self.state)] if self.state else []) + [*self.facts]
+        ]
+        title = f"<caption style='{_CELL}'><b>{html.escape(self.title)}</b></caption>"
+        return f'<table style="{_TABLE}">{title}{"".join(rows)}</table>'
+
+
+class Described:
+    """Something that a prompt and a notebook show in words."""
+
+    @abstractmethod
+    def described(self) -> Words: ...
+
+    def __repr__(self) -> str:
+        return self.described().text()
+
+    def _repr_html_(self) -> str:
+        return self.described().html()
+
+
+def posterior(p: Any) -> Words:
+    """Of any kind: what it is, whether it can be trusted, what it was fitted to, what it has."""
+    facts = [("made of", _form(p)), ("task", _task(p))]
+    if (inputs := _inputs(p)) is not None:
+        facts.append(("inputs", inputs))
+    if fitted := _fitted(p.diagnostics):
+        facts.append(("fitted to", fitted))
+    if held := p.diagnostics.get("held_out"):
+        facts.append(("held out", _held_out(held)))
+    has = [
+        f"{name} {number(value)}"
+        for name in ("log_evidence", "elbo") if (value := getattr(p, name)) is not None
+    ]  # fmt: skip
+    facts += [("has", ", ".join(has))] if has else []
+    return Words(_title(p), state(p.status), facts)
+
+
+def predictive(p: Any) -> Words:
+    """Of any form: at how many rows, of what, and the range of its answers."""
+    try:
+        heads = p.heads
+    except AttributeError:
+        return _one_predictive(p)
+    lines = [(f"head {i}", _line(_one_predictive(head))) for i, head in enumerate(heads)]
+    return Words(f"Predictive of {len(heads)} heads", "", lines)
+
+
+def sweep(s: Any) -> Words:
+    """How many runs, by what they differ, and how many of them are well."""
+    counts = Counter(str(p.status) for p in s)
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    splits = len({spec.split for spec in s.specs})
+    names = sorted({name for spec in s.specs for name in spec.hyper})
+    seeds = len({spec.seed for spec in s.specs})
+    facts = [("splits", str(splits))] if splits > 1 else []
+    for name in names:
+        values = list(dict.fromkeys(repr(spec.hyper.get(name)) for spec in s.specs))
+        facts.append((name, _listed(values)))
+    facts += [("seeds", str(seeds))] if seeds > 1 else []
+    facts += [("runs", "sweep[0] … are posteriors; sweep.select(by=...) finds the best")]
+    method = _method(s[0].method) if len(s) else "nothing"
+    return Words(f"Sweep of {plural(len(s), 'run')} by {method}", told, facts)
+
+
+def draws(d: Any) -> Words:
+    """Chains of a log density."""
+    shapes = [f"{name}{list(shape) if shape else ''}" for name, shape in d.shapes.items()]
+    facts = [
+        ("made of", f"{plural(d.members, 'chain')} of {plural(d.count, 'draw')}"),
+        ("parameters", _listed(shapes)),
+    ]
+    if d.stats:
+        facts.append(("stats", _listed(list(d.stats))))
+    if "seconds" in d.diagnostics:
+        facts.append(("took", f"{number(d.diagnostics['seconds'])} s"))
+    return Words(f"Draws by {_method(d.method)}", state(d.status), facts)
+
+
+def state(status: Any) -> str:
+    """A status with its reason."""
+    return f"{status} ({status.reason})" if status.reason else str(status)
+
+
+def number(value: float) -> str:
+    """To three digits; thousands whole, with commas."""
+    shown = f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
+    return shown.replace("-", "−")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST]) + (f", … ({len(names)})" if len(names) > _MOST else "")
+
+
+def _method(method: Any) -> str:
+    """A method's name, with the settings that are not its defaults."""
+    shown = repr(method)
+    name = getattr(method, "name", type(method).__name__)
+    try:
+        plain = type(method)().settings()
+        own = {key: value for key, value in method.settings().items() if value != plain[key]}
+    except (TypeError, AttributeError, ValueError, DoxaError):  # a method of the user's own
+        return f"{name}, {shown}"
+    told = ", ".join(f"{key}={value!r}" for key, value in own.items())
+    return f"{name} ({told})" if told else str(name)
+
+
+def _title(p: Any) -> str:
+    if p.kind == "mixture":
+        return f"{type(p).__name__} of {_listed([_method(part.method) for part in p.parts])}"
+    through = f" through {type(p.transform).__name__}" if p.kind == "transformed" else ""
+    return f"{type(p).__name__} by {_method(p.method)}{through}"
+
+
+def _form(p: Any) -> str:
+    """Of how much it is made."""
+    if p.kind == "mixture":
+        weights = _listed([number(float(w)) for w in p.weights])
+        return f"{plural(len(p.parts), 'part')}, weights {weights}"
+    if p.kind == "transformed":
+        return _form(p.base)
+    members = plural(p.members, "member")
+    if p.kind != "sample":
+        return members
+    kept = p.samples.shape[1]
+    return f"{members} of {plural(kept, 'draw' if p.chain else 'point')}"
+
+
+def _task(p: Any) -> str:
+    likelihood = p.base_likelihood
+    parts = getattr(likelihood, "likelihoods", None)
+    if parts is not None:
+        return f"{len(parts)} heads: {_listed([part.name for part in parts])}"
+    kind = "classification" if likelihood.classifies else "regression"
+    scaled = p.scales.x_loc is not None or p.scales.y_loc is not None
+    return f"{kind}, {likelihood.name}{', standardised inside' if scaled else ''}"
+
+
+def _inputs(p: Any) -> str | None:
+    if p.columns is not None:
+        return f"{plural(len(p.columns), 'column')}: {_listed(list(p.columns))}"
+    if p.inputs is None:
+        return None
+    if isinstance(p.inputs, list) and all(isinstance(size, int) for size in p.inputs):
+        return plural(p.inputs[0], "column") if len(p.inputs) == 1 else f"of shape {p.inputs}"
+    return str(p.inputs)
+
+
+def _fitted(found: dict[str, Any]) -> str:
+    parts = [plural(found["rows"], "row")] if "rows" in found else []
+    parts += [f"in {plural(found['steps'], 'step')}"] if found.get("steps") else []
+    parts += [f"{number(found['seconds'])} s"] if "seconds" in found else []
+    return ", ".join(parts)
+
+
+_SCORES = {
+    "log_prob": "log-likelihood a row", "gain": "gain over a constant",
+    "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
+}  # fmt: skip
+
+
+def _held_out(found: dict[str, Any]) -> str:
+    rows = plural(int(found.get("rows", 0)), "row")
+    rest = [f"{_SCORES.get(name, name)} {number(v)}" for name, v in found.items() if name != "rows"]
+    return ", ".join([rows, *rest])
+
+
+def _one_predictive(p: Any) -> Words:
+    mean: Tensor = p.mean
+    rows, event, name = mean.shape[0], list(mean.shape[1:]), p.likelihood.name
+    moments = p._form.only_moments
+    has = "probs, entropy, mutual_information, prediction_set"
+    if not p.likelihood.classifies:
+        facts = [("mean", _range(mean)), ("std", _range(p.std))]
+        has = "mean, std, aleatoric, epistemic" + (", moment_matched" if moments else ", interval")
+    elif name == "categorical":
+        name, event = f"{name}, {plural(event[0], 'class', 'classes')}", event[1:]
+        facts = [("likeliest", _range(mean.amax(1)))]
+    else:
+        facts = [("P(y = 1)", _range(mean))]
+    has += "" if moments else ", log_prob"
+    made = "moments only" if moments else _components(p)
+    facts = [("made of", made), *facts] if made else facts
+    shape = f", y of shape {event}" if event else ""
+    title = f"Predictive at {plural(rows, 'row')}: {name}{shape}"
+    return Words(title, "", [*facts, ("has", has)])
+
+
+def _components(p: Any) -> str:
+    try:
+        return plural(len(p.weights), "component")
+    except AttributeError:  # corrected predictions have none
+        return ""
+
+
+def _line(words: Words) -> str:
+    return "; ".join([words.title, *(f"{name} {value}" for name, value in words.facts[:-1])])
+
+
+def _range(values: Tensor) -> str:
+    low, high = (float(v) for v in (values.min(), values.max())) if values.numel() else (0.0, 0.0)
+    if math.isnan(low) or math.isnan(high):
+        return "not a number in places"
+    return number(low) if low == high else f"{number(low)} … {number(high)}"

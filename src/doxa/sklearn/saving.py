@@ -1,0 +1,107 @@
+"""Estimators on disk, as safetensors and JSON, and as what pickle keeps: the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from doxa import nets, store
+from doxa.errors import StoreError
+from doxa.posterior.saving import from_artefact, to_artefact
+from doxa.sklearn.network import Builder, made
+from doxa.store.artefact import pack
+
+if TYPE_CHECKING:
+    from doxa.sklearn.estimator import BayesianEstimator
+
+E = TypeVar("E", bound="BayesianEstimator")
+
+KEY = "estimator"  # in a posterior's metadata
+_OWN = "own"  # a network that no registered builder made
+_PRIVATE = ("_outputs", "_flat")  # learned of y, for ourselves
+
+
+def save(estimator: BayesianEstimator, path: str | Path) -> None:
+    """The posterior, with what the estimator knows besides in its metadata.
+
+    A network is stored by its registered builder or not at all; a `RandomState` as the seed that
+    was drawn from it.
+    """
+    posterior = estimator.posterior_
+    settings = estimator.get_params(deep=False)
+    given = _given(estimator)
+    if given is not None:
+        settings["net"] = nets.builder_of(given) or _OWN
+    if isinstance(settings["random_state"], np.random.RandomState):
+        settings["random_state"] = posterior.record.seed
+    told = {
+        "class": type(estimator).__name__,
+        "settings": {k: store.encode(v, f"parameter {k}") for k, v in settings.items()},
+        "fitted": {
+            name: store.encode(_plain(value), name) for name, value in vars(estimator).items()
+            if (name.endswith("_") or name in _PRIVATE) and name != "posterior_"
+        },
+    }  # fmt: skip
+    posterior.metadata[KEY] = told
+    posterior.save(path)
+
+
+def load(
+    cls: type[E], path: str | Path, net: nn.Module | Builder | None, device: torch.device | str
+) -> E:
+    tensors, meta = store.read_artefact(path)
+    told = store.decode(meta.get("record", {}), "record").get("metadata", {}).get(KEY)
+    if told is None:
+        raise StoreError(f"{path} holds a posterior, but no estimator: doxa.load reads it")
+    if told["class"] != cls.__name__:
+        raise StoreError(f"{path} holds a {told['class']}: {told['class']}.load reads it")
+    settings = {k: store.decode(v, f"parameter {k}") for k, v in told["settings"].items()}
+    built = settings.pop("net")
+    if net is None and built not in (None, _OWN):
+        net = nets.build(*built)
+    estimator = cls(**settings, net=net)
+    for name, value in told["fitted"].items():
+        setattr(estimator, name, _array(store.decode(value, name)))
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    estimator.posterior_ = from_artefact(placed, meta, _given(estimator))
+    return estimator
+
+
+def to_state(state: dict[str, Any]) -> dict[str, Any]:
+    """What pickle keeps of an estimator: its posterior as the bytes that are saved."""
+    if "posterior_" not in state:
+        return state
+    tensors, meta = to_artefact(state["posterior_"])
+    kept = save_tensors(pack(tensors, {}).tensors)
+    return {**state, "posterior_": {"tensors": kept, "meta": meta}}
+
+
+def from_state(estimator: BayesianEstimator) -> None:
+    kept = vars(estimator).get("posterior_")
+    if isinstance(kept, dict):
+        tensors = load_tensors(bytes(kept["tensors"]))
+        estimator.posterior_ = from_artefact(tensors, kept["meta"], _given(estimator))
+
+
+def _given(estimator: BayesianEstimator) -> nn.Module | None:
+    """The user's network; None where there is none."""
+    if estimator.net is None:
+        return None
+    return made(estimator.net, estimator.n_features_in_, estimator._outputs)
+
+
+def _plain(value: Any) -> Any:
+    """What was learned of X and y, as JSON has it."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return {"values": value.tolist(), "dtype": value.dtype.str}
+
+
+def _array(value: Any) -> Any:
+    return np.array(value["values"], value["dtype"]) if isinstance(value, dict) else value

@@ -1,0 +1,200 @@
+"""The report tells the truth: whose rows are scored, one verdict, one number for one thing."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from html_page import Node, parse
+from typer.testing import CliRunner
+
+import doxa as library
+from doxa.app import report
+from doxa.app.cli import app
+from doxa.app.report.provenance import rows_of_files
+from doxa.app.schema import Schema
+from doxa.diagnose.finding import Diagnosis, Finding
+from doxa.posterior import Status
+
+pd = pytest.importorskip("pandas")
+
+
+def doxa(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def header(file: Path) -> str:
+    return root(file).all("header")[0].text
+
+
+def root(file: Path) -> Node:
+    found, faults = parse(file.read_text(encoding="utf-8"))
+    assert faults == []
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data.csv, new.csv and a run of data.csv."""
+    folder = tmp_path_factory.mktemp("verdict")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=90), "b": rng.normal(size=90)})
+    frame["y"] = frame["a"] + 0.3 * rng.normal(size=90)
+    frame[:60].to_csv(folder / "data.csv", index=False)
+    frame[60:].to_csv(folder / "new.csv", index=False)
+    frame[40:80].to_csv(folder / "mixed.csv", index=False)
+    frame[10:50].to_csv(folder / "part.csv", index=False)
+    doxa("fit", folder / "data.csv", "--target", "y", "--method", "map", "--steps", 100,
+         "--out", folder / "run")  # fmt: skip
+    return folder
+
+
+def written(run: Path, out: Path, *options: object) -> tuple[str, str]:
+    """What the head says, and the terminal."""
+    said = doxa("report", run / "run", *options, "--out", out / "r.html")
+    return header(out / "r.html"), said
+
+
+def test_the_training_file_is_never_called_held_out(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "data.csv", tmp_path / "copy.csv")
+    for options in (("--test", run / "data.csv"), ("--test", tmp_path / "copy.csv"),
+                    ("--test", run / "data.csv", "--train", run / "data.csv")):  # fmt: skip
+        head, said = written(run, tmp_path, *options)
+        assert "held out from the fit" not in head
+        assert "the rows it was fitted to" in head
+        assert "is the file of the fit (same checksum)" in said
+        assert "rows that the fit has not seen would tell more" in head
+    head, said = written(run, tmp_path, "--test", run / "new.csv", "--train", run / "data.csv")
+    assert "30 rows (new.csv, held out from the fit)" in head
+    assert "same checksum" not in said
+
+
+def test_rows_of_the_fit_among_the_test_rows_are_counted(run: Path, tmp_path: Path) -> None:
+    options = ("--train", run / "data.csv", "--no-diagnose")
+    head, said = written(run, tmp_path, "--test", run / "mixed.csv", *options)
+    assert "but 20 of them are also among the rows it was fitted to" in head
+    assert "20 of 40 test rows" in said
+    head, said = written(run, tmp_path, "--test", run / "part.csv", *options)
+    assert "held out" not in head
+    assert "all 40 test rows are among the rows it was fitted to" in said
+
+
+def test_another_file_given_as_the_training_file_is_told(run: Path, tmp_path: Path) -> None:
+    said = written(run, tmp_path, "--train", run / "new.csv", "--no-diagnose")[1]
+    assert "new.csv is not the file of the fit (data.csv): its checksum differs" in said
+
+
+def test_rows_that_the_fit_set_aside_are_scored(run: Path, tmp_path: Path) -> None:
+    posterior = library.load(str(run / "run"))
+    digest = hashlib.sha256((run / "data.csv").read_bytes()).hexdigest()
+    posterior.metadata["held_out_rows"] = {"sha256": digest, "rows": [3, 7, *range(30, 55)]}
+    posterior.metadata["calibration_rows"] = {"sha256": digest, "rows": [0, 1]}
+    posterior.save(str(tmp_path / "run"))
+    new, fitted, _ = rows_of_files(
+        posterior.metadata, Schema.from_json(posterior.metadata["table"]), None, run / "data.csv"
+    )
+    assert new is not None and new.count == 27
+    assert fitted is not None and fitted.count == 60 - 27 - 2
+    for option in ("--train", "--test"):
+        doxa("report", tmp_path / "run", option, run / "data.csv", "--out", tmp_path / "r.html")
+        assert "27 rows (data.csv, set aside by the fit)" in header(tmp_path / "r.html")
+    frame = pd.read_csv(run / "data.csv")
+    x = frame[["a", "b"]].to_numpy(np.float32)[[3, 7, *range(30, 55)]]
+    y = frame["y"].to_numpy(np.float32)[[3, 7, *range(30, 55)]]
+    rmse = float(np.sqrt(np.mean((posterior.predict(x).mean.numpy().ravel() - y) ** 2)))
+    assert f"its error is {rmse:.3f} (RMSE)" in header(tmp_path / "r.html")
+    texts = root(tmp_path / "r.html").text
+    assert "row 4" in texts or "row 8" in texts or "row 31" in texts  # under their own numbers
+
+
+def regression(n: int = 60) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 2, generator=g)
+    y = x.sum(1) + 0.3 * torch.randn(n, generator=g)
+    net = library.nets.mlp(2, 1, ())
+    return library.fit(net, (x, y), "map", steps=100, progress=False), (x, y)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
+    return regression()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "headline"),
+    [("bad", "✕ Do not rely on it: 1 bad finding"), ("warning", "! Use it with care: 1 warning"),
+     ("slight", "○ No alarm: 1 slight finding"), ("good", "✓ No fault was found in 2 checks")],
+)  # fmt: skip
+def test_there_is_one_verdict_on_the_page(
+    verdict: str, headline: str, numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior, (x, y) = numbers
+    found = [Finding("coverage", verdict, 0.9, "so it is")]
+    monkeypatch.setattr("doxa.app.report.verdict.doctor", lambda *_, **__: Diagnosis(found))
+    report.write(posterior, tmp_path / "r.html", (x + 1, y + 2), (x, y))
+    page = root(tmp_path / "r.html")
+    pills = [node.text for node in page.all("header")[0].by_class("mark")]
+    assert pills == [headline]
+    if verdict != "good":
+        assert "as they should" not in page.all("header")[0].text
+        assert "without trouble" not in page.text
+
+
+def test_too_sure_intervals_are_in_the_verdict_without_the_doctor(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g)
+    y = x.sum(1) + torch.randn(60, generator=g)
+    posterior = library.fit(library.nets.mlp(2, 1, ()), (x, y), "map", steps=100, progress=False,
+                            likelihood=library.Gaussian(0.2), validation=None)  # fmt: skip
+    report.write(posterior, tmp_path / "r.html", (x, y))
+    head = header(tmp_path / "r.html")
+    assert "✕ Do not rely on it: 1 bad finding" in head
+    assert "too sure of itself" in head
+
+
+def test_a_status_that_is_not_ok_is_in_the_verdict(numbers: Any, tmp_path: Path) -> None:
+    posterior, (x, y) = numbers
+    posterior.record.status = Status("overconfident", "90 % intervals hold 60 %")
+    try:
+        report.write(posterior, tmp_path / "r.html", (x + 0.1, y + 0.1), diagnose=False)
+        assert "! Use it with care: 1 warning" in header(tmp_path / "r.html")
+        assert "90 % intervals hold 60 %" in header(tmp_path / "r.html")
+        report.write(posterior, tmp_path / "r.html")
+        assert "! Use it with care" in header(tmp_path / "r.html")
+    finally:
+        posterior.record.status = Status()
+    report.write(posterior, tmp_path / "r.html")
+    assert "– Nothing could be checked" in header(tmp_path / "r.html")
+
+
+def test_the_terminal_says_what_the_head_says(run: Path, tmp_path: Path) -> None:
+    head, said = written(run, tmp_path, "--test", run / "new.csv", "--train", run / "data.csv")
+    summary = said[: said.index("report written")].strip()
+    assert summary.endswith(".")
+    assert summary.rstrip(".") in head
+
+
+def test_the_calibration_error_is_one_number(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 2, generator=g)
+    y = (x[:, 0] + torch.randn(200, generator=g) > 0).long() + (x[:, 1] > 0.5).long()
+    posterior = library.fit(library.nets.mlp(2, 3, (8,)), (x[:100], y[:100]), "map", steps=60,
+                            likelihood="categorical", progress=False)  # fmt: skip
+    report.write(posterior, tmp_path / "r.html", (x[100:], y[100:]), (x[:100], y[:100]))
+    page = root(tmp_path / "r.html")
+    ece = library.evaluate.ece(posterior.predict(x[100:]), y[100:])
+    tiles = page.all("header")[0].by_class("tiles")[0].text
+    assert f"{100 * ece:.1f} %ECE" in tiles
+    figure = next(f for f in page.all("figure") if f.all("strong")[0].text == "Reliability")
+    assert f"The mean gap is the ECE, {100 * ece:.1f} %." in figure.text
+    diagnostics = next(n for n in page.all("section") if n.attributes["id"] == "diagnostics")
+    assert f"expected calibration error {ece:.3f}" in diagnostics.text

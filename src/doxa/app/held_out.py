@@ -94,11 +94,10 @@ def check_shares(
 
 def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Tested:
     """The rows of `--test`, which must not be the file that is fitted to."""
-    frame = take_in_known(test, schema, dialect)[0]
-    digest = checksum(test)
-    if digest == checksum(data):
+    if test.is_file() and checksum(test) == checksum(data):
         raise DataError(f"--test {test} is the file that is fitted to; --split 0.2 holds rows out")
     try:
+        frame, digest = take_in_known(test, schema, dialect)[0], checksum(test)
         return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
     except DataError as error:
         raise DataError(f"--test {test}: {error}") from error

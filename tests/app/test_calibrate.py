@@ -14,6 +14,7 @@ import doxa
 from doxa import evaluate
 from doxa.app import held_out
 from doxa.app.cli import app
+from doxa.app.intake import Asked
 from doxa.app.schema import Column, Schema, infer_schema
 
 pd = pytest.importorskip("pandas")
@@ -62,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predictions(run: Path, table: Path, out: Path, *options: object) -> pd.DataFrame:
     shell("predict", run, table, "-o", out, *options)
-    return pd.read_csv(out, index_col=0, keep_default_na=False)
+    return pd.read_csv(out, keep_default_na=False)
 
 
 def covered(p: pd.DataFrame, table: Path) -> float:
@@ -192,8 +193,7 @@ def test_the_seed_chooses_the_rows() -> None:
 def test_columns_are_read_from_the_training_rows_alone() -> None:
     frame = line(40, 0.5, 0).assign(colour=["red", "blue"] * 19 + ["red", "mauve"])
     parts = held_out.Parts(np.arange(38), np.array([38, 39]), np.array([], int))
-    infer = lambda rows, likelihood: infer_schema(rows, "y", likelihood)  # noqa: E731
-    found = held_out.schema_of(frame, infer(frame, None), parts, infer)
+    found = held_out.schema_of(frame, infer_schema(frame, "y"), parts, Asked("y"))
     assert found.columns[-1].categories == ("blue", "red")
 
 

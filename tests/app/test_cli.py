@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from shell import doxa
 from typer.testing import CliRunner
 
 from doxa.app.cli import app
@@ -15,15 +14,6 @@ from doxa.app.cli import app
 pd = pytest.importorskip("pandas")
 
 QUICK = ["--steps", "200"]
-
-
-def doxa(*words: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    text = result.output
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, text
-    return " ".join(text.split())
 
 
 @pytest.fixture
@@ -63,10 +53,10 @@ def test_a_linear_fit_is_least_squares_in_the_units_of_the_table(numbers, tmp_pa
     ols = design @ np.linalg.lstsq(design, frame["y"], rcond=None)[0]
     assert list(p.index) == list(frame.index)
     assert np.abs(p["mean"] - ols).max() < 0.05 * frame["y"].std()
-    assert np.allclose(p["aleatoric"] + p["epistemic"], p["std"] ** 2, rtol=1e-4)
+    assert np.allclose(p["aleatoric_std"] ** 2 + p["epistemic_std"] ** 2, p["std"] ** 2, rtol=1e-4)
     assert np.all((p["low"] < p["mean"]) & (p["mean"] < p["high"]))
     # 0.5 is the noise the table was made with, in its own units
-    assert np.sqrt(p["aleatoric"]).mean() == pytest.approx(0.5, rel=0.15)
+    assert p["aleatoric_std"].mean() == pytest.approx(0.5, rel=0.15)
     inside = ((p["low"] <= frame["y"]) & (frame["y"] <= p["high"])).mean()
     assert 0.9 <= inside <= 1.0
 
@@ -90,8 +80,9 @@ def test_two_classes_and_a_terminal_table(tmp_path) -> None:
     said = doxa("fit", tmp_path / "t.csv", "-t", "ok", "-m", "map", "-o", tmp_path / "r", *QUICK)
     assert "likelihood bernoulli" in said
     doxa("predict", tmp_path / "r", tmp_path / "t.csv", "-o", tmp_path / "p.csv")
-    p = pd.read_csv(tmp_path / "p.csv", index_col=0)
+    p = pd.read_csv(tmp_path / "p.csv")
     assert (p["predicted"] == frame["ok"]).mean() > 0.9
+    assert p["line"].tolist() == list(range(2, 102))
     shown = doxa("predict", tmp_path / "r", tmp_path / "t.csv")
     assert "80 more rows" in shown
 
@@ -142,7 +133,7 @@ def test_a_network_of_ones_own(numbers, tmp_path, monkeypatch) -> None:
     doxa("predict", "run", numbers, "--net", "mynets_for_test:wide", "-o", "p.csv")
     assert len(pd.read_csv("p.csv")) == 200
     assert "has no 'wid'; did you mean 'wide'" in doxa(
-        "fit", numbers, "-t", "y", "-m", "map", "--net", "mynets_for_test:wid", code=2
+        "fit", numbers, "-t", "y", "-o", "other", "--net", "mynets_for_test:wid", code=2
     )
 
 
@@ -215,8 +206,8 @@ def test_a_method_is_shown_as_its_row_describes_it() -> None:
         (["fit", "{folder}/none.csv", "-t", "y"], "does not exist"),
         (["fit", "{folder}/empty.csv", "-t", "y"], "is empty"),
         (["fit", "{folder}/header.csv", "-t", "y"], "no rows"),
-        (["fit", "{folder}/text.csv", "-t", "y"], "column 'a', row 3: 'oops' is not a number"),
-        (["fit", "{folder}/nan.csv", "-t", "y"], "column 'a', row 2: missing value"),
+        (["fit", "{folder}/text.csv", "-t", "y"], "column 'a', line 4: 'oops' is not a number"),
+        (["fit", "{folder}/nan.csv", "-t", "y"], "missing values: column 'a', line 3"),
         (["fit", "{folder}/one.csv", "-t", "kind"], "one class only ('k')"),
         (["fit", "{folder}/two.csv", "-t", "kind", "-m", "gp"], "for regression only"),
         (["predict", "{folder}/nowhere", "{csv}"], "nowhere"),
@@ -254,60 +245,6 @@ def test_a_folder_with_other_files_is_not_overwritten(numbers, tmp_path) -> None
     said = doxa("fit", numbers, "-t", "y", "-m", "map", "-o", precious, *QUICK, code=2)
     assert "holds other files" in said
     assert (precious / "cat.jpg").read_text() == "meow"
-
-
-@pytest.fixture
-def listening() -> Iterator[None]:
-    """Ctrl-C is heard, also where the tests were started in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("listening")
-def test_an_interrupted_fit_goes_on_where_it_stopped(numbers, tmp_path, monkeypatch) -> None:
-    from doxa.driver import Driver
-
-    words = ["fit", numbers, "-t", "y", "-m", "map", "--steps", "600"]
-    doxa(*words, "-o", tmp_path / "whole")
-    tick, ticks = Driver._tick, []
-
-    def interrupted(self, *args):
-        result = tick(self, *args)
-        ticks.append(1)
-        if len(ticks) == 30:  # in the middle
-            signal.raise_signal(signal.SIGINT)  # Ctrl-C
-        return result
-
-    monkeypatch.setattr(Driver, "_tick", interrupted)
-    said = doxa(*words, "-o", tmp_path / "part", code=130)
-    assert "--resume" in said
-    assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
-    monkeypatch.undo()
-    doxa(*words, "-o", tmp_path / "part", "--resume")
-    assert not (tmp_path / "part.checkpoint").exists()
-    for run in ("whole", "part"):
-        doxa("predict", tmp_path / run, numbers, "-o", tmp_path / f"{run}.csv")
-    assert (tmp_path / "whole.csv").read_text() == (tmp_path / "part.csv").read_text()
-
-
-@pytest.mark.usefixtures("listening")
-def test_a_checkpoint_of_another_fit_is_refused(numbers, tmp_path, monkeypatch) -> None:
-    from doxa.driver import Driver
-
-    tick = Driver._tick
-
-    def interrupted(self, *args):
-        signal.raise_signal(signal.SIGINT)
-        return tick(self, *args)
-
-    words = ["fit", numbers, "-t", "y", "-m", "map", "-o", tmp_path / "run", *QUICK]
-    with monkeypatch.context() as patch:
-        patch.setattr(Driver, "_tick", interrupted)
-        doxa(*words, code=130)
-    assert "another fit" in doxa(*words, "--seed", 7, "--resume", code=2)
-    doxa(*words, "--seed", 7)  # without --resume it starts over
-    assert (tmp_path / "run").is_dir()
 
 
 @pytest.fixture

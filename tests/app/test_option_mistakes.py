@@ -104,7 +104,7 @@ MISTAKES = {
     f"{NUTS} --set max_depth=99": r"from 1 to 20, not 99",
     f"{NUTS} --set draws=1 --set draws=2": r"--set draws is given twice, as 1 and as 2",
     # numbers
-    f"{FIT} --hidden 0": r"widths must be at least 1",
+    f"{FIT} --hidden 0": r"widths must be whole numbers, at least 1",
     f"{FIT} --members -2": r"'--members': Input should be greater than or equal to 1",
     f"{FIT} --members two": r"'--members': Input should be a valid integer",
     f"{FIT} --steps 0": r"'--steps': Input should be greater than or equal to 1",

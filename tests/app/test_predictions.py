@@ -42,8 +42,9 @@ def classes(probs: list[list[float]]) -> SimpleNamespace:
 
 def test_regression_columns() -> None:
     table = columns(normal([1.0, 2.0], 2.0), REGRESSION, level=0.9)
-    assert list(table) == ["mean", "std", "aleatoric", "epistemic", "low", "high"]
-    assert np.allclose(table["aleatoric"] + table["epistemic"], table["std"] ** 2)
+    assert list(table) == ["mean", "std", "aleatoric_std", "epistemic_std", "low", "high"]
+    assert table["aleatoric_std"] == pytest.approx(np.sqrt([3.0, 3.0]))  # of a variance of 4
+    assert table["epistemic_std"] == pytest.approx([1.0, 1.0])
     assert np.allclose(table["high"] - table["mean"], 2.0 * stats.norm.ppf(0.95))
 
 

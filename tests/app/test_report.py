@@ -149,8 +149,8 @@ def test_ranked_rows_are_the_most_and_the_least_certain(
     doxa("predict", run, data, "--out", run.parent / "p.csv")
     order = np.argsort(pd.read_csv(run.parent / "p.csv")["std"].to_numpy())
     least, most = (cells(t) for t in section(regression, "rows").all("table"))
-    assert least[0][0] == f"row {order[-1] + 1}"
-    assert most[0][0] == f"row {order[0] + 1}"
+    assert least[0][0] == f"line {order[-1] + 2}"
+    assert most[0][0] == f"line {order[0] + 2}"
     frame = pd.read_csv(data)
     assert least[0][-1] == frame["colour"][order[-1]]
     assert number(least[0][1]) == pytest.approx(frame["y"][order[-1]], rel=5e-3)
@@ -228,7 +228,9 @@ def test_errors_come_before_the_work(table: tuple[Path, Path], tmp_path: Path) -
     assert "is a folder" in doxa("report", table[1], "--out", _folder(tmp_path), code=2)
     assert "does not exist" in doxa("report", table[1], "--test", tmp_path / "no.csv", code=2)
     pd.DataFrame({"a": [1.0], "y": [2.0]}).to_csv(tmp_path / "few.csv", index=False)
-    assert "no column 'b'" in doxa("report", table[1], "--test", tmp_path / "few.csv", code=2)
+    assert "no columns 'b', 'colour'" in doxa(
+        "report", table[1], "--test", tmp_path / "few.csv", code=2
+    )
 
 
 def _folder(tmp_path: Path) -> Path:

@@ -113,7 +113,7 @@ def test_rows_that_the_fit_set_aside_are_scored(run: Path, tmp_path: Path) -> No
     rmse = float(np.sqrt(np.mean((posterior.predict(x).mean.numpy().ravel() - y) ** 2)))
     assert f"its error is {rmse:.3f} (RMSE)" in header(tmp_path / "r.html")
     texts = root(tmp_path / "r.html").text
-    assert "row 4" in texts or "row 8" in texts or "row 31" in texts  # under their own numbers
+    assert any(f"line {k + 2}" in texts for k in (3, 7, 30))  # where the file has them
 
 
 def regression(n: int = 60) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:

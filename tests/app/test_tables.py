@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doxa.app import tables
+from doxa.app import cells, tables
 from doxa.errors import DataError, StoreError
 
 pd = pytest.importorskip("pandas")
@@ -35,10 +35,8 @@ def test_a_named_index_is_no_input(tmp_path: Path) -> None:
     read = tables.read_table(path, "id")
     assert list(read.index) == ["k7", "k9"]
     assert list(read.columns) == ["a"]
-    assert list(tables.read_table(write(path, "a\n1\n2\n"), "id", index_needed=False).index) == [
-        0,
-        1,
-    ]
+    without = tables.read_table(write(path, "a\n1\n2\n"), "id", index_needed=False)
+    assert list(without.index) == [2, 3] and without.index.name == "line"
     with pytest.raises(DataError, match="did you mean 'id'"):
         tables.read_table(write(path, "id,a\nk7,1\n"), "idd")
 
@@ -47,9 +45,9 @@ def test_a_named_index_is_no_input(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("t.csv", "", "is empty"),
-        ("t.csv", "\n\n", "cannot be read as a table"),
+        ("t.csv", "\n\n", "is empty"),
         ("t.csv", "a,b\n", "no rows"),
-        ("t.csv", "a,b\n1,2\n3,4,5,6\n", "cannot be read as a table"),
+        ("t.csv", "a,b\n1,2\n3,4,5,6\n", "line 3: 4 cells, and 2 in the header"),
         ("t.parquet", "not parquet at all", "cannot be read as a table"),
         ("t.xlsx", "whatever", "use .csv"),
     ],
@@ -73,18 +71,18 @@ def test_binary_rubbish_as_csv(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_is_no_number_is_named() -> None:
-    with pytest.raises(DataError, match=r"'age', row 3: 'abc' is not a number \(and 1 more\)"):
-        tables.numbers_of(pd.Series(["1", "2", "abc", "x"], name="age"))
-    with pytest.raises(DataError, match=r"column 'age', row 2: 'inf' is not finite"):
-        tables.numbers_of(pd.Series([1.0, np.inf], name="age"))
-    with pytest.raises(DataError, match=r"column 'age', row 2: missing value \(2 in all\)"):
-        tables.refuse_missing(pd.Series([1.0, None, None], name="age"))
+    with pytest.raises(DataError, match=r"'age', row 2 \(2 in all\): 'abc' is not a number"):
+        cells.numbers_of(pd.Series(["1", "2", "abc", "x"], name="age"))
+    with pytest.raises(DataError, match=r"column 'age', row 1: 'inf' is not finite"):
+        cells.numbers_of(pd.Series([1.0, np.inf], name="age"))
+    with pytest.raises(DataError, match=r"missing values: column 'age', row 'k2' \(2 in all\)"):
+        cells.refuse_gaps(pd.DataFrame({"age": [1.0, None, None]}, ["k1", "k2", "k3"]), ["age"])
 
 
 def test_labels_do_not_depend_on_how_the_file_typed_them() -> None:
-    assert {tables.label_of(v) for v in (1, 1.0, "1", np.int64(1), np.float32(1), " 1 ")} == {"1"}
-    assert tables.label_of(True) == tables.label_of(np.True_) == "True"
-    assert tables.label_of(0.5) == "0.5"
+    assert {cells.label_of(v) for v in (1, 1.0, "1", np.int64(1), np.float32(1), " 1 ")} == {"1"}
+    assert cells.label_of(True) == cells.label_of(np.True_) == "True"
+    assert cells.label_of(0.5) == "0.5"
 
 
 def test_a_table_is_written_with_its_index(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from doxa.app.commands.terminal import err, out
 from doxa.errors import DoxaError
 
 RESUMABLE = {
-    "fit": "; go on with the same command and --resume",
+    "fit": "; the same command goes on from the last checkpoint",
     "bench": "; go on with the same command",
 }
 

@@ -25,8 +25,10 @@ from doxa.app.tables import Array
 from doxa.driver.holdout import FEWEST, parts
 from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
 from doxa.method import Method
-from doxa.store import decode, read_artefact
+from doxa.store import decode, is_artefact, read_artefact
 from doxa.store.artefact import META
+
+ASKED = "asked.json"  # beside checkpoints: what their fit was asked
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def fit_arrays(
     settings: Sequence[str],
     plan: Plan,
     checkpoint: Path | None = None,
+    checkpoint_every: float = 30.0,
 ) -> Any:
     """The posterior, with the schema in its metadata."""
     chosen = make_method(method, settings)
@@ -87,6 +90,7 @@ def fit_arrays(
         seed=plan.seed,
         validation=plan.held_out,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        checkpoint_every=checkpoint_every,
         progress=True,
         **plan.options(),
     )
@@ -188,22 +192,28 @@ def _read(run: Path) -> dict[str, Any]:
         raise StoreError(f"{run} {what}; give the folder that doxa fit saved (--out)") from error
 
 
-def prepare_out(out: Path, resume: bool) -> Path:
-    """Check, before anything is fitted, that `out` can be written; give the checkpoint's place.
+def prepare_out(out: Path, overwrite: bool = False) -> Path:
+    """Check, before anything is read, that `out` may be written; give the checkpoint's place.
 
+    A finished run is replaced only where that is asked for, and then when the new one is finished.
     The checkpoint lies beside `out` and not in it: saving replaces the whole folder at once.
     """
     if out.exists() and not out.is_dir():
         raise StoreError(f"{out} is a file; --out is a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / "meta.json").exists():
         raise StoreError(f"{out} holds other files; choose an empty or a new folder for --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = out.with_name(out.name + ".checkpoint")
-    if checkpoint.exists() and not resume:
-        shutil.rmtree(checkpoint)
-    return checkpoint
+    if is_artefact(out) and not overwrite:
+        raise StoreError(
+            f"{out} already holds a finished run; --overwrite replaces it, or choose another --out"
+        )
+    place = Path(os.path.abspath(out))
+    if Path.cwd().is_relative_to(place):
+        raise StoreError(f"{out} is the folder you are in, or holds it; give a run one of its own")
+    return place.with_name(place.name + ".checkpoint")
 
 
 def forget_checkpoint(checkpoint: Path) -> None:
-    """The posterior is saved: nothing is left to resume."""
+    """The posterior is saved, or its fit given up: nothing is left to resume. What it was asked
+    goes first, so that nobody goes on with half of it."""
+    (checkpoint / ASKED).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)

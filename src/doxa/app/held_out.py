@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,11 @@ import numpy as np
 import torch
 
 from doxa.app.calibration import Calibration, conformal_level
+from doxa.app.cells import Array
+from doxa.app.intake import Asked, inferred, take_in_known
 from doxa.app.predictions import ROWS_AT_ONCE
+from doxa.app.reading import Dialect
 from doxa.app.schema import Schema
-from doxa.app.tables import Array, read_table
 from doxa.errors import DataError
 from doxa.evaluate import Streaming
 from doxa.likelihoods import Bernoulli, Gaussian, Poisson
@@ -91,13 +92,12 @@ def check_shares(
             raise DataError(f"{option} must be between 0 and 1, not {value:g}")
 
 
-def read_test(test: Path, data: Path, schema: Schema) -> Tested:
+def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Tested:
     """The rows of `--test`, which must not be the file that is fitted to."""
-    frame = read_table(test, schema.index, index_needed=False)
-    digest = checksum(test)
-    if digest == checksum(data):
+    if test.is_file() and checksum(test) == checksum(data):
         raise DataError(f"--test {test} is the file that is fitted to; --split 0.2 holds rows out")
     try:
+        frame, digest = take_in_known(test, schema, dialect)[0], checksum(test)
         return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
     except DataError as error:
         raise DataError(f"--test {test}: {error}") from error
@@ -134,17 +134,17 @@ def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> A
     return order[np.argsort(place, kind="stable")]
 
 
-def schema_of(
-    frame: pd.DataFrame, whole: Schema, parts: Parts, infer: Callable[[Any, str], Schema]
-) -> Schema:
+def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: Asked) -> Schema:
     """What columns mean, by the training rows alone: a category or a scale that only the others
     have is nothing the fit may know. The classes are those of the whole table."""
     if parts.whole:
         return whole
-    found = infer(frame.iloc[parts.train], whole.likelihood)
-    about = [note for note in whole.notes if note.startswith("target ")]
-    others = [note for note in found.notes if not note.startswith("target ")]
-    return replace(found, classes=whole.classes, notes=(*about, *others))
+    trained = frame.iloc[parts.train]
+    found = inferred(trained, replace(asked, likelihood=whole.likelihood), whole.dialect)
+    target = next(k for k, note in enumerate(whole.notes) if note.startswith("target "))
+    return replace(
+        found, classes=whole.classes, notes=(*whole.notes[: target + 1], *found.notes[1:])
+    )
 
 
 def checksum(path: Path) -> str:

@@ -7,33 +7,96 @@ from typing import Annotated
 
 import typer
 
-DataFile = Annotated[Path, typer.Argument(help="A CSV or Parquet file.", show_default=False)]
+TABLE, TRAINING = "The table", "Network and training"  # where --help shows them
+
+DataFile = Annotated[
+    Path,
+    typer.Argument(help="A CSV (also compressed) or Parquet file.", show_default=False),
+]
 Target = Annotated[str, typer.Option("--target", "-t", help="The column to predict.")]
 Likelihood = Annotated[
     str | None,
-    typer.Option(help="What the target is, instead of inferring it: gaussian, poisson, ..."),
+    typer.Option(
+        help="What the target is, instead of inferring it: gaussian, poisson, ...",
+        rich_help_panel=TABLE,
+    ),
 ]
-Index = Annotated[str | None, typer.Option(help="A column that names rows; not an input.")]
-Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; repeatable.")]
+Index = Annotated[
+    str | None, typer.Option(help="A column that names rows; not an input.", rich_help_panel=TABLE)
+]
+Drop = Annotated[
+    list[str] | None, typer.Option(help="A column to leave out; repeatable.", rich_help_panel=TABLE)
+]
 Categorical = Annotated[
-    list[str] | None, typer.Option(help="A column of numbers that are categories; repeatable.")
+    list[str] | None,
+    typer.Option(
+        help="A column of numbers that are categories; repeatable.", rich_help_panel=TABLE
+    ),
+]
+Numeric = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A column of numbers to use although it looks like an id; repeatable.",
+        rich_help_panel=TABLE,
+    ),
+]
+Missing = Annotated[
+    str,
+    typer.Option(
+        help="What to do about missing cells: error names them; impute fills in the median, and "
+        "says so in one more input, or the category 'missing'.",
+        rich_help_panel=TABLE,
+    ),
+]
+Sep = Annotated[
+    str | None,
+    typer.Option(
+        help="What separates cells: , ; | or tab. Default: recognised.", rich_help_panel=TABLE
+    ),
+]
+Decimal = Annotated[
+    str | None,
+    typer.Option(help="The decimal mark: , or . Default: recognised.", rich_help_panel=TABLE),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(help="utf-8, utf-16, latin-1, ... Default: recognised.", rich_help_panel=TABLE),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A setting of the method, NAME=VALUE; see doxa methods NAME."),
+    typer.Option(
+        "--set",
+        help="A setting of the method, NAME=VALUE; see doxa methods NAME.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Net = Annotated[
     str | None,
-    typer.Option(help="module:builder, called with (inputs, outputs), instead of the default MLP."),
+    typer.Option(
+        help="module:builder, called with (inputs, outputs), instead of the default MLP.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Hidden = Annotated[
-    str, typer.Option(help="Widths of the default MLP's hidden layers: 50,50; '' for none.")
+    str,
+    typer.Option(
+        help="Widths of the default MLP's hidden layers: 50,50; '' for none.",
+        rich_help_panel=TRAINING,
+    ),
 ]
-Members = Annotated[int | None, typer.Option(min=1, help="How many members (or chains).")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
-Rate = Annotated[float | None, typer.Option(help="Learning rate.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows a step.")]
+Members = Annotated[
+    int | None, typer.Option(min=1, help="How many members (or chains).", rich_help_panel=TRAINING)
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Passes over the data.", rich_help_panel=TRAINING)
+]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Steps, instead of epochs.", rich_help_panel=TRAINING)
+]
+Rate = Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rows a step.", rich_help_panel=TRAINING)
+]
 Validation = Annotated[
     float | None,
     typer.Option(
@@ -41,6 +104,7 @@ Validation = Annotated[
         max=0.9,
         help="Share of the rows held out to stop training in time; 0 for none. Default: each "
         "member holds out another tenth or so, in methods that overfit without.",
+        rich_help_panel=TRAINING,
     ),
 ]
 TestFile = Annotated[
@@ -73,6 +137,8 @@ CalibrationShare = Annotated[
     typer.Option(help="Share of the rows held out for --calibrate and --conformal. Default: 0.2."),
 ]
 Run = Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)
+]
+Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.", rich_help_panel=TRAINING)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]

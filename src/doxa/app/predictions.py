@@ -1,9 +1,10 @@
 """A predictive as columns of a table, in the units and labels of the target.
 
-Regression: mean, std, aleatoric and epistemic (variances, which add up to std²), low and high of
-an interval. Classification: one probability a class, the predicted class, the entropy of the
-prediction and the part of it that more data could remove (mutual information), in nats; where the
-run is conformal or a level was asked for, the set of classes that holds the truth, and its size.
+Regression, all in the unit of the target: mean, std, aleatoric_std and epistemic_std (standard
+deviations, whose squares add up to that of std), low and high of an interval.
+Classification: one probability a class, the predicted class, the entropy of the prediction and the
+part of it that more data could remove (mutual information), in nats; where the run is conformal or
+a level was asked for, the set of classes that holds the truth, and its size.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from doxa.app.calibration import conformal_level
+from doxa.app.cells import Array, import_pandas
 from doxa.app.schema import Schema
-from doxa.app.tables import Array, import_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,8 +50,8 @@ def columns(
         return {
             "mean": flat(p.mean),
             "std": flat(p.std),
-            "aleatoric": flat(p.aleatoric),
-            "epistemic": flat(p.epistemic),
+            "aleatoric_std": np.sqrt(flat(p.aleatoric)),
+            "epistemic_std": np.sqrt(np.maximum(flat(p.epistemic), 0.0)),
             "low": low,
             "high": high,
         }

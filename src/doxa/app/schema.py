@@ -5,9 +5,16 @@ tables by it. Every decision is said to the user through `Schema.notes`.
 
 Columns. Numbers are used as they are. Text, categories and true/false become one-hot columns, one
 for each category seen when fitting; a category seen only later is all zeros, and said. A text
-column in which at least half the cells are numbers is meant to be numeric, and the others are an
-error naming column and row. Constant columns, dates, and text with more than 50 categories or a
-different value in (nearly) every row are left out, and said.
+column in which at least half the cells are numbers (or would be without a percent or currency sign
+or separators) is meant to be numeric, and the others are an error naming column and row. Dates
+become days, month and weekday (`doxa.app.dates`). Left out, and said: constant columns, ids (every
+cell differs, and the name says so, or they count the rows and are not the only input, or they are
+UUIDs), text with more than 50 categories or a different value in (nearly) every row. `categorical`
+and `numeric` override.
+
+Missing cells are an error that names every such column, unless `missing` is "impute": then numbers
+and dates get the median and one more input that says where, categories the category "missing", and
+rows without a target are left out.
 
 Target. Text, categories, true/false, and whole numbers (an integer column) with at most 10
 distinct values, each seen twice on average, are classes: `bernoulli` for two, `categorical` for
@@ -17,43 +24,24 @@ more. Any other number is a regression: `gaussian`. `--likelihood` overrides.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from doxa.app.tables import (
-    Array,
-    is_text,
-    label_of,
-    labels_of,
-    mostly_numbers,
-    numbers_of,
-    pick,
-    refuse_missing,
-)
+from doxa.app.cells import Array, gaps, label_of, labels_of, numbers_of, place_of, refuse_gaps
+from doxa.app.columns import Column, with_tuples
+from doxa.app.inference import COUNTS, LeftOut, describe, infer_column, infer_target
+from doxa.app.reading import Dialect
+from doxa.app.tables import pick
 from doxa.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_CATEGORIES = 50
-MOST_INTEGER_CLASSES = 10
-CLASSIFIERS = ("bernoulli", "categorical")
-REGRESSIONS = ("gaussian", "heteroscedastic", "student-t", "poisson")
-
-
-@dataclass(frozen=True)
-class Column:
-    """One input column: numeric, or categorical with the categories seen when fitting."""
-
-    name: str
-    categories: tuple[str, ...] | None = None
-
-    @property
-    def width(self) -> int:
-        return 1 if self.categories is None else len(self.categories)
+IMPUTE = "impute"
+MISSING_CELLS = ("error", IMPUTE)
 
 
 @dataclass(frozen=True)
@@ -66,6 +54,9 @@ class Schema:
     classes: tuple[Any, ...] | None = None  # labels in the order of the network's outputs
     index: str | None = None
     notes: tuple[str, ...] = ()
+    missing: str = "error"  # what becomes of missing cells, here and in prediction
+    left_out: tuple[str, ...] = ()
+    dialect: Dialect | None = None  # how the file was written, where it was text
 
     @property
     def inputs(self) -> int:
@@ -83,49 +74,38 @@ class Schema:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Schema:
-        columns = tuple(
-            Column(c["name"], None if c["categories"] is None else tuple(c["categories"]))
-            for c in saved["columns"]
-        )
-        classes = None if saved["classes"] is None else tuple(saved["classes"])
-        return cls(
-            saved["target"],
-            saved["likelihood"],
-            columns,
-            classes,
-            saved["index"],
-            tuple(saved["notes"]),
-        )
+        """Also of a schema that knew fewer fields."""
+        given = with_tuples(saved)
+        given["columns"] = tuple(Column.from_json(column) for column in saved["columns"])
+        if given.get("dialect") is not None:
+            given["dialect"] = Dialect(**given["dialect"])
+        return cls(**given)
 
     def features(self, frame: pd.DataFrame) -> tuple[Array, list[str]]:
-        """The network's inputs [N, D] in float64, and notes on categories never seen."""
-        parts, notes = [], []
-        for column in self.columns:
-            values = pick(frame, column.name)
-            refuse_missing(values)
-            if column.categories is None:
-                parts.append(numbers_of(values)[:, None])
-                continue
-            labels = labels_of(values)
-            parts.append(
-                np.stack([labels == category for category in column.categories], axis=1).astype(
-                    np.float64
-                )
-            )
-            unseen = sorted(set(labels) - set(column.categories))
-            if unseen:
-                rows = int(np.isin(labels, unseen).sum())
-                shown = ", ".join(map(repr, unseen[:3])) + (", ..." if len(unseen) > 3 else "")
-                notes.append(
-                    f"column {column.name!r}: {shown} not seen when fitting ({rows} "
-                    f"row{'s' * (rows != 1)}); encoded as no category"
-                )
+        """The network's inputs [N, D] in float64, columns taken by name, and what to tell the user:
+        columns that are not used, categories never seen, cells filled in."""
+        names = [column.name for column in self.columns]
+        known = {*names, *self.left_out, self.target, self.index}
+        extra = [str(name) for name in frame.columns if name not in known]
+        there = extra or [str(name) for name in frame.columns]
+        _refuse_absent([name for name in names if name not in frame.columns], there)
+        notes = []
+        if extra:
+            notes.append(f"not used, as there was no such column when fitting: {_quoted(extra)}")
+        values = [pick(frame, name) for name in names]
+        if self.missing != IMPUTE:
+            refuse_gaps(frame, names)
+        parts = []
+        for column, cells in zip(self.columns, values, strict=True):
+            numbers, said = column.encode(cells)
+            parts.append(numbers)
+            notes += said
         return np.concatenate(parts, axis=1), notes
 
     def targets(self, frame: pd.DataFrame) -> Array:
         """The target [N]: class numbers, or values in their own units."""
         values = pick(frame, self.target)
-        refuse_missing(values)
+        refuse_gaps(frame, [self.target])
         if self.classes is None:
             return numbers_of(values)
         number = {label_of(value): k for k, value in enumerate(self.classes)}
@@ -133,11 +113,24 @@ class Schema:
         for row, label in enumerate(labels):
             if label not in number:
                 raise DataError(
-                    f"column {self.target!r}, row {row + 1}: class {label!r} was not seen when "
-                    f"fitting{did_you_mean(label, number)}"
+                    f"column {self.target!r}, {place_of(frame.index, row)}: class {label!r} was "
+                    f"not seen when fitting{did_you_mean(label, number)}"
                 )
         codes = np.array([number[label] for label in labels])
         return codes.astype(np.float64) if self.likelihood == "bernoulli" else codes
+
+
+def with_target(frame: pd.DataFrame, target: str, missing: str) -> tuple[pd.DataFrame, list[str]]:
+    """The rows whose target is known, and how many are not, where missing cells are imputed."""
+    empty = gaps(pick(frame, target))
+    if missing != IMPUTE or not empty:
+        return frame, []
+    if len(empty) == len(frame):
+        raise DataError(f"column {target!r} is the target, and has no values")
+    first = place_of(frame.index, empty[0])
+    rows = f"{len(empty)} row{'s' * (len(empty) != 1)}"
+    note = f"{rows} left out, without a value of the target {target!r} (the first: {first})"
+    return frame[frame[target].notna()], [note]
 
 
 def infer_schema(
@@ -147,116 +140,74 @@ def infer_schema(
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
     index: str | None = None,
+    numeric: Sequence[str] = (),
+    missing: str = "error",
+    dialect: Dialect | None = None,
 ) -> Schema:
     """Decide what every column means; see the module's docstring for the rules."""
+    if missing not in MISSING_CELLS:
+        raise DataError(f"--missing takes error or impute, not {missing!r}")
     values = pick(frame, target)
-    refuse_missing(values)
-    for name in (*drop, *categorical):
-        pick(frame, name)
+    _refuse_absent(
+        [name for name in (*drop, *categorical, *numeric) if name not in frame.columns],
+        [str(name) for name in frame.columns],
+    )
     if target in drop:
         raise DataError(f"column {target!r} is the target and cannot be dropped")
-    likelihood, classes, note = _infer_target(values, likelihood)
+    if twice := sorted(set(categorical) & set(numeric)):
+        raise DataError(f"column {twice[0]!r} is asked to be both numeric and categorical")
     columns: list[Column] = []
-    notes = [note]
-    for name in frame.columns:
+    notes: list[str] = []
+    left_out: list[str] = []
+    counted: list[str] = []
+    for name in map(str, frame.columns):
         if name == target:
             continue
         if name in drop:
-            notes.append(f"column {name!r} left out, as asked")
+            found: Column | LeftOut = LeftOut("as asked")
+        else:
+            found = infer_column(
+                pick(frame, name), name in categorical, name in numeric, missing == IMPUTE
+            )
+        if isinstance(found, LeftOut):
+            left_out.append(name)
+            counted += [name] * found.startswith(COUNTS)
+            notes.append(f"column {name!r} left out: {found}")
             continue
-        column, reason = _infer_column(frame[name], forced=name in categorical)
-        if column is None:
-            notes.append(f"column {name!r} left out: {reason}")
-            continue
-        columns.append(column)
-        if column.categories is not None:
-            notes.append(f"column {name!r} is categorical: {column.width} categories, one-hot")
+        columns.append(found)
+        notes += [words] if (words := describe(found)) else []
+    if not columns and counted:  # the only input: a time, and not the number of a row
+        only = counted[0]
+        columns = [Column(only, fill=float(frame[only].median()))]
+        at = left_out.index(only)
+        notes[at] = f"column {left_out.pop(at)!r} counts the rows; used, as there is no other input"
+    if missing != IMPUTE:
+        refuse_gaps(frame, [target, *(column.name for column in columns)])
+    likelihood, classes, note = infer_target(values, likelihood)
     if not columns:
-        raise DataError("no input column is left" + "".join(f"; {note}" for note in notes[1:]))
-    return Schema(target, likelihood, tuple(columns), classes, index, tuple(notes))
-
-
-def _infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, ...] | None, str]:
-    """(likelihood, classes or None, what to tell the user)."""
-    from pandas.api import types
-
-    name, n = values.name, len(values)
-    known = (*REGRESSIONS, *CLASSIFIERS)
-    if asked is not None and asked not in known:
-        raise DataError(f"unknown likelihood {asked!r}{did_you_mean(asked, known)}")
-    boolean, text = types.is_bool_dtype(values), is_text(values)
-    if not (boolean or text or types.is_numeric_dtype(values)):
-        raise DataError(f"column {name!r} of type {values.dtype} cannot be a target")
-    distinct = values.nunique()
-    few = distinct <= MOST_INTEGER_CLASSES and 2 * distinct <= n
-    if asked is not None:
-        is_class, why = asked in CLASSIFIERS, "as asked"
-    elif boolean:
-        is_class, why = True, "true/false"
-    elif text:
-        is_class, why = not mostly_numbers(values), "text"
-    else:
-        is_class = bool(types.is_integer_dtype(values)) and few
-        why = f"whole numbers with {distinct} distinct values"
-    if not is_class:
-        likelihood = asked or "gaussian"
-        numbers_of(values)  # a cell that is no number is an error here, before anything is fitted
-        return (
-            likelihood,
-            None,
-            f"target {name!r}: regression, likelihood {likelihood}"
-            + (" (as asked)" if asked else ""),
-        )
-    classes = _classes(values)
-    if len(classes) < 2:
-        raise DataError(f"column {name!r} has one class only ({classes[0]!r}); two are needed")
-    if len(classes) > max(2, n // 2):
-        raise DataError(
-            f"column {name!r} has {len(classes)} classes in {n} rows; a class needs two rows on "
-            "average (for a number, ask for --likelihood gaussian)"
-        )
-    likelihood = asked or ("bernoulli" if len(classes) == 2 else "categorical")
-    if likelihood == "bernoulli" and len(classes) != 2:
-        raise DataError(f"column {name!r} has {len(classes)} classes; bernoulli needs two")
-    shown = ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
-    return (
+        raise DataError("no input column is left" + "".join(f"; {note}" for note in notes))
+    return Schema(
+        target,
         likelihood,
+        tuple(columns),
         classes,
-        f"target {name!r}: classification, {len(classes)} classes ({shown}), "
-        f"likelihood {likelihood} ({why})",
+        index,
+        (note, *notes),
+        missing,
+        tuple(left_out),
+        dialect,
     )
 
 
-def _infer_column(values: pd.Series, forced: bool) -> tuple[Column | None, str]:
-    """The column's meaning, or None and the reason to leave it out."""
-    from pandas.api import types
-
-    name = str(values.name)
-    if values.isna().all():
-        return None, "no values"
-    if values.nunique(dropna=False) == 1:
-        return None, "constant"
-    if not forced and types.is_datetime64_any_dtype(values):
-        return None, "a date; derive numbers from it"
-    numeric = types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
-    if not forced and (numeric or (is_text(values) and mostly_numbers(values))):
-        refuse_missing(values)
-        numbers_of(values)
-        return Column(name), ""
-    if not (forced or types.is_bool_dtype(values) or is_text(values)):
-        return None, f"type {values.dtype} is not supported"
-    refuse_missing(values)
-    categories = tuple(sorted(set(labels_of(values))))
-    if len(categories) > MOST_CATEGORIES and not forced:
-        return None, f"text with {len(categories)} different values"
-    if len(categories) > max(2, 0.9 * len(values)) and not forced:
-        return None, "text that differs in nearly every row"
-    return Column(name, categories), ""
+def _refuse_absent(absent: Sequence[str], there: Sequence[str]) -> None:
+    """Columns that are not there, all at once; a mistyped name gets the closest ones."""
+    if len(absent) == 1:
+        raise DataError(f"no column {absent[0]!r}{did_you_mean(absent[0], there)}")
+    if absent:
+        listed = ", ".join(there[:12]) + (", ..." if len(there) > 12 else "")
+        raise DataError(f"no columns {_quoted(absent)}; there are: {listed}")
 
 
-def _classes(values: pd.Series) -> tuple[Any, ...]:
-    """The distinct labels in order, as plain Python values that JSON keeps."""
-    plain = {label_of(v): v.item() if isinstance(v, np.generic) else v for v in values.unique()}
-    numbers = all(isinstance(v, (int, float)) for v in plain.values())
-    keys = sorted(plain, key=(lambda k: plain[k]) if numbers else None)
-    return tuple(plain[k] if numbers else k for k in keys)
+def _quoted(names: Iterable[str], most: int = 12) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

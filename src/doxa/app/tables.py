@@ -1,62 +1,100 @@
-"""Tables in: CSV and Parquet files, and cells as numbers or labels, each fault with its place.
-
-Rows in messages are counted from 1, the header not included.
-"""
+"""Tables in and out: CSV and Parquet files, and their columns by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from doxa.errors import DataError, MissingExtra, StoreError, did_you_mean
+from doxa.app.cells import Array as Array
+from doxa.app.cells import import_pandas
+from doxa.app.reading import Dialect, read_text_table
+from doxa.errors import DataError, StoreError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PARQUET = (".parquet", ".pq")
-Array = np.ndarray[Any, np.dtype[Any]]
+TEXT = (".csv", ".tsv", ".txt")
+_UNNAMED = "Unnamed: 0"  # pandas' word for a first column without a header: an index
+
+
+class Table(NamedTuple):
+    """A file's rows, how it is written (None for Parquet), and what to tell the user of it."""
+
+    frame: pd.DataFrame
+    dialect: Dialect | None
+    notes: list[str]
 
 
 def read_table(
-    path: str | Path, index: str | None = None, index_needed: bool = True
+    path: str | Path,
+    index: str | None = None,
+    index_needed: bool = True,
+    dialect: Dialect = Dialect(),  # noqa: B008 - frozen
 ) -> pd.DataFrame:
-    """A CSV (.csv, .tsv, also compressed) or Parquet (.parquet, .pq) file.
+    """The rows of a file, as `open_table` reads it."""
+    return open_table(path, index, index_needed, dialect).frame
+
+
+def open_table(
+    path: str | Path,
+    index: str | None = None,
+    index_needed: bool = True,
+    dialect: Dialect = Dialect(),  # noqa: B008 - frozen
+) -> Table:
+    """A CSV (.csv, .tsv, .txt, also compressed) or Parquet (.parquet, .pq) file.
 
     The index is the column named `index`, else what Parquet stored, else a CSV's first column if
-    its header is empty (as pandas writes it), else the row number. An absent column is an error
-    unless `index_needed` is False.
+    its header is empty (as pandas writes it), else the line of a CSV and the row number of a
+    Parquet file. An absent column is an error unless `index_needed` is False.
     """
-    pandas = import_pandas()
     path = Path(path)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if not path.is_file():
-        what = "is a folder, not a table" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {what}")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty")
+    _check_readable(path)
+    found: Dialect | None = None
     try:
-        if suffixes and suffixes[-1] in PARQUET:
-            frame = pandas.read_parquet(path)
-        elif {".csv", ".tsv", ".txt"} & set(suffixes):
-            frame = pandas.read_csv(path, sep="\t" if ".tsv" in suffixes else ",")
+        if _is_parquet(path):
+            frame = import_pandas().read_parquet(path)
         else:
-            raise DataError(f"{path}: not a table doxa reads; use .csv, .tsv or .parquet")
-    except DataError:
+            frame, found = read_text_table(path, dialect)
+    except (DataError, StoreError):
         raise
     except (ValueError, OSError) as error:  # pandas' and pyarrow's parsing errors are of these
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"{path} cannot be read as a table: {first}") from error
     frame.columns = frame.columns.map(lambda name: str(name).strip())
-    if index is None and len(frame.columns) and frame.columns[0] == "Unnamed: 0":
-        frame = frame.set_index("Unnamed: 0").rename_axis(index=None)
+    notes = [f"{path.name} is {found.words}"] if found is not None and found.words else []
+    if index is None and len(frame.columns) and frame.columns[0] == _UNNAMED:
+        frame = frame.set_index(_UNNAMED).rename_axis(index=None)
     elif index not in (None, frame.index.name) and (index_needed or index in frame.columns):
         frame = frame.set_index(pick(frame, str(index))).drop(columns=str(index))
     if len(frame) == 0:
         raise DataError(f"{path} has a header but no rows")
-    return frame
+    if not frame.index.is_unique:
+        again = int(frame.index.duplicated().sum())
+        notes.append(f"the index of {path.name} is not unique: {again} rows repeat an earlier name")
+    return Table(frame, found, notes)
+
+
+def _check_readable(path: Path) -> None:
+    if not path.is_file():
+        what = "is a folder, not a table" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {what}")
+    try:
+        with path.open("rb") as file:
+            first = file.read(4)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not first:
+        raise DataError(f"{path} is empty")
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    if first != b"PAR1" and not suffixes & {*TEXT, *PARQUET}:
+        raise DataError(f"{path}: not a table doxa reads; use .csv, .tsv or .parquet")
+
+
+def _is_parquet(path: Path) -> bool:
+    """By the ending, or by how the file begins, whatever it is called."""
+    with path.open("rb") as file:
+        return path.suffix.lower() in PARQUET or file.read(4) == b"PAR1"
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
@@ -90,65 +128,3 @@ def pick(frame: pd.DataFrame, name: str) -> pd.Series:
     if column.ndim != 1:
         raise DataError(f"there are {column.shape[1]} columns named {name!r}")
     return column
-
-
-def import_pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtra("reading tables needs pandas: pip install 'doxa[tables]'") from error
-    return pandas
-
-
-def is_text(values: pd.Series) -> bool:
-    from pandas.api import types
-
-    return (
-        types.is_object_dtype(values)
-        or types.is_string_dtype(values)
-        or isinstance(values.dtype, import_pandas().CategoricalDtype)
-    )
-
-
-def mostly_numbers(values: pd.Series) -> bool:
-    pandas = import_pandas()
-    if isinstance(values.dtype, pandas.CategoricalDtype):
-        return False
-    parsed = pandas.to_numeric(values, errors="coerce")
-    return bool(2 * parsed.notna().sum() >= values.notna().sum() > 0)
-
-
-def numbers_of(values: pd.Series) -> Array:
-    """The cells as float64 [N]; the first that is no finite number is named."""
-    pandas = import_pandas()
-    parsed = np.array(pandas.to_numeric(values, errors="coerce"), dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(parsed))
-    if bad.size:
-        row, cell = int(bad[0]), values.iloc[int(bad[0])]
-        more = f" (and {bad.size - 1} more)" if bad.size > 1 else ""
-        kind = "is not finite" if isinstance(cell, float) else "is not a number"
-        raise DataError(f"column {values.name!r}, row {row + 1}: {str(cell)!r} {kind}{more}")
-    return parsed
-
-
-def refuse_missing(values: pd.Series) -> None:
-    missing = np.flatnonzero(values.isna().to_numpy())
-    if missing.size:
-        more = f" ({missing.size} in all)" if missing.size > 1 else ""
-        raise DataError(
-            f"column {values.name!r}, row {int(missing[0]) + 1}: missing value{more}; "
-            "fill such cells or remove their rows first"
-        )
-
-
-def label_of(value: Any) -> str:
-    """A category as text; 1 and 1.0 are the same one."""
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        return str(int(value))
-    return str(value).strip()
-
-
-def labels_of(values: Iterable[Any]) -> Array:
-    return np.array([label_of(value) for value in values], dtype=object)

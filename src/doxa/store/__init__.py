@@ -6,7 +6,7 @@ dataclasses into JSON and back.
 Nothing is ever unpickled, and a file can only name classes that were registered in code.
 """
 
-from doxa.store.artefact import read_artefact, write_artefact
+from doxa.store.artefact import is_artefact, read_artefact, write_artefact
 from doxa.store.checkpoints import Checkpoint, Checkpoints
 from doxa.store.codec import decode, encode, register, register_lazily
 from doxa.store.draws import DrawsFile
@@ -19,6 +19,7 @@ __all__ = [
     "DrawsFile",
     "decode",
     "encode",
+    "is_artefact",
     "parquet",
     "read_artefact",
     "register",

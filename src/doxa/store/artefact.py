@@ -79,6 +79,12 @@ def write_artefact(
     shutil.rmtree(previous, ignore_errors=True)
 
 
+def is_artefact(path: str | os.PathLike[str]) -> bool:
+    """Whether there is one to read, also where its writer was killed between two renames."""
+    target = Path(os.path.realpath(path))
+    return any((place / META).exists() for place in (target, _previous(target)))
+
+
 def read_artefact(
     path: str | os.PathLike[str], budget: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:

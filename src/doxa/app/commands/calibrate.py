@@ -9,7 +9,18 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out
-from doxa.app.options import Conformal, ConformalKind, DataFile, Net, Run, Seed, Verbose
+from doxa.app.options import (
+    Conformal,
+    ConformalKind,
+    DataFile,
+    Decimal,
+    Encoding,
+    Net,
+    Run,
+    Seed,
+    Sep,
+    Verbose,
+)
 
 
 def calibrate(
@@ -32,24 +43,29 @@ def calibrate(
         typer.Option("--out", "-o", help="Where to save. Default: RUN-calibrated, beside RUN."),
     ] = None,
     net: Net = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
     """Correct a saved run on rows it has not seen, and save it as another run."""
-    from doxa.app import calibration, fitting, saved_runs, tables
+    from doxa.app import calibration, fitting, intake, saved_runs
+    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     kind = "auto" if method is None and conformal is None else method
     asked = calibration.Calibration(kind, conformal, conformal_kind)
     target = run.with_name(run.name + "-calibrated") if out_folder is None else out_folder
     saved_runs.check_new(target)
+    dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
     asked = asked.of(columns.likelihood)
-    frame = tables.read_table(data, columns.index, index_needed=False)
+    frame, read = intake.take_in_known(data, columns, dialect)
     digest = saved_runs.check_unseen(posterior, run, data)
     asked.check_rows(len(frame), "give a file with more rows")
     x, notes = columns.features(frame)
-    for note in notes:
+    for note in (*read, *notes):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     posterior, said = calibration.calibrated(posterior, x, columns.targets(frame), asked, seed)
     for line in said:

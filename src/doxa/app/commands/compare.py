@@ -8,22 +8,35 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import err, log_to_terminal, out, plan_of, say_schema, status_of
+from doxa.app.commands.terminal import (
+    err,
+    log_to_terminal,
+    out,
+    plan_of,
+    say_schema,
+    status_of,
+    table_of,
+)
 from doxa.app.narrow import print_table
 from doxa.app.options import (
     BatchSize,
     Categorical,
     DataFile,
+    Decimal,
     Device,
     Drop,
+    Encoding,
     Epochs,
     Hidden,
     Index,
     Likelihood,
     Members,
+    Missing,
     Net,
+    Numeric,
     Rate,
     Seed,
+    Sep,
     Steps,
     Target,
     Validation,
@@ -78,6 +91,11 @@ def compare(
     index: Index = None,
     drop: Drop = None,
     categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = "error",
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     net: Net = None,
     hidden: Hidden = "50",
     members: Members = None,
@@ -92,7 +110,7 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
     cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
-    from doxa.app import comparison, fitting, keeping, schema, tables
+    from doxa.app import comparison, fitting, intake, keeping, tables
     from doxa.app import settings as method_settings
     from doxa.app.comparison import page
 
@@ -115,16 +133,18 @@ def compare(
     if report is not None:
         page.check_place(report)
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
-    frame = tables.read_table(data, index)
-    columns = schema.infer_schema(frame, target, likelihood, drop or (), categorical or (), index)
-    held_out = None if test is None else tables.read_table(test, index)
+    table = table_of(
+        target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
+    )
+    frame, columns = intake.take_in(data, table)
+    held_out = None if test is None else intake.take_in_known(test, columns, table.dialect)[0]
     say_schema(columns, len(frame))
     found = comparison.compare_tables(
         columns, frame, held_out, names, plan, splits=splits, test_fraction=test_fraction,
         reference=asked, say=_say,
     )  # fmt: skip
-    for table in comparison.as_tables(found):
-        print_table(out, table)
+    for shown in comparison.as_tables(found):
+        print_table(out, shown)
     if out_file is not None:
         tables.write_table(found.frame(), out_file)
         out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)
@@ -132,12 +152,10 @@ def compare(
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
         out.print(f"report written to {escape(str(report))}", soft_wrap=True)
     if kept is not None:
-        remembered = {"likelihood": likelihood, "index": index, "drop": drop or (),
-                      "categorical": categorical or ()}  # fmt: skip
         name = keeping.chosen(found, kept.method)
         out.print(keeping.words(found, name, len(frame)), highlight=False, soft_wrap=True)
         posterior = keeping.refit(columns, frame, name, plan, found)
-        posterior.metadata.update(fitting.provenance(data, len(frame), plan, remembered))
+        posterior.metadata.update(fitting.provenance(data, len(frame), plan, table.facts()))
         posterior.save(str(kept.folder))
         run = escape(str(kept.folder))
         out.print(f"{name}: {status_of(posterior)}")

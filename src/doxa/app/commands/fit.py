@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import (
+    err,
     log_to_terminal,
     out,
     plan_of,
     say_schema,
     score_table,
     status_of,
+    table_of,
 )
 from doxa.app.options import (
     BatchSize,
@@ -25,16 +27,21 @@ from doxa.app.options import (
     Conformal,
     ConformalKind,
     DataFile,
+    Decimal,
     Device,
     Drop,
+    Encoding,
     Epochs,
     Hidden,
     Index,
     Likelihood,
     Members,
+    Missing,
     Net,
+    Numeric,
     Rate,
     Seed,
+    Sep,
     Settings,
     Steps,
     Target,
@@ -44,6 +51,8 @@ from doxa.app.options import (
     Verbose,
 )  # fmt: skip
 from doxa.errors import MethodError
+
+DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
 
 
 def fit(
@@ -57,6 +66,11 @@ def fit(
     index: Index = None,
     drop: Drop = None,
     categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = "error",
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     settings: Settings = None,
     net: Net = None,
     hidden: Hidden = "50",
@@ -74,35 +88,49 @@ def fit(
     calibration_share: CalibrationShare = None,
     device: Device = None,
     seed: Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between checkpoints of the fit.")
+    ] = 30.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run that is there; start anew.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Not needed: an interrupted fit goes on by itself.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fit a network to a table and save the posterior."""
-    from doxa.app import fitting, held_out, saved_runs, schema, tables
+    """Fit a network to a table and save the posterior.
+
+    Interrupted, the same command goes on where it stopped.
+    A run that is finished is not replaced without --overwrite.
+
+    Exit codes: 0 saved, with what is doubtful about it; 2 an error;
+    3 saved, but the fit diverged; 130 interrupted.
+    """
+    from doxa.app import fitting, held_out, intake, resuming, saved_runs
     from doxa.app import settings as method_settings
     from doxa.app.calibration import Calibration, calibrated
 
     log_to_terminal(verbose)
     chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
+    table = table_of(
+        target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
+    )
     asked = Calibration(calibrate, conformal, conformal_kind)
     held_out.check_shares(test, split, asked, calibration_share)
+    checkpoint = fitting.prepare_out(out_folder, overwrite)
     saved_runs.check_place(out_folder)
     if net is not None and not chosen.needs_network:
         raise MethodError(f"method {method!r} brings functions of its own: leave --net out")
-    frame = tables.read_table(data, index)
-
-    def infer(rows: Any, likelihood: str | None) -> Any:
-        return schema.infer_schema(rows, target, likelihood, drop or (), categorical or (), index)
-
-    columns = infer(frame, likelihood)
+    frame, columns = intake.take_in(data, table)
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
     share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
     parts = held_out.divide(len(frame), split or 0.0, share, seed, labels)
     asked.check_rows(len(parts.calibration), "hold out more with --calibration-share")
-    columns = held_out.schema_of(frame, columns, parts, infer)
-    tested = None if test is None else held_out.read_test(test, data, columns)
+    columns = held_out.schema_of(frame, columns, parts, table)
+    tested = None if test is None else held_out.read_test(test, data, columns, table.dialect)
     say_schema(columns, len(frame))
     for words in (
         parts.words,
@@ -111,25 +139,27 @@ def fit(
     ):
         if words:
             out.print(words, highlight=False, soft_wrap=True)
-    checkpoint = fitting.prepare_out(out_folder, resume)
-    if resume and not checkpoint.exists():
-        out.print("no checkpoint to go on from: starting from the beginning")
     x, notes = columns.features(frame)
     y = columns.targets(frame)
     for note in notes if not parts.whole else ():
         out.print(escape(note), highlight=False, soft_wrap=True)
-    start = time.perf_counter()
-    posterior = fitting.fit_arrays(
-        columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint
-    )
-    remembered = {"likelihood": likelihood, "index": index, "drop": drop or (),
-                  "categorical": categorical or (), "split": split, "calibrate": calibrate,
+    remembered = {"split": split, "calibrate": calibrate,
                   "test": None if test is None else test.name,
                   "conformal": conformal, "conformal_kind": conformal_kind,
                   "calibration_share": calibration_share}  # fmt: skip
-    posterior.metadata.update(fitting.provenance(data, len(frame), plan, remembered))
-    digest = posterior.metadata["source"]["sha256"]
+    origin = fitting.provenance(data, len(frame), plan, table.facts() | remembered)
+    facts = resuming.facts(target, method, settings or (), origin)
+    out.print(resuming.said(resuming.begin(checkpoint, facts, overwrite), resume), end="")
+    start = time.perf_counter()
+    with resuming.kept(checkpoint):
+        posterior = fitting.fit_arrays(
+            columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
+            checkpoint_every,
+        )  # fmt: skip
+    posterior.metadata.update(origin)
+    digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
+    status = posterior.status
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
     if asked:
         rows = parts.calibration
@@ -149,3 +179,6 @@ def fit(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",
         soft_wrap=True,
     )
+    if status == "diverged":
+        err.print("the fit diverged: do not use its predictions", highlight=False)
+        raise typer.Exit(DIVERGED)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Net, Run, Verbose
+from doxa.app.options import DataFile, Decimal, Encoding, Net, Run, Sep, Verbose
 from doxa.errors import DataError
 
 
@@ -26,25 +26,34 @@ def predict(
             "run's own, else 0.95, and no sets."
         ),
     ] = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Predict new rows: mean, std and interval, or class probabilities, and how sure they are."""
-    from doxa.app import calibration, fitting, predictions, tables
+    """Predict new rows: mean, std, interval, or class probabilities and entropy.
+
+    Columns are found by name, in any order, and read as they were when fitting.
+    Each row of the answer has its index, or its line in the file.
+    """
+    from doxa.app import calibration, fitting, intake, predictions, tables
+    from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     if level is not None and not 0.0 < level < 1.0:
         raise DataError(f"--level must be between 0 and 1, not {level}")
     if out_file is not None:
         tables.check_writable(out_file)
+    dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    frame = tables.read_table(data, columns.index, index_needed=False)
+    frame, said = intake.take_in_more(data, columns, dialect)
     table, notes = predictions.predict_table(posterior, columns, frame, level)
     own = calibration.conformal_level(posterior)
     if own is not None:
         what = "low to high holds" if columns.classes is None else "the set holds"
         err.print(f"conformal run: {what} the truth with probability {own:g}", highlight=False)
-    for note in notes:
+    for note in (*said, *notes):
         err.print(f"note: {escape(note)}", highlight=False)
     if out_file is None:
         show(table)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import log_to_terminal, out
-from doxa.app.options import Net, Run, Verbose
+from doxa.app.options import Decimal, Encoding, Net, Run, Sep, Verbose
 
 
 def report(
@@ -31,20 +31,25 @@ def report(
     diagnose: Annotated[
         bool, typer.Option("--diagnose/--no-diagnose", help="Ask the doctor.")
     ] = True,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
     """Write a report: verdict, scores, calibration, uncertainty, diagnostics, recipe; opens
     offline."""
     from doxa.app import fitting, report
+    from doxa.app.reading import Dialect
     from doxa.app.report.build import check_place
     from doxa.app.report.provenance import rows_of_files
     from doxa.app.report.subject import inputs_of
 
     log_to_terminal(verbose)
     check_place(out_file)
+    dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    held_out, fitted, remarks = rows_of_files(posterior.metadata, columns, test, train)
+    held_out, fitted, remarks = rows_of_files(posterior.metadata, columns, test, train, dialect)
     subject = report.Subject(
         posterior,
         columns.target,

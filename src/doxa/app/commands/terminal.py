@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -42,6 +43,28 @@ def plan_of(
     if epochs is not None and steps is not None:
         raise MethodError("give --epochs or --steps, not both")
     return Plan(net, widths, members, epochs, steps, lr, batch_size, validation, device, seed)
+
+
+def table_of(
+    target: str,
+    likelihood: str | None,
+    index: str | None,
+    drop: Sequence[str] | None,
+    categorical: Sequence[str] | None,
+    numeric: Sequence[str] | None,
+    missing: str,
+    sep: str | None,
+    decimal: str | None,
+    encoding: str | None,
+) -> Any:
+    """What the options say of a table, checked."""
+    from doxa.app.intake import Asked
+    from doxa.app.reading import Dialect
+
+    return Asked(
+        target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
+        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
+    )  # fmt: skip
 
 
 def say_schema(columns: Schema, rows: int) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_flatten
 
+from doxa.app.intake import take_in_known
+from doxa.app.reading import Dialect
 from doxa.app.report.subject import Rows, rows_of_frame
 from doxa.app.report.words import count
 from doxa.app.schema import Schema
-from doxa.app.tables import read_table
 from doxa.errors import DataError
 
 FITTED = "the rows it was fitted to"
@@ -26,7 +27,11 @@ HELD_OUT = "held out from the fit"
 
 
 def rows_of_files(
-    metadata: dict[str, Any], schema: Schema, test: Path | None, train: Path | None
+    metadata: dict[str, Any],
+    schema: Schema,
+    test: Path | None,
+    train: Path | None,
+    dialect: Dialect = Dialect(),  # noqa: B008 - frozen
 ) -> tuple[Rows | None, Rows | None, list[str]]:
     """(new rows, rows of the fit, what a person should know of the choice)."""
     source = metadata.get("source", {})
@@ -42,8 +47,9 @@ def rows_of_files(
     if whole is None and test is None and train is not None and own[train]:
         whole = train if split else None
     if whole is None:
-        return _read(schema, test, HELD_OUT), _read(schema, train, FITTED), said
-    everything = _read(schema, whole, FITTED)
+        new_rows = _read(schema, test, HELD_OUT, dialect)
+        return new_rows, _read(schema, train, FITTED, dialect), said
+    everything = _read(schema, whole, FITTED, dialect)
     assert everything is not None
     if not split:
         said.append(
@@ -70,11 +76,11 @@ def without_seen(test: Rows, train: Rows) -> tuple[Rows | None, list[str]]:
     return replace(test, told=f"{test.told}, but {seen:,} of them are also among {FITTED}"), [words]
 
 
-def _read(schema: Schema, path: Path | None, told: str) -> Rows | None:
+def _read(schema: Schema, path: Path | None, told: str, dialect: Dialect) -> Rows | None:
     if path is None:
         return None
-    frame = read_table(path, schema.index, index_needed=False)
-    return rows_of_frame(schema, frame, path.name, told)
+    frame, said = take_in_known(path, schema, dialect)
+    return rows_of_frame(schema, frame, path.name, told, said)
 
 
 def _checksum(path: Path) -> str:

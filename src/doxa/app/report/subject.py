@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from doxa.app.cells import place_of
 from doxa.app.report.names import Names
 from doxa.app.schema import Schema
-from doxa.app.tables import import_pandas
 from doxa.data import as_tensors, rows_of
 from doxa.errors import DataError, ShapeError
 
@@ -32,7 +32,7 @@ class Rows:
     told: str  # whose they are: "held out from the fit", "the rows it was fitted to"
     columns: tuple[str, ...] = ()
     cells: Callable[[int], Sequence[object]] = lambda row: ()
-    label: Callable[[int], object] = lambda row: f"row {row + 1}"
+    label: Callable[[int], object] = lambda row: f"row {row}"  # as Python counts
     notes: tuple[str, ...] = ()
 
     @property
@@ -116,13 +116,15 @@ def rows_of_arrays(data: Any, what: str, told: str, names: Sequence[str] | None 
     return Rows(x, y, what, told, columns, lambda row: table[row].tolist())
 
 
-def rows_of_frame(schema: Schema, frame: pd.DataFrame, what: str, told: str) -> Rows:
-    """A table as `doxa fit` reads it; its cells are shown as they are."""
+def rows_of_frame(
+    schema: Schema, frame: pd.DataFrame, what: str, told: str, said: Sequence[str] = ()
+) -> Rows:
+    """A table as `doxa fit` reads it, and what was said of its file; cells are shown as they
+    are."""
     x, notes = schema.features(frame)
     y = schema.targets(frame)
     shown = [column.name for column in schema.columns]
     cells = frame[shown]
-    numbered = import_pandas().RangeIndex(len(frame)).equals(frame.index)
     return Rows(
         torch.as_tensor(x),
         torch.as_tensor(y),
@@ -130,8 +132,8 @@ def rows_of_frame(schema: Schema, frame: pd.DataFrame, what: str, told: str) -> 
         told,
         tuple(shown),
         lambda row: list(cells.iloc[row]),
-        (lambda row: f"row {row + 1}") if numbered else (lambda row: str(frame.index[row])),
-        tuple(notes),
+        lambda row: place_of(frame.index, row),
+        (*said, *notes),
     )
 
 
@@ -146,7 +148,10 @@ def column_names(count: int, names: Sequence[str] | None) -> tuple[str, ...]:
 def inputs_of(schema: Schema) -> tuple[Input, ...]:
     found, at = [], 0
     for column in schema.columns:
-        places = tuple(range(at, at + column.width))
-        found.append(Input(column.name, places, column.categories))
+        places = range(at, at + column.width)
+        if column.categories is not None:
+            found.append(Input(column.name, tuple(places), column.categories))
+        else:
+            found += [Input(n, (k,)) for n, k in zip(column.inputs, places, strict=True)]
         at += column.width
     return tuple(found)

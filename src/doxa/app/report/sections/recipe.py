@@ -49,9 +49,12 @@ def command(subject: Subject) -> str | None:
     words += ["--likelihood", likelihood] if likelihood else []
     index = asked.get("index") if "index" in asked else schema.index
     words += ["--index", index] if index else []
-    for option in ("drop", "categorical"):
+    for option in ("drop", "categorical", "numeric"):
         for name in asked.get(option, ()):
             words += [f"--{option}", name]
+    words += ["--missing", schema.missing] if schema.missing != "error" else []
+    for option in ("sep", "decimal", "encoding"):
+        words += [f"--{option}", asked[option]] if asked.get(option) else []
     for setting in _settings(subject.posterior.method):
         words += ["--set", setting]
     if asked.get("hidden") and not asked.get("net") and subject.posterior.model is not None:
@@ -72,13 +75,18 @@ def snippet(subject: Subject) -> str:
     if schema is not None:
         file = posterior.metadata.get("source", {}).get("file") or "DATA.csv"
         options = [f"likelihood={schema.likelihood!r}"]
-        options += [f"{o}={tuple(asked[o])!r}" for o in ("drop", "categorical") if asked.get(o)]
+        lists = ("drop", "categorical", "numeric")
+        options += [f"{o}={tuple(asked[o])!r}" for o in lists if asked.get(o)]
         options += [f"index={schema.index!r}"] if schema.index else []
-        second = f", index={schema.index!r}" if schema.index else ""
+        options += [f"missing={schema.missing!r}"] if schema.missing != "error" else []
+        given = {o: asked[o] for o in ("sep", "decimal", "encoding") if asked.get(o)}
+        written = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        options += [f"dialect=intake.Dialect({written})"] if written else []
         lines += [
-            "from doxa.app import schema, tables", "",
-            f"frame = tables.read_table({file!r}{second})",
-            f"columns = schema.infer_schema(frame, {schema.target!r}, {', '.join(options)})",
+            "from pathlib import Path",
+            "from doxa.app import intake", "",
+            f"asked = intake.Asked({schema.target!r}, {', '.join(options)})",
+            f"frame, columns = intake.take_in(Path({file!r}), asked)",
             "x, y = columns.features(frame)[0], columns.targets(frame)",
         ]  # fmt: skip
     else:

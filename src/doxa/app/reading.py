@@ -1,0 +1,291 @@
+"""How a text table is written: its encoding, separator and decimal mark, recognised or asked for.
+
+Encoding. What a byte order mark says; without one, UTF-16 where every other byte of the start is
+zero; UTF-8 where the whole file is valid UTF-8; else Windows-1252 (which reads Latin-1), where the
+file has none of its undefined bytes. Anything else is an error that asks for `--encoding`.
+
+Separator. Of comma, semicolon, tab and bar, the one that cuts the header into most cells, at least
+two, and the lines that follow into as many; where none cuts all of them alike, the one that cuts
+the header into most, and the first line that differs is named. Without any, there is one column.
+
+Decimal mark. A comma where the separator is not one, and some text column has a number with a comma
+(12,5) and at least half its cells are numbers so written; else a point. A file that has both is an
+error that asks for `--decimal`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import lzma
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from doxa.app.cells import LINE, fault_at, import_pandas, is_text
+from doxa.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+_CANDIDATES = ",;\t|"
+_WORDS = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "bar": "|", "pipe": "|",
+          "space": " "}  # fmt: skip
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
+_PACKED = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ\x00": lzma.decompress}
+_SAMPLE = 1 << 16  # characters by which the separator is recognised
+_WITH_COMMA = r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+(?:[eE][+-]?\d+)?"
+_WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
+_WHOLE = r"[+-]?\d+(?:[eE][+-]?\d+)?"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a text table is written; None: to be recognised."""
+
+    sep: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+
+    @classmethod
+    def asked(cls, sep: str | None, decimal: str | None, encoding: str | None) -> Dialect:
+        """What `--sep`, `--decimal` and `--encoding` say, checked."""
+        sep = None if sep is None else _WORDS.get(sep.lower(), sep)
+        if sep is not None and (len(sep) != 1 or sep.isalnum() or sep in '"\r\n'):
+            raise DataError(f"--sep takes a character, comma, semicolon, tab or bar, not {sep!r}")
+        decimal = None if decimal is None else {"comma": ",", "point": "."}.get(decimal, decimal)
+        if decimal not in (None, ",", "."):
+            raise DataError(f"--decimal takes , or . (comma, point), not {decimal!r}")
+        if encoding is not None:
+            try:
+                with contextlib.suppress(UnicodeError):  # one letter is no UTF-16
+                    b"a".decode(encoding)  # Python has codecs that are no text, such as hex
+                encoding = codecs.lookup(encoding).name
+            except LookupError:
+                known = "utf-8, utf-16, latin-1, cp1252"
+                raise DataError(f"unknown --encoding {encoding!r}; such as {known}") from None
+        return cls(sep, decimal, encoding)
+
+    @property
+    def words(self) -> str:
+        """What a person should know; "" of a plain file: UTF-8, commas, points."""
+        said = []
+        if self.sep not in (None, ","):
+            said.append(f"separated by {SEPARATORS.get(str(self.sep), repr(self.sep))}")
+        if self.decimal == ",":
+            said.append("with decimal commas")
+        if self.encoding not in (None, "utf-8", "utf-8-sig", "ascii"):
+            said.append(f"encoded in {_shown(str(self.encoding))}")
+        return ", ".join(said)
+
+
+def read_text_table(path: Path, asked: Dialect) -> tuple[pd.DataFrame, Dialect]:
+    """The table, indexed by the lines of the file, and how it is written."""
+    text, encoding = _decode(_unpacked(path), asked.encoding, path)
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    sep = asked.sep or _separator(text)
+    lines = _structure(text, sep, path)
+    if asked.sep is not None:
+        _check_asked(text, sep, path)
+    found = Dialect(sep, asked.decimal or ".", encoding)
+    frame = _parse(text, found)
+    if asked.decimal is None and sep != "," and _decimal_commas(frame):
+        found = replace(found, decimal=",")
+        frame = _parse(text, found)
+    if len(frame) == len(lines):
+        frame.index = import_pandas().Index(lines, name=LINE)
+    if found.decimal == ",":
+        _refuse_points(frame)
+    return frame, found
+
+
+def _parse(text: str, dialect: Dialect) -> pd.DataFrame:
+    """The cells, typed; `index_col=False`: the first column is never silently an index."""
+    return import_pandas().read_csv(
+        io.StringIO(text), sep=dialect.sep, decimal=dialect.decimal, index_col=False,
+        low_memory=False,
+    )  # fmt: skip
+
+
+def _unpacked(path: Path) -> bytes:
+    """The file's bytes, decompressed by what they begin with, whatever the file is called."""
+    raw = path.read_bytes()
+    try:
+        if raw.startswith(b"PK\x03\x04"):
+            with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+                names = archive.namelist()
+                if len(names) != 1:
+                    raise DataError(
+                        f"{path} is an archive of {len(names)} files (an Excel workbook?); doxa "
+                        "reads .csv, .tsv and .parquet: save it as CSV"
+                    )
+                return archive.read(names[0])
+        for magic, decompress in _PACKED.items():
+            if raw.startswith(magic):
+                return decompress(raw)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be decompressed, it may be cut off: {error}") from error
+    return raw
+
+
+def _decode(raw: bytes, asked: str | None, path: Path) -> tuple[str, str]:
+    encoding = asked or _encoding(raw)
+    try:
+        text = raw.decode(encoding or "cp1252")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        tried = f"is not {_shown(asked)}" if asked else "is in no encoding that doxa recognises"
+        raise DataError(
+            f"{path} cannot be read as a table: line {line} {tried}; name it with --encoding"
+        ) from error
+    if "\0" in text:
+        raise DataError(f"{path} cannot be read as a table: it holds zero bytes, as no text does")
+    return text.removeprefix("\ufeff"), encoding or "cp1252"
+
+
+def _encoding(raw: bytes) -> str | None:
+    """By the rule above; None for what is neither marked nor UTF-8."""
+    for mark, name in _MARKS.items():
+        if raw.startswith(mark):
+            return name
+    start = raw[:4096]
+    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+        half = start[first::2]
+        if len(half) > 1 and 2 * half.count(0) > len(half):
+            return name
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return "utf-8"
+
+
+def _separator(text: str) -> str:
+    whole = len(text) <= _SAMPLE
+    sample = text if whole else text[: text.rfind("\n", 0, _SAMPLE) + 1] or text[:_SAMPLE]
+    counts = {sep: [len(cells) for _, cells in _records(sample, sep, strict=False)]
+              for sep in _CANDIDATES}  # fmt: skip
+    if not whole:  # a quoted cell may be cut in two at the end
+        counts = {sep: widths[:-1] or widths for sep, widths in counts.items()}
+    alike = [sep for sep, widths in counts.items() if len(set(widths)) == 1]
+    wide = [sep for sep, widths in counts.items() if widths[0] > 1]
+    for chosen in ([sep for sep in alike if sep in wide], wide, alike):
+        if chosen:
+            return max(chosen, key=lambda sep: counts[sep][0])
+    return ","
+
+
+def _structure(text: str, sep: str, path: Path) -> list[int]:
+    """The line at which each row begins; uneven rows and names that stand twice are errors."""
+    header: list[str] = []
+    lines: list[int] = []
+    try:
+        for line, cells in _records(text, sep, strict=True):
+            if not header:
+                header = [cell.strip() for cell in cells]
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{path}, line {line}: {_cells(len(cells))}, and {len(header)} in the header; "
+                    f"they are separated by {SEPARATORS.get(sep, repr(sep))} (--sep names another "
+                    "separator; a cell that holds one stands in quotes)"
+                )
+            lines.append(line)
+    except csv.Error as error:
+        open_quote = "unexpected end" in str(error)
+        what = "a quotation mark is never closed" if open_quote else str(error)
+        raise DataError(f"{path} cannot be read as a table: {what}") from error
+    twice = [name for name, count in Counter(header).items() if count > 1 and name]
+    if twice:
+        raise DataError(
+            f"{path}: {', '.join(map(repr, twice))} "
+            f"{'stands' if len(twice) == 1 else 'stand'} more than once in the header; every "
+            "column needs a name of its own"
+        )
+    return lines
+
+
+def _check_asked(text: str, sep: str, path: Path) -> None:
+    """A separator that cuts nothing, where another would, was not meant."""
+    header = next(cells for _, cells in _records(text, sep, strict=False))
+    if len(header) == 1 and any(other in header[0] for other in _CANDIDATES):
+        raise DataError(
+            f"{path}: --sep {sep!r} leaves one column, {header[0]!r}; without --sep the separator "
+            "is recognised"
+        )
+
+
+def _records(text: str, sep: str, strict: bool) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every record; blank lines are none."""
+    reader: Any = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=strict)
+    line = 1
+    for cells in reader:
+        if len(cells) > 1 or (cells and cells[0].strip()):
+            yield line, cells
+        line = reader.line_num + 1
+
+
+def _decimal_commas(frame: pd.DataFrame) -> bool:
+    """Whether numbers have a decimal comma; where some have a point, nobody can tell."""
+    commas = None
+    for name in frame.columns:
+        values = frame[name]
+        if not is_text(values):
+            continue
+        cells = values.dropna().astype(str).str.strip()
+        marked = cells.str.fullmatch(_WITH_COMMA)
+        if marked.any() and 2 * (marked | cells.str.fullmatch(_WHOLE)).sum() >= len(cells):
+            commas = commas or (name, cells[marked].iloc[0])
+    if commas is None:
+        return False
+    for name in frame.select_dtypes("float").columns:
+        broken = frame[name].dropna() % 1 != 0
+        if broken.any():
+            point = frame[name].dropna()[broken].iloc[0]
+            raise DataError(
+                f"column {commas[0]!r} has a comma in its numbers ({commas[1]}) and column "
+                f"{name!r} a point ({point:g}): say which is the decimal mark with --decimal"
+            )
+    return True
+
+
+def _refuse_points(frame: pd.DataFrame) -> None:
+    """With decimal commas 1.234 is a thousand, not one and a bit: never guess."""
+    for name in frame.columns:
+        values = frame[name]
+        if not is_text(values):
+            continue
+        cells = values.astype("string").str.strip()
+        point = cells.str.fullmatch(_WITH_POINT).fillna(False).astype(bool)
+        both = cells.str.fullmatch(_WITH_COMMA).fillna(False).astype(bool)
+        whole = cells.str.fullmatch(_WHOLE).fillna(False).astype(bool)
+        if (point | both).any() and 2 * (point | both | whole).sum() >= values.notna().sum():
+            rows = (point | both).to_numpy().nonzero()[0].tolist()
+            raise DataError(
+                f"{fault_at(values, rows)}: {values.iloc[rows[0]]!r} has a point, and numbers in "
+                "this file have a decimal comma; remove the separators of thousands, or say "
+                "--decimal ."
+            )
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' * (count != 1)}"
+
+
+def _shown(encoding: str) -> str:
+    return {"cp1252": "Windows-1252 (or Latin-1)", "iso8859-1": "Latin-1"}.get(
+        encoding, encoding.upper()
+    )

@@ -160,7 +160,9 @@ class Batches:
 
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
-        if self.sizes[m] == self.counts[m] and not self.shuffled:  # a batch holds all rows, in whatever order
+        if (
+            self.sizes[m] == self.counts[m] and not self.shuffled
+        ):  # a batch holds all rows, in whatever order
             return self.data.rows[self.split_of[m]]
         key = (m, epoch)
         if key not in self._orders:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class RankOne(Noisy):
     """Mixin of layers with the factors r and s, which start at random signs, or around one."""
 
-    own = ("r", "s")
+    own: ClassVar[tuple[str, ...]] = ("r", "s")
     weight: Tensor
     bias: Tensor | None
     r: nn.Parameter

@@ -68,8 +68,8 @@ class Rank1(Method):
 
     size: int = whole(4, least=1)
     prior: str = one_of("normal", "cauchy")
-    prior_std: float = positive(0.1, per_run=True)
-    spread: float = between(0.1, 0, 10, "[]")
+    prior_std: float = positive(0.3, per_run=True)
+    spread: float = between(0.3, 0, 10, "[]")
     initial_std: float = positive(0.05)
     temperature: float = positive(1.0, per_run=True)
     elbo_samples: int = whole(8, least=1)
@@ -168,8 +168,10 @@ class Rank1(Method):
         if self.prior == "normal":
             return self._divergence(run, mean, std, None).double()
         noise = run.noise("divergence")
-        each = [noise.normal(mean.shape[1:], t) for t in range(1000)]
-        return sum(self._divergence(run, mean, std, eps).double() for eps in each) / len(each)
+        total = torch.zeros(run.size, self.size, device=run.device, dtype=torch.float64)
+        for t in range(1000):
+            total += self._divergence(run, mean, std, noise.normal(mean.shape[1:], t)).double()
+        return total / 1000
 
 
 def cauchy_divergence(mean: Tensor, std: Tensor, scale: Tensor, eps: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ ROWS = (
         docs="methods.md", elbo=True),
     Row("rank1", "doxa.vi.rank1:Rank1", "variational",
         "Point weights, and normal rank-one factors in every layer: a mixture of them",
-        "Dusenberry et al. 2020", "linear or convolutional layers", "2–3",
+        "Dusenberry et al. 2020", "linear or convolutional layers", "3–5",
         gives="a batch ensemble whose components are uncertain, too",
         short={"size": 2},
         demo=Demo("4 components", options={"steps": 4000}),

@@ -111,6 +111,7 @@ class NormalRankOne(RankOne):
     own = ("r", "s", "r_rho", "s_rho")
     r_rho: nn.Parameter
     s_rho: nn.Parameter
+    eps: Tensor | None
     initial_std: float
 
     def reset_parameters(self) -> None:
@@ -119,25 +120,33 @@ class NormalRankOne(RankOne):
             nn.init.constant_(rho, math.log(math.expm1(self.initial_std)))
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        """For each row and channel, the same at all places of an image or a sequence."""
+        """For each row, of r and then of s, the same at all places of an image or a sequence; drawn
+        together, because that is quicker."""
         middle, axes = (1,) * (x.ndim - self.weight.ndim), (1,) * (self.weight.ndim - 2)
-        shape = lambda units: (len(x), *middle, units, *axes)  # noqa: E731
-        return {f"{name}_eps": ("normal", shape(len(getattr(self, name)))) for name in ("r", "s")}
+        return {"eps": ("normal", (len(x), *middle, len(self.r) + len(self.s), *axes))}
+
+    def part(self, name: str, eps: Tensor) -> Tensor:
+        """The noise of r or of s."""
+        start = 0 if name == "r" else len(self.r)
+        return eps.narrow(1 - self.weight.ndim, start, len(getattr(self, name)))
 
     def factor(self, name: str) -> Tensor:
-        mean, eps = super().factor(name), getattr(self, f"{name}_eps")
-        return mean if eps is None else mean + F.softplus(super().factor(f"{name}_rho")) * eps
+        mean = super().factor(name)
+        if self.eps is None:
+            return mean
+        return mean + F.softplus(super().factor(f"{name}_rho")) * self.part(name, self.eps)
 
 
 class NormalRankOneLinear(NormalRankOne, RankOneLinear):
     """The same with a form for all members at once."""
 
     def stacked_factor(self, name: str, slots: Slots, middle: int) -> Value:
-        mean, eps = super().stacked_factor(name, slots, middle), slots.take(f"{name}_eps")
+        mean, eps = super().stacked_factor(name, slots, middle), slots.take("eps")
         if eps is None:
             return mean
         rho, _ = stacked(f"{name}_rho", slots, middle)
-        return mean[0] + F.softplus(rho) * eps, True  # noise always has the member axis
+        away = F.softplus(rho) * self.part(name, eps)  # noise always has the member axis
+        return mean[0] + away, True
 
 
 def with_rank_one(
@@ -159,8 +168,7 @@ def with_rank_one(
         new = extended(layer, NormalRankOneLinear if linear else NormalRankOne)
         new.initial_std = initial_std
         new.r_rho, new.s_rho = nn.Parameter(ones(outputs)), nn.Parameter(ones(inputs))
-        new.register_buffer("r_eps", None)
-        new.register_buffer("s_eps", None)
+        new.register_buffer("eps", None)
     new.spread = spread
     new.r, new.s = nn.Parameter(ones(outputs)), nn.Parameter(ones(inputs))
     return new

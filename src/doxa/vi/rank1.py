@@ -103,7 +103,7 @@ class Rank1(Method):
                 f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
             )
         for name, site in run.net.sites.items():
-            if site.rows == 0 and name.endswith(("r_eps", "s_eps")):
+            if site.rows == 0 and name.rpartition(".")[2] == "eps":
                 raise ModelError(
                     f"layer {name.rpartition('.')[0]!r} gets inputs whose first axis is not the "
                     "rows: each row has noise of its own (batch_first=True?); or leave the layer "

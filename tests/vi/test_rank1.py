@@ -68,7 +68,7 @@ def test_without_variance_it_is_a_batch_ensemble() -> None:
     """Of explicit networks W ∘ (r sᵀ), convolutions and BatchNorm among them; draws are dealt out
     to components in turn."""
     x, y = images()
-    posterior = doxa.fit(lenet(), (x, y), "rank1", members=2, steps=20, batch_size=8)
+    posterior = doxa.fit(lenet(), (x, y), "rank1", members=2, steps=8, batch_size=8)
     loud = posterior.functions(x, 16)
     f = silenced(posterior).functions(x, 16).reshape(2, 2, 4, len(x), 2)
     assert not torch.allclose(loud.reshape(f.shape), f, rtol=1e-2)

@@ -12,37 +12,21 @@ BatchNorm's statistics. Linear and convolutional layers have factors; others are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import MethodError, ModelError
-from doxa.method import (
-    Clock,
-    Method,
-    Problem,
-    Run,
-    Stage,
-    State,
-    folded,
-    network_part,
-    noise_on_held_out,
-    optimise,
-    unfolded,
-)
-from doxa.method.fields import between, whole
-from doxa.model.problem import Network
-from doxa.model.rank_one import SCALED, with_rank_one
+from doxa.method import Clock, Run, State
+from doxa.method.components import Components
 from doxa.posterior import Posterior, SamplePosterior
 
 
 @store.register("batch-ensemble")
 @dataclass(frozen=True)
-class BatchEnsemble(Method):
+class BatchEnsemble(Components):
     """Networks that share their weights but for rank-one factors.
 
     Parameters
@@ -52,53 +36,10 @@ class BatchEnsemble(Method):
     """
 
     name: ClassVar[str] = "batch-ensemble"
-    overfits: ClassVar[bool] = True
 
-    size: int = whole(4, least=1)
-    spread: float = between(0.0, 0, 10, "[]")
-
-    @property
-    def width(self) -> int:
-        return self.size
-
-    def prepare(self, problem: Problem) -> Problem:
-        assert isinstance(problem, Network)
-        uncertain = set(problem.net.subset_names)
-
-        def rule(name: str, layer: nn.Module) -> nn.Module | None:
-            takes = type(layer) in SCALED and f"{name}.weight".lstrip(".") in uncertain
-            return with_rank_one(name, layer, self.spread) if takes else None
-
-        if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
-            raise ModelError(
-                "the network, or its subset, has no linear or convolutional layer to give factors "
-                "to: all components would be one"
-            )
-        return problem.rewrite(rule)
-
-    def init(self, run: Run) -> State:
-        many = unfolded(run.times(self.size).init_network(), self.size)
-        return {**many, "theta": run.start()}
-
-    def stages(self, run: Run) -> Iterable[Stage]:
-        if run.settings.batch_size < self.size:
-            raise MethodError(
-                f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
-            )
-        yield optimise(self._objective, run.steps, over=("theta", "layers"), source="dealt")
-        yield from noise_on_held_out(self.score, run)
-
-    def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        k = self.size
-        theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
-        inner = folded(network_part(params), k)
-        fit = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
-        value = fit.value.unflatten(0, (-1, k)).mean(1)
-        return value, unfolded(fit.changed, k), run.known_prior(params["theta"])
-
-    def parameters(self, run: Run, state: State) -> Tensor:
-        """[M, K, P]: the same weights for every component; what parts them are the layers' own."""
-        return state["theta"].unsqueeze(1).expand(-1, self.size, -1)
+    def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        each, changed = self.trained(run, params, batch, clock)
+        return each.mean(1), changed, run.known_prior(params["theta"])
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         return SamplePosterior(

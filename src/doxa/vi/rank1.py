@@ -20,27 +20,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import MethodError, ModelError
-from doxa.method import (
-    Clock,
-    Method,
-    Problem,
-    Run,
-    Stage,
-    State,
-    folded,
-    network_part,
-    noise_on_held_out,
-    optimise,
-    unfolded,
-)
+from doxa.errors import ModelError
+from doxa.method import Clock, Run, Stage, State, folded, network_part
+from doxa.method.components import Components
 from doxa.method.fields import between, one_of, positive, whole
-from doxa.model.problem import Network
-from doxa.model.rank_one import SCALED, with_rank_one
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.vi import kl
 from doxa.vi.gaussian import LOG_2PI_E, positive_std
@@ -48,7 +35,7 @@ from doxa.vi.gaussian import LOG_2PI_E, positive_std
 
 @store.register("rank1")
 @dataclass(frozen=True)
-class Rank1(Method):
+class Rank1(Components):
     """Normal rank-one factors over point weights.
 
     Parameters
@@ -64,9 +51,6 @@ class Rank1(Method):
 
     name: ClassVar[str] = "rank1"
     default_steps: ClassVar[int] = 4000
-    overfits: ClassVar[bool] = True
-
-    size: int = whole(4, least=1)
     prior: str = one_of("normal", "cauchy")
     prior_std: float = positive(0.3, per_run=True)
     spread: float = between(0.3, 0, 10, "[]")
@@ -75,33 +59,10 @@ class Rank1(Method):
     elbo_samples: int = whole(8, least=1)
 
     @property
-    def width(self) -> int:
-        return self.size
-
-    def prepare(self, problem: Problem) -> Problem:
-        assert isinstance(problem, Network)
-        uncertain = set(problem.net.subset_names)
-
-        def rule(name: str, layer: nn.Module) -> nn.Module | None:
-            takes = type(layer) in SCALED and f"{name}.weight".lstrip(".") in uncertain
-            return with_rank_one(name, layer, self.spread, self.initial_std) if takes else None
-
-        if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
-            raise ModelError(
-                "the network, or its subset, has no linear or convolutional layer to give factors "
-                "to: nothing would be uncertain"
-            )
-        return problem.rewrite(rule)
-
-    def init(self, run: Run) -> State:
-        many = unfolded(run.times(self.size).init_network(), self.size)
-        return {**many, "theta": run.start()}
+    def factor_std(self) -> float:
+        return self.initial_std
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if run.settings.batch_size < self.size:
-            raise MethodError(
-                f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
-            )
         for name, site in run.net.sites.items():
             if site.rows == 0 and name.rpartition(".")[2] == "eps":
                 raise ModelError(
@@ -109,21 +70,17 @@ class Rank1(Method):
                     "rows: each row has noise of its own (batch_first=True?); or leave the layer "
                     "out of subset="
                 )
-        yield optimise(self._objective, run.steps, over=("theta", "layers"), source="dealt")
-        yield from noise_on_held_out(self.score, run)
+        yield from super().stages(run)
 
-    def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        k = self.size
-        theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
-        inner = folded(network_part(params), k)
-        fit = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
+    def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        each, changed = self.trained(run, params, batch, clock)
         mean, std = _factors(run, params["layers"])  # [M, K, F]
         eps = clock.noise(*mean.shape[1:]) if self.prior == "cauchy" else None
         away = self._divergence(run, mean, std, eps)
         entropy = 0.5 * LOG_2PI_E * std.shape[2] + std.log().sum(2)
         heat = (run.field(self, "temperature") - 1).unsqueeze(1)
-        value = fit.value.unflatten(0, (-1, k)) - away + heat * entropy  # [M, K]
-        return value.mean(1), unfolded(fit.changed, k), run.known_prior(params["theta"])
+        value = each - away + heat * entropy  # [M, K]
+        return value.mean(1), changed, run.known_prior(params["theta"])
 
     def _divergence(self, run: Run, mean: Tensor, std: Tensor, eps: Tensor | None) -> Tensor:
         """KL(q_k ‖ p) of all factors, [M, K]; exact, or at one draw for a Cauchy prior."""
@@ -131,10 +88,6 @@ class Rank1(Method):
         if eps is None:
             return kl.gaussian(mean, std, 1.0, scale)
         return cauchy_divergence(mean, std, scale, eps)
-
-    def parameters(self, run: Run, state: State) -> Tensor:
-        """[M, K, P]: the same weights for every component; what parts them are the layers' own."""
-        return state["theta"].unsqueeze(1).expand(-1, self.size, -1)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         posterior = ImplicitPosterior(

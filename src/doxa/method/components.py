@@ -1,0 +1,88 @@
+"""What networks share that have weights in common but for rank-one factors, W ∘ (r_k s_kᵀ): batch
+ensembles, whose factors are points, and rank-1 Bayesian networks, whose factors are uncertain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from doxa.data import Batch
+from doxa.errors import MethodError, ModelError
+from doxa.method.clock import Clock, State, folded, network_part, unfolded
+from doxa.method.fields import between, whole
+from doxa.method.method import Method
+from doxa.method.run import Run
+from doxa.method.stage import Stage
+from doxa.method.steps import noise_on_held_out, optimise
+from doxa.model.problem import Network, Problem
+from doxa.model.rank_one import SCALED, with_rank_one
+
+
+@dataclass(frozen=True)
+class Components(Method):
+    """K networks with one W; a step cuts its batch into K parts, one a component.
+
+    Parameters
+    ----------
+    size: K. spread: the standard deviation with which factors start around one; 0: random signs.
+    """
+
+    overfits: ClassVar[bool] = True
+
+    size: int = whole(4, least=1)
+    spread: float = between(0.0, 0, 10, "[]")
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    @property
+    def factor_std(self) -> float | None:
+        """The standard deviation that factors start with; None where they are points."""
+        return None
+
+    def prepare(self, problem: Problem) -> Problem:
+        """Linear and convolutional layers of the subset have factors."""
+        assert isinstance(problem, Network)
+        uncertain = set(problem.net.subset_names)
+
+        def rule(name: str, layer: nn.Module) -> nn.Module | None:
+            takes = type(layer) in SCALED and f"{name}.weight".lstrip(".") in uncertain
+            return with_rank_one(name, layer, self.spread, self.factor_std) if takes else None
+
+        if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
+            raise ModelError(
+                "the network, or its subset, has no linear or convolutional layer to give factors "
+                "to: all components would be one, and nothing uncertain"
+            )
+        return problem.rewrite(rule)
+
+    def init(self, run: Run) -> State:
+        many = unfolded(run.times(self.size).init_network(), self.size)
+        return {**many, "theta": run.start()}
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if run.settings.batch_size < self.size:
+            raise MethodError(
+                f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
+            )
+        yield optimise(self.objective, run.steps, over=("theta", "layers"), source="dealt")
+        yield from noise_on_held_out(self.score, run)
+
+    def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        raise NotImplementedError
+
+    def trained(self, run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
+        """The log-likelihood of each component on its part, [M, K], and what the pass changed."""
+        k = self.size
+        theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
+        inner = folded(network_part(params), k)
+        fit = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
+        return fit.value.unflatten(0, (-1, k)), unfolded(fit.changed, k)
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        """[M, K, P]: the same weights for every component; what parts them are the layers' own."""
+        return state["theta"].unsqueeze(1).expand(-1, self.size, -1)

@@ -179,6 +179,9 @@ def every_row() -> dict[str, Row]:
     for mode in modes[:2]:
         each = partial(training, method="mean-field", members=1, engine=f"loop:{mode}", **large)
         rows[f"mean-field 784-400-400-10 M=1 {mode}"] = Row(each, 60)
+    for method in ("map", "ivon"):
+        each = partial(training, method=method, members=1, engine="loop:traced", **large)
+        rows[f"{method} 784-400-400-10 M=1 traced"] = Row(each, 100)
     for mode, length in zip(modes, (400, 500, 1500), strict=True):
         each = partial(training, method="mean-field", members=10, engine=f"stack:{mode}", **uci)
         rows[f"mean-field 9-50-1 M=10 {mode}"] = Row(each, length)

@@ -197,3 +197,11 @@ def test_no_draw_is_infinite_where_the_lowest_words_round_to_zero() -> None:
     noise = Noise(0, "x", [0])
     assert noise.uniform((2 * 711465,), 38).min() > 0
     assert noise.normal((2 * 711465,), 38).isfinite().all()
+
+
+def test_alternating_normals_change_their_sign_at_odd_steps() -> None:
+    source = Noise(0, "test", ["a", "b"])
+    even, odd, after = (source.alternating((5,), torch.tensor(t), 1) for t in (6, 7, 8))
+    assert torch.equal(odd, -even)
+    assert not torch.equal(after, even)
+    assert torch.equal(even, source.normal((5,), 3, 1))

@@ -118,6 +118,11 @@ class Noise:
         z = _normals(u[..., 0, :], u[..., 1, :])
         return z[..., :size].reshape(*z.shape[:-2], *shape)
 
+    def alternating(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
+        """[M, *shape] standard normals; at an odd step minus those of the step before."""
+        sign = 1 - 2 * (step % 2)
+        return self.normal(shape, step // 2, call) * sign.to(self.dtype)
+
     def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
         """[M, *shape] standard normals, by Box and Muller in pairs; of several steps [T] at once,
         [T, M, *shape]."""

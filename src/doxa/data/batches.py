@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data.rows import Inputs, Rows, cast
 from doxa.data.scaling import Standardisation, scaled
-from doxa.errors import DataError
 
 
 @dataclass
@@ -58,12 +57,11 @@ class Batch:
         """Every member's rows dealt out to its k particles in turns, so that it does not matter
         which rows only pad the batch; where they do not come out even, more of those are added."""
         lead, rows = 0 if self.shared else 1, batch_rows(self)
-        if rows < k:
-            raise DataError(f"a batch of {rows} rows cannot be split into {k} parts")
         over = -rows % k  # rows to add
+        again = torch.arange(rows + over, device=self.scale.device) % rows
 
         def deal(t: Tensor) -> Tensor:  # [(M,) B, ...] to [M·k, B/k, ...]
-            t = torch.cat([t, t.narrow(lead, 0, over)], lead) if over else t
+            t = t.index_select(lead, again) if over else t
             t = t.unflatten(lead, (-1, k)).transpose(lead, lead + 1)
             return t.flatten(0, 1) if lead else t.repeat(len(self.scale), *(1,) * (t.ndim - 1))
 

@@ -67,6 +67,10 @@ class Ahead:
         """[M, *shape] standard normals."""
         return self._number("normal", shape, step, call)
 
+    def alternating(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
+        """[M, *shape] standard normals; at an odd step minus those of the step before."""
+        return self._number("alternating", shape, step, call)
+
     def uniform(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
         """[M, *shape] in (0, 1]."""
         return self._number("uniform", shape, step, call)
@@ -100,13 +104,14 @@ class Ahead:
         source = self._root._sources[request.source]
         length = max(1, min(_STEPS, _NUMBERS // max(1, math.prod(request.shape))))
         held: tuple[int, tuple[Tensor, ...]] = (-1, ())
+        each = 2 if request.kind == "alternating" else 1  # steps to a draw
 
         def read(step: int) -> Tensor:
             nonlocal held
-            block, place = divmod(step, length)
+            block, place = divmod(step // each, length)
             if held[0] != block:
                 held = block, source._filled(request, block, length).unbind(0)
-            return held[1][place]
+            return -held[1][place] if step % each else held[1][place]
 
         return read
 
@@ -118,7 +123,7 @@ class Ahead:
         for m, member in enumerate(members):
             name = ("ahead", noise.seed, noise.purpose, member, request.call, block)
             self._generator.manual_seed(digest(*name) & 0xFFFFFFFF)
-            if request.kind == "normal":
+            if request.kind != "uniform":
                 numbers[m].normal_(generator=self._generator)
             else:
                 numbers[m].uniform_(generator=self._generator)

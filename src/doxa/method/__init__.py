@@ -15,7 +15,9 @@ from doxa.method.objectives import Known, Objective, log_joint, of_subset, poten
 from doxa.method.run import Run
 from doxa.method.stage import Mark, Marks, Stage, Step
 from doxa.method.steps import (
+    average_from,
     averaged,
+    first_averaged,
     noise_on_held_out,
     optimise,
     refresh_batch_norm,
@@ -25,7 +27,8 @@ from doxa.model.problem import Problem
 
 __all__ = [
     "Clock", "FitSettings", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective",
-    "Problem", "Run", "Stage", "State", "Step", "as_method", "averaged", "folded", "log_joint",
-    "network_part", "noise_on_held_out", "of_subset", "optimise", "potential", "refresh_batch_norm",
-    "slice_state", "statistics_of_draws", "target", "unfolded",
+    "Problem", "Run", "Stage", "State", "Step", "as_method", "average_from", "averaged",
+    "first_averaged", "folded", "log_joint", "network_part", "noise_on_held_out", "of_subset",
+    "optimise", "potential", "refresh_batch_norm", "slice_state", "statistics_of_draws", "target",
+    "unfolded",
 ]  # fmt: skip

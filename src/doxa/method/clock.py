@@ -39,6 +39,12 @@ class Clock:
         self._calls[0] += 1
         return self.source.normal(shape, self.t, self._calls[0])
 
+    def alternating(self, *shape: int) -> Tensor:
+        """Standard normals [M, *shape], at every second step minus those of the step before: half
+        the drawing, and what is odd in them cancels over two steps."""
+        self._calls[0] += 1
+        return self.source.alternating(shape, self.t, self._calls[0])
+
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1], [M, *shape]."""
         self._calls[0] += 1

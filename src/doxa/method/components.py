@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from doxa.data import Batch
-from doxa.errors import MethodError, ModelError
+from doxa.errors import ModelError
 from doxa.method.clock import Clock, State, folded, network_part, unfolded
 from doxa.method.fields import between, whole
 from doxa.method.method import Method
@@ -65,10 +65,6 @@ class Components(Method):
         return {**many, "theta": run.start()}
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if run.settings.batch_size < self.size:
-            raise MethodError(
-                f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
-            )
         yield optimise(self.objective, run.steps, over=("theta", "layers"), source="dealt")
         yield from noise_on_held_out(self.score, run)
 

@@ -42,7 +42,7 @@ def optimise(
         (Polyak & Juditsky, 1992): see `averaged`. every: of these steps, which are counted.
     optimizer: default: the one that `fit` was asked for.
     """
-    first = steps - max(1, math.ceil(average * steps))  # of the steps that are averaged
+    first = first_averaged(average, steps)
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         chosen = optimizer or run.settings.optimizer
@@ -51,12 +51,7 @@ def optimise(
         descent = {name: run.descent(grad) for name, grad in grads.items()}
         new = chosen.update(params, descent, state, clock.rate, clock.t, clock.owned)
         if average:
-            count = clock.t - first + 1  # of steps that are averaged, below 1 before them
-            weight = 1.0 / (count.clamp(min=every) // every).to(run.dtype)
-            if every > 1:
-                weight = torch.where((count < 1) | (count % every == 0), weight, 0.0)
-            for key in over:
-                new[f"average.{key}"] = torch.lerp(state[f"average.{key}"], new[key], weight)
+            new |= average_from(first, {key: new[key] for key in over}, state, clock, every)
         return {**state, **changed, **new}, {"loss": value * run.per_example}
 
     def enter(run: Run, state: State) -> State:
@@ -150,6 +145,24 @@ def statistics_of_draws(run: Run, draws: Tensor, state: State) -> Params:
         for t in range(rows.count):
             own, _ = stage.step(many, own, rows.batch(t), AT_REST)
     return unfolded(run.buffers(own), k)
+
+
+def first_averaged(share: float, steps: int) -> int:
+    """The first of the steps that are averaged, a share of them at the end."""
+    return steps - max(1, math.ceil(share * steps))
+
+
+def average_from(first: int, new: State, state: State, clock: Clock, every: int = 1) -> State:
+    """The mean of each entry over every `every`th step from the first on, as "average.NAME"."""
+    count = clock.t - first + 1  # of steps that are averaged, below 1 before them
+    averages: State = {}
+    for name, value in new.items():
+        weight = 1.0 / (count.clamp(min=every) // every).to(value.dtype)
+        if every > 1:
+            weight = torch.where((count < 1) | (count % every == 0), weight, 0.0)
+        key = f"average.{name}"
+        averages[key] = torch.lerp(state[key], value, weight)
+    return averages
 
 
 def averaged(state: State, name: str) -> Tensor:

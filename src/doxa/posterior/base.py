@@ -220,7 +220,7 @@ class Posterior(describe.Described, ABC):
         if self.inputs is None:
             return
         fitted = _shape_list(self.inputs)
-        whole = [tuple(t.shape) for t in leaves(x)]
+        whole = _shape_list(tree_map(lambda t: list(t.shape), x))
         if whole == fitted and all(fitted):
             raise ShapeError(
                 f"x has the shape {fitted} of a single row; the first axis must be the rows: "

@@ -167,7 +167,9 @@ def _rebuild(
     named = store.decode(meta.get("named"), "named")  # an older artefact has no such entry
     subset = store.decode(meta["subset"], "subset")
     believed = Model(net, likelihood, store.decode(meta["prior"], "prior"), subset, output=named)
-    believed.head, believed.masked = meta["head"], store.decode(meta["masked"], "masked")
+    believed.head = meta["head"]
+    for name in ("output", "masked"):
+        setattr(believed, name, store.decode(meta[name], name))
     return _with_state(method.prepare(Network(believed)).net, meta, tensors)
 
 

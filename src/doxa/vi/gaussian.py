@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from doxa import linalg
 from doxa.data import Batch
@@ -41,12 +41,12 @@ LOG_2PI_E = math.log(2 * math.pi * math.e)
 
 
 @dataclass(frozen=True)
-class GaussianVI(Method):
-    """A Gaussian q over the subset's weights; subclasses say how its covariance is held.
+class VariationalGaussian(Method):
+    """A Gaussian q over the subset's weights, drawn from in every step, and its bound at the end;
+    subclasses say how its covariance is held, and how it is found.
 
     Parameters
     ----------
-    initial_std: the standard deviation each weight starts with.
     temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
     samples: draws of the weights a member and step.
     average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
@@ -57,7 +57,6 @@ class GaussianVI(Method):
     overfits: ClassVar[bool] = True
     shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
 
-    initial_std: float = positive(0.05, per_run=True)
     temperature: float = positive(1.0, per_run=True)
     samples: int = whole(1, least=1)
     average: float = between(0.25, 0, 1, "[)")
@@ -95,27 +94,15 @@ class GaussianVI(Method):
         state = run.init_network()
         return {**state, "mean": state.pop("theta"), **self.init_shape(run)}
 
-    def stages(self, run: Run) -> Iterable[Stage]:
-        over = ("mean", *self.shape)
-        yield optimise(self._elbo, run.steps, over=over, average=self.average)
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
-
-    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
-        value = value + self.expected_log_prior(run, params, theta)
-        return value + run.field(self, "temperature") * self.entropy(run, params), changed
-
-    def expected_log_likelihood(
-        self, run: Run, params: State, batch: Batch, clock: Clock
-    ) -> tuple[Tensor, State, Tensor]:
-        """E_q Σ log p(y | θ), [M], what the pass changed, and the draws [M, S, P]."""
-        s = self.samples
-        eps = self.normals(clock, self.numbers(params))
-        theta = self.drawn(run, params, eps)
+    def log_likelihood_at(
+        self, run: Run, params: State, batch: Batch, theta: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean over draws θ [M, S, P] of Σ log p(y | θ), [M], and what the pass changed."""
+        s = theta.shape[1]
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
         fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None)
         changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
-        return fit.value.unflatten(0, (-1, s)).mean(1), changed, theta
+        return fit.value.unflatten(0, (-1, s)).mean(1), changed
 
     def normals(self, clock: Clock, numbers: int) -> Tensor:
         """ε, [M, S, numbers]; an even number of draws comes in pairs ±ε, in which what is odd in ε
@@ -125,26 +112,13 @@ class GaussianVI(Method):
         eps = clock.times(count).noise(numbers).unflatten(0, (-1, count))
         return torch.cat([eps, -eps], 1) if paired else eps
 
-    def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
-        """E_q log p(θ), [M], of all weights, also of those that are points."""
-        precision = run.prior.precision
-        if precision is None:
-            many = run.times(theta.shape[1])
-            return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
-        spread = (self.variances(params) * precision[..., run.subset_where]).sum(1)
-        return run.prior.log_prob(params["mean"]) - 0.5 * spread
-
     def entropy(self, run: Run, params: State) -> Tensor:
         """H[q], [M]."""
         return 0.5 * (self.logdet(params) + len(run.subset_index) * LOG_2PI_E)
 
     def drawn(self, run: Run, params: State, eps: Tensor) -> Tensor:
         """Weights [M, S, P] from standard normals [M, S, numbers]."""
-        away = self.away(params, eps)
-        theta = params["mean"].unsqueeze(1).expand(-1, eps.shape[1], -1)
-        if away.shape[2] == theta.shape[2]:
-            return theta + away
-        return theta.index_add(2, run.subset_index, away)
+        return moved(run, params["mean"].unsqueeze(1), self.away(params, eps))
 
     def parameters(self, run: Run, state: State) -> Tensor:
         return averaged(state, "mean")
@@ -177,6 +151,55 @@ class GaussianVI(Method):
                 spread = 0.5 * (self.variances(q) * prior.precision).sum(1)
                 elbo += (prior.log_prob(q["mean"][:, run.subset_where]) - spread).double()
         return float((elbo + run.units_log_jacobian()).mean())
+
+
+@dataclass(frozen=True)
+class GaussianVI(VariationalGaussian):
+    """A Gaussian whose mean and covariance ascend the ELBO together, by the optimiser of `fit`.
+
+    Parameters
+    ----------
+    initial_std: the standard deviation each weight starts with. The others are those of every
+        Gaussian: temperature, samples, average, elbo_samples.
+    """
+
+    initial_std: float = positive(0.05, per_run=True)
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        over = ("mean", *self.shape)
+        yield optimise(self._elbo, run.steps, over=over, average=self.average)
+        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+
+    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
+        value = value + self.expected_log_prior(run, params, theta)
+        return value + run.field(self, "temperature") * self.entropy(run, params), changed
+
+    def expected_log_likelihood(
+        self, run: Run, params: State, batch: Batch, clock: Clock
+    ) -> tuple[Tensor, State, Tensor]:
+        """E_q Σ log p(y | θ), [M], what the pass changed, and the draws [M, S, P]."""
+        theta = self.drawn(run, params, self.normals(clock, self.numbers(params)))
+        return *self.log_likelihood_at(run, params, batch, theta), theta
+
+    def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
+        """E_q log p(θ), [M], of all weights, also of those that are points."""
+        precision = run.prior.precision
+        if precision is None:
+            many = run.times(theta.shape[1])
+            return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
+        spread = (self.variances(params) * precision[..., run.subset_where]).sum(1)
+        return run.prior.log_prob(params["mean"]) - 0.5 * spread
+
+
+def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:
+    """The mean [..., P], and what is added to the subset's weights [..., subset]."""
+    where = run.subset_where
+    if isinstance(where, Tensor):
+        return mean.expand(*away.shape[:-1], -1).index_add(-1, where, away)
+    if away.shape[-1] == mean.shape[-1]:
+        return mean + away
+    return mean + pad(away, (where.start, mean.shape[-1] - where.stop))
 
 
 def positive_std(rho: Tensor) -> Tensor:

@@ -57,6 +57,8 @@ class ImplicitPosterior(WeightPosterior):
         keys = [f"{self.ids[k]}/{j}" for j in range(count)]
         drawn = {}
         for name, site in self.network.sites.items():
+            if site.use == "training":
+                continue
             source = Noise(
                 seed, f"masks/{name.removesuffix('.uniform')}", keys, self.device, self.dtype
             )
@@ -73,7 +75,7 @@ class ImplicitPosterior(WeightPosterior):
 
     def extra(self) -> dict[str, Any]:
         own = {"objective": self.objective, "objective_error": self.objective_error}
-        return super().extra() | own
+        return super().extra() | own | {"elbo": self.elbo}
 
     @classmethod
     def restore(
@@ -86,4 +88,5 @@ class ImplicitPosterior(WeightPosterior):
         new.objective, new.objective_error = (
             extra.get(name) for name in ("objective", "objective_error")
         )
+        new.elbo = extra.get("elbo")
         return new

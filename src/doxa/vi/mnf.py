@@ -17,6 +17,7 @@ with their prior, as the likelihood's own are, and the reported bound is given t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -40,7 +41,7 @@ from doxa.method import (
     optimise,
 )
 from doxa.method.fields import between, positive, whole
-from doxa.model.layers import MaskedDropout
+from doxa.model.layers import MaskedDropout, Site
 from doxa.model.multiplicative import deviation, with_multiplicative
 from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
@@ -112,8 +113,7 @@ class MNF(Method):
         yield from noise_on_held_out(self.score, run, "average.theta" if self.average else "theta")
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        noise = run.layer_noise(clock, batch_rows(batch))
-        fit = run.train(params["theta"], params, batch, None, **noise)
+        fit = run.train(params["theta"], params, batch, None, **layer_noise(run, batch, clock))
         theta, std, log_ratio = given_z(run, params, fit.terms)
         precision = run.prior.precision
         if precision is None:
@@ -151,7 +151,7 @@ class MNF(Method):
             for t in range(steps):
                 at = torch.tensor(t, device=run.device)
                 clock, batch = Clock(at, at, steps, noise), rows.batch(t % rows.count)
-                drawn = run.layer_noise(clock, batch_rows(batch))
+                drawn = layer_noise(run, batch, clock)
                 fit = run.train(state["theta"], state, batch, None, **drawn)
                 theta, std, log_ratio = given_z(run, state, fit.terms)
                 own = theta[:, run.subset_where]
@@ -162,6 +162,23 @@ class MNF(Method):
                     inside = prior.log_prob(own) - spread
                 total += (fit.value + (inside + entropy(std) - log_ratio) / rows.count).double()
         return float((total / self.elbo_samples + run.units_log_jacobian()).mean())
+
+
+def layer_noise(run: Run, batch: Batch, clock: Clock) -> Params:
+    """What layers take in training, as `run.layer_noise`, but in one call for all that does not
+    depend on the rows, and one for each number of entries that a row has: calls take their time."""
+    groups: dict[int, dict[str, Site]] = {}
+    for name, site in run.net.sites.items():
+        if site.use != "prediction":
+            groups.setdefault(site.rows, {})[name] = site
+    found: Params = {}
+    for entries, sites in groups.items():
+        sizes = [math.prod(site.shape) for site in sites.values()]
+        rows = batch_rows(batch) * entries
+        drawn = clock.rows("normal", rows, sum(sizes)) if entries else clock.noise(sum(sizes))
+        for (name, site), part in zip(sites.items(), drawn.split(sizes, -1), strict=True):
+            found[name] = part.unflatten(-1, site.shape)
+    return found
 
 
 def given_z(run: Run, params: State, terms: Params) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Multiplicative normalising flows: the flow, the layers' distribution, the bound, what is left out."""
+"""Multiplicative normalising flows: the flow, the layers, the bound, what is left out."""
 
 from __future__ import annotations
 

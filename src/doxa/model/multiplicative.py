@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from doxa.model.layers import Noisy, Shape, extended
 
+
 class Flow(Noisy, nn.Module):
     """A chain of masked couplings (RealNVP: Dinh et al., 2017), z [D] to z [D] and log |∂z_T/∂z_0|:
 
@@ -83,6 +84,11 @@ class Multiplicative(Noisy):
     rho_bias: Tensor | None
     z_mean: Tensor
     z_log_std: Tensor
+    r_summary: Tensor  # c
+    r_mean: Tensor
+    r_mean_slope: Tensor  # b₁
+    r_log_std: Tensor
+    r_log_std_slope: Tensor  # b₂
     flow: Flow
     inverse: Flow  # flow' of r
     initial: tuple[float, float]  # the deviations of a weight and of z at the start
@@ -143,7 +149,7 @@ class Multiplicative(Noisy):
 
     def _log_ratio(self, z: Tensor, log_det: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """log q(z) − log r(z | W), with W drawn through Σ_i c_i w_ij alone."""
-        assert self.z_noise is not None
+        assert self.z_noise is not None and self.summary_noise is not None
         c = self.r_summary
         centre = (mean * along(c, mean)).sum(_axes(mean)).flatten()
         spread = (variance * along(c.square(), mean)).sum(_axes(mean)).flatten()
@@ -197,7 +203,11 @@ def with_multiplicative(
     new.flow, new.inverse = (Flow(size, length, width).to(weight) for _ in range(2))
     new.initial = initial
     new.start()
-    for buffer in (*Multiplicative.gives, *Multiplicative.in_training, *Multiplicative.in_prediction):
+    for buffer in (
+        *Multiplicative.gives,
+        *Multiplicative.in_training,
+        *Multiplicative.in_prediction,
+    ):
         new.register_buffer(buffer, None)
     new.register_buffer("z_noise", None)
     return new

@@ -174,7 +174,9 @@ def _rebuild(
 def _sites(meta: dict[str, Any]) -> dict[str, Site]:
     """The noise that layers take; an older artefact names dropout layers and their shapes."""
     if all(isinstance(v, list) and v and isinstance(v[0], str) for v in meta.values()):
-        return {name: Site(kind, tuple(shape), *rest) for name, (kind, shape, *rest) in meta.items()}
+        return {
+            name: Site(kind, tuple(shape), *rest) for name, (kind, shape, *rest) in meta.items()
+        }
     old = store.decode(meta, "sites")
     return {f"{layer}.uniform": Site("uniform", tuple(shape)) for layer, shape in old.items()}
 

@@ -5,10 +5,10 @@
 
 Louizos & Welling (2017). All weights that leave one input (of a linear layer) or enter one output
 channel (of a convolution) are multiplied by the same z, so that they are correlated, and a marginal
-may have several modes; mean-field is the case of a fixed z. r is an auxiliary distribution which
-makes q(W) = ∫ q(W | z) q(z) dz a bound of a bound: what it misses is KL(q(z | W) ‖ r(z | W)). The KL
-given z is exact under a Gaussian prior; under another log p is averaged over a draw. Everything else
-about the layers is in `doxa.model.multiplicative`.
+may have several modes; mean-field is the case of a fixed z. The density of q(W) = ∫ q(W | z) q(z) dz
+is unknown, so that r stands in for q(z | W): the bound is lower by KL(q(z | W) ‖ r(z | W)). The KL
+given z is exact under a Gaussian prior; under another log p is averaged over a draw. The layers
+and what is not the paper's in them are in `doxa.model.multiplicative`.
 
 Linear and convolutional layers of the subset are uncertain; other weights are points on the ELBO
 with their prior, as the likelihood's own are, and the reported bound is given them. Dropout is off.

@@ -181,7 +181,7 @@ ROWS = (
         docs="methods.md", elbo=True),
     Row("mnf", "doxa.vi.mnf:MNF", "variational",
         "Gaussian weights whose means a flow's noise multiplies, by stochastic ELBO ascent",
-        "Louizos & Welling 2017", "linear and convolutional layers", "3–5",
+        "Louizos & Welling 2017", "linear and convolutional layers", "10–20",
         gives="mean-field with noise that weights share, and a bound (ELBO)",
         short={"flow_length": 1, "flow_width": 4, "elbo_samples": 2},
         demo=Demo("flows of length 2, 10 hidden units", options={"validation": None}, hidden=(10,)),

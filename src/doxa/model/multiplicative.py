@@ -5,8 +5,8 @@
 
 z has an entry for each input of a linear layer and for each output channel of a convolution, as in
 Louizos & Welling (2017). Biases are Gaussian without z. In training the noise is put on what the
-layer gives, a draw a row (local reparametrisation: Kingma, Salimans & Welling, 2015), with one z for
-the batch; in prediction a function is one z and one W. Without noise z₀ is m, and W its mean.
+layer gives, a draw a row (local reparametrisation: Kingma, Salimans & Welling, 2015), with one z
+for the batch; in prediction a function is one z and one W. Without noise z₀ is m, and W its mean.
 
 Two things are not the paper's, so that a layer starts as a mean-field one: the constants μ̃ and σ̃ of
 r, which begin at m and s; and flows that begin as the identity, whose masks alternate instead of

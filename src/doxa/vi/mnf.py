@@ -5,7 +5,7 @@
 
 Louizos & Welling (2017). All weights that leave one input (of a linear layer) or enter one output
 channel (of a convolution) are multiplied by the same z, so that they are correlated, and a marginal
-may have several modes; mean-field is the case of a fixed z. The density of q(W) = ∫ q(W | z) q(z) dz
+may have several modes; mean-field is the case of a fixed z. The density of q(W) = ∫ q(W, z) dz
 is unknown, so that r stands in for q(z | W): the bound is lower by KL(q(z | W) ‖ r(z | W)). The KL
 given z is exact under a Gaussian prior; under another log p is averaged over a draw. The layers
 and what is not the paper's in them are in `doxa.model.multiplicative`.

@@ -111,6 +111,8 @@ def test_columns_without_use_are_left_out_and_said() -> None:
         when=["03/04/2024", "05/06/2024"] * (N // 2),  # April or March?
         customer_id=RNG.permutation(N) + 17,
         count=np.arange(1, N + 1),
+        ticket=np.arange(10_000, 10_000 + N),
+        kundennr=RNG.permutation(N) + 500,
         key=[str(uuid.UUID(int=int(k))) for k in RNG.permutation(N)],
         name=[f"person {k}" for k in range(N)],
         nothing=[None] * N,

@@ -21,6 +21,7 @@ FEWEST_COUNTED = 20  # rows from which a column 1, 2, 3, ... is a row number and
 COUNTS = "it counts the rows"
 CLASSIFIERS = ("bernoulli", "categorical")
 REGRESSIONS = ("gaussian", "heteroscedastic", "student-t", "poisson")
+_YEARS = (1500, 2200)
 _ID_WORDS = {"id", "uid", "uuid", "guid", "key", "idx", "nr", "rowid", "identifier"}
 _ID_NAMES = {"index", "row", "no", "number", "#"}
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -68,7 +69,7 @@ def id_words(values: pd.Series) -> str:
     """Why a column names rows and measures nothing; "" where it does not.
 
     Every cell differs, and either they are whole numbers or text under a name such as `id` or
-    `customer_id`, or whole numbers that count the rows from 0 or 1, or UUIDs."""
+    `customer_id`, or whole numbers that count the rows (from anywhere, but for years), or UUIDs."""
     from pandas.api import types
 
     n = len(values)
@@ -81,7 +82,8 @@ def id_words(values: pd.Series) -> str:
         return "an id: another value in every row"
     if whole and n >= FEWEST_COUNTED:
         steps = values.to_numpy().astype(np.float64) - np.arange(n)
-        if steps[0] in (0.0, 1.0) and bool((steps == steps[0]).all()):
+        years = steps[0] >= _YEARS[0] and steps[0] + n <= _YEARS[1]
+        if not years and bool((steps == steps[0]).all()):
             return COUNTS
     return ""
 
@@ -89,7 +91,7 @@ def id_words(values: pd.Series) -> str:
 def _named_as_id(name: str) -> bool:
     words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower().replace("_", " ")
     last = re.split(r"[\s.\-]+", words.strip())[-1]
-    return words.strip() in _ID_NAMES or last in _ID_WORDS
+    return words.strip() in _ID_NAMES or last in _ID_WORDS or last.endswith("nr")
 
 
 def describe(column: Column) -> str:

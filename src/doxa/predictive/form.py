@@ -72,6 +72,10 @@ class Form:
     def quantile(self, level: float) -> Tensor:
         raise self.unavailable("quantile")
 
+    def quantiles(self, levels: Tensor) -> Tensor:
+        """At many levels [L] at once: [L, N, *event]."""
+        return torch.stack([self.quantile(level) for level in levels.tolist()])
+
     def sample(self, n: int, seed: int) -> Tensor:
         raise self.unavailable("sample")
 

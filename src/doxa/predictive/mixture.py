@@ -21,7 +21,7 @@ from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
 from doxa.noise import generator
 from doxa.predictive.components import as_draws, cast_votes, complete_theta, draw_functions
 from doxa.predictive.form import Form, check_rows, check_weights, mix, systematic
-from doxa.predictive.quantiles import bisect_whole, normal_quantile, solve, widen
+from doxa.predictive.quantiles import bisect_whole, solve, widen
 from doxa.predictive.summary import HeadsForm
 
 CHUNK_ELEMENTS = 1 << 24  # of f at a time; what is computed from it is a few times as large
@@ -208,21 +208,33 @@ class Mixture(Form):
         return standard_normal_cdf((y - mean) / std)
 
     def quantile(self, level: float) -> Tensor:
-        rows = max(1, CHUNK_ELEMENTS // (4 * max(1, self.f[:, :1].numel())))
-        starts = range(0, max(1, self.f.shape[1]), rows)
-        parts = (self._rows(start, rows)._exact for start in starts)
+        parts = self._some_rows(4 * max(1, self.f[:, :1].numel()))
         return torch.cat([part._quantile_of_all(level) for part in parts]).to(self.f.dtype)
+
+    def quantiles(self, levels: Tensor) -> Tensor:
+        if not self.likelihood.is_normal:
+            return super().quantiles(levels)
+        parts = self._some_rows(4 * len(levels) * max(1, self.f[:, :1].numel()))
+        return torch.cat([part._normal_quantiles(levels) for part in parts], 1).to(self.f.dtype)
+
+    def _some_rows(self, numbers: int) -> Iterator[Mixture]:
+        """The rows in pieces, exact, for work on so many numbers a row."""
+        rows = max(1, CHUNK_ELEMENTS // numbers)
+        for start in range(0, max(1, self.f.shape[1]), rows):
+            yield self._rows(start, rows)._exact
+
+    def _normal_quantiles(self, levels: Tensor) -> Tensor:
+        """Of a mixture of normals, at all levels at once: [L, N, *event]."""
+        weights, mean, std = self.normals()
+        mean, std = mean.unsqueeze(1), std.unsqueeze(1)  # [S, 1, N, *event]
+        levels = levels.to(mean).reshape(-1, *(1,) * (mean.ndim - 2))
+        each = mean + std * torch.special.ndtri(levels)  # the mixture's lies in between
+        cdf = lambda y: mix(standard_normal_cdf((y - mean) / std), weights)  # noqa: E731
+        return solve(cdf, levels, each.amin(0), each.amax(0))
 
     def _quantile_of_all(self, level: float) -> Tensor:
         if self.likelihood.is_normal:
-            weights, mean, std = self.normals()
-            each = mean + std * normal_quantile(level)  # the mixture's lies in between
-            return solve(
-                lambda y: mix(standard_normal_cdf((y - mean) / std), weights),
-                level,
-                each.amin(0),
-                each.amax(0),
-            )
+            return self._normal_quantiles(torch.tensor([level], dtype=torch.float64))[0]
         centre = self.likelihood.mean(self.f, self.theta, 1)
         if self.likelihood.discrete:
             low, high = torch.full_like(centre[0], -1.0), centre.amax(0).floor() + 1.0

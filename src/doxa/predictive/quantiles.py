@@ -15,8 +15,9 @@ def normal_quantile(level: float) -> float:
     return float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
 
 
-def solve(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
-    """y with cdf(y) = level to rounding, given cdf(low) <= level <= cdf(high).
+def solve(cdf: Cdf, level: float | Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """y with cdf(y) = level to rounding, given cdf(low) <= level <= cdf(high); one level for all,
+    or one for each element.
 
     Chandrupatla's method (1997): an inverse quadratic step through the last three points where
     they look like a smooth curve, else bisection; about 10 evaluations instead of 50.

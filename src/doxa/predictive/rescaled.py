@@ -66,6 +66,9 @@ class Rescaled(Form):
     def quantile(self, level: float) -> Tensor:
         return self.mean + self.factor * (self.base.quantile(level) - self.mean)
 
+    def quantiles(self, levels: Tensor) -> Tensor:
+        return self.mean + self.factor * (self.base.quantiles(levels) - self.mean)
+
     def sample(self, n: int, seed: int) -> Tensor:
         return self.mean + self.factor * (self.base.sample(n, seed) - self.mean)
 

@@ -99,8 +99,7 @@ class Warped(Form):
     @cached_property
     def _table(self) -> Tensor:
         """[nodes, N, *event] float64: the base's quantiles at even steps of a standard normal."""
-        levels = standard_normal_cdf(_nodes()).tolist()
-        return torch.stack([self.base.quantile(level).double() for level in levels])
+        return self.base.quantiles(standard_normal_cdf(_nodes())).double()
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:

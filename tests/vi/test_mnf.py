@@ -47,7 +47,7 @@ def test_a_flow_starts_as_the_identity() -> None:
     flow = Flow(4, 3, 8).double()
     flow.reset_parameters()
     z = normal(4)
-    assert torch.equal(flow(z)[0], z) and float(flow(z)[1]) == 0
+    assert torch.equal(flow(z)[0], z) and flow(z)[1].item() == 0
 
 
 def built(layer: nn.Module, x: Tensor, length: int = 2) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -219,8 +219,8 @@ def anchor() -> tuple[Tensor, Tensor, float]:
 @pytest.mark.parametrize("length", [0, 2])
 def test_the_bound_lies_between_mean_fields_and_the_evidence(length: int) -> None:
     """Its family holds mean-field, whose optimum is known: precision = diagonal of the exact one.
-    By 500 draws, 3 standard errors (chance 0.003); below, 0.2 nats more for what 2,000 steps leave: a
-    z that gains nothing shrinks slowly."""
+    By 500 draws, 3 standard errors (chance 0.003); below, 0.2 nats more for what 2,000 steps leave:
+    a z that gains nothing shrinks slowly."""
     x, y, evidence = anchor()
     model = doxa.Model(nn.Linear(D, 1, bias=False).double(), doxa.Gaussian(NOISE), doxa.Normal(STD))
     method = Watched(flow_length=length, flow_width=8, initial_z_std=0.03, elbo_samples=100)
@@ -283,6 +283,17 @@ def test_a_weight_outside_the_subset_has_no_noise() -> None:
     )
     assert float(posterior.predict(torch.zeros(1, 2)).epistemic) < 1e-12
     assert float(posterior.predict(torch.ones(1, 2)).epistemic) > 1e-6
+
+
+def test_features_are_those_of_what_the_layers_have() -> None:
+    x, y = curve()
+    net = doxa.nets.mlp(1, 1, (4,), activation="tanh").double()
+    posterior = doxa.fit(net, (x, y), doxa.MNF(flow_length=0), steps=5)
+    posterior.layers = posterior.layers + 0.3 * normal(*posterior.layers.shape)
+    w = posterior.layout.unflatten(posterior.theta[0])
+    z = posterior.network.layers.unflatten(posterior.layers[0])["0.z_mean"]
+    want = torch.tanh(x @ (w["0.weight"] * z).T + w["0.bias"])
+    assert torch.allclose(posterior.features(x), want)
 
 
 def test_other_priors_and_temperatures() -> None:

@@ -250,9 +250,12 @@ class WeightPosterior(Posterior):
         x = self.check_inputs(x)
         point = self.layout.unflatten(self.point())
         own = lambda tree, m: {k: v[m] for k, v in tree.items()}  # noqa: E731
+        learned = self._own_layers if self.layers is None or self.layers.ndim == 2 else lambda m: {}
         with torch.no_grad():
             each = [
-                self.network.features(own(point, m), x, buffers=own(self.buffers, m) or None)
+                self.network.features(
+                    own(point, m) | learned(m), x, buffers=own(self.buffers, m) or None
+                )
                 for m in range(self.members)
             ]
         return torch.stack(each).mean(0)

@@ -34,6 +34,7 @@ def held_out_score(posterior: Any, k: int, x: Tensor, y: Tensor) -> float:
     """Σ log p(y | x) of member k's weights without what the method adds to them (masks, a
     covariance); particles are averaged."""
     points = posterior.samples[k] if posterior.kind == "sample" else posterior.point()[k : k + 1]
+    points = points.expand(getattr(posterior, "components", None) or len(points), -1)
     x, y = x.to(posterior.device), y.to(posterior.device)
     y = y[:, None] if y.is_floating_point() else y
     model, own = posterior.model, getattr(posterior, "layers", None)

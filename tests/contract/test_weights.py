@@ -23,6 +23,7 @@ BY_ROW = {
     "concrete-dropout": "has a mask a row, so that other rows are other masks",
     "mnf": "has noise a row, so that other rows are other noise",
     "bootstrap": "has a random weight a row",
+    "rank1": "deals rows out to its components, with noise of their own",
     "batch-ensemble": "deals rows out to its components",
 }
 

@@ -124,6 +124,18 @@ def test_a_members_rows_depend_on_its_key_only() -> None:
         assert not torch.equal(three[0], three[1]) and not torch.equal(three[1], three[2])
 
 
+def test_batches_that_are_dealt_out_are_shuffled_where_one_holds_all_rows() -> None:
+    """Else the k-th part of a batch would be the same rows at every step: after 60 steps each row
+    has been in the first half (it misses one of ten with probability 10 · 2^-60)."""
+    dealt = Batches(held([torch.arange(10)], 10), [0], ["0"], 16, "s", shuffled=True)
+    first = set()
+    for t in range(60):
+        rows = numbers(dealt.batch(t)).tolist()
+        assert sorted(rows) == list(range(10))
+        first |= set(rows[::2])
+    assert first == set(range(10))
+
+
 def test_seed_and_stage_change_the_order() -> None:
     rows = [torch.arange(N)]
     drawn = [

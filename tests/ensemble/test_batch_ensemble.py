@@ -51,6 +51,8 @@ def test_components_are_explicit_networks() -> None:
         for k in range(4):
             assert torch.allclose(f[m, k], explicit(posterior, lenet(), m, k)(x), rtol=1e-9)
     assert not torch.allclose(f[0, 0], f[0, 1])
+    last = [explicit(posterior, lenet(), m, 3)[:6](x) for m in range(2)]  # a member's point
+    assert torch.allclose(posterior.features(x), (last[0] + last[1]) / 2, rtol=1e-9)
     drawn, one = posterior.draw(8), explicit(posterior, lenet(), 1, 2)  # weights multiplied out
     for name, p in one.named_parameters():
         assert torch.allclose(drawn[name][6], p, rtol=1e-12), name

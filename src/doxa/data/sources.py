@@ -57,12 +57,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Mini(Source):
-    """Random rows. independent: with replacement, else every row once an epoch."""
+    """Random rows. independent: with replacement, else every row once an epoch. shuffled: in
+    another order at every step also where a batch holds all rows."""
 
     independent: bool = False
+    shuffled: bool = False
 
     def open(self, ask: Ask) -> Feed:
-        return Batches(ask.data, ask.split_of, ask.keys, ask.size, ask.stage, self.independent)
+        return Batches(
+            ask.data, ask.split_of, ask.keys, ask.size, ask.stage, self.independent, self.shuffled
+        )
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,8 @@ class HeldOut(Source):
 
 
 SOURCES: dict[str, Source] = {
-    "mini": Mini(), "independent": Mini(independent=True), "all": All(), "pass": OnePass(),
-    "held-out": HeldOut(),
+    "mini": Mini(), "dealt": Mini(shuffled=True), "independent": Mini(independent=True),
+    "all": All(), "pass": OnePass(), "held-out": HeldOut(),
 }  # fmt: skip
 
 
@@ -123,7 +127,7 @@ class Batches:
 
     def __init__(
         self, data: Data, split_of: Sequence[int], keys: Sequence[object], size: int, stage: str,
-        independent: bool = False,
+        independent: bool = False, shuffled: bool = False,
     ) -> None:  # fmt: skip
         self.data = data
         self.split_of = list(split_of)
@@ -134,6 +138,7 @@ class Batches:
         self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
         self.stage = stage
         self.independent = independent  # rows with replacement, else every row once an epoch
+        self.shuffled = shuffled
         self.scale = torch.tensor(
             [c / own for c, own in zip(self.counts, self.sizes, strict=True)],
             device=data.device, dtype=data.dtype,
@@ -155,7 +160,9 @@ class Batches:
 
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
-        if self.sizes[m] == self.counts[m]:  # a batch holds all rows, in whatever order
+        if (
+            self.sizes[m] == self.counts[m] and not self.shuffled
+        ):  # a batch holds all rows, in whatever order
             return self.data.rows[self.split_of[m]]
         key = (m, epoch)
         if key not in self._orders:

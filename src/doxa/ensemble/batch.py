@@ -85,7 +85,7 @@ class BatchEnsemble(Method):
             raise MethodError(
                 f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
             )
-        yield optimise(self._objective, run.steps, over=("theta", "layers"))
+        yield optimise(self._objective, run.steps, over=("theta", "layers"), source="dealt")
         yield from noise_on_held_out(self.score, run)
 
     def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:

@@ -26,7 +26,8 @@ class Stage:
 
     Parameters
     ----------
-    source: which rows each step sees: "mini", "independent", "all", "pass", "tasks", or a `Source`.
+    source: which rows each step sees: "mini", "dealt", "independent", "all", "pass", "held-out",
+        "tasks", or a `Source`.
     keep: store the current parameters every `keep` steps.
     over: the names that the step moves: what the non-finite guard watches.
     enter: what happens to the state when the stage begins.

@@ -3,20 +3,23 @@
     y = ((x ∘ s) Wᵀ) ∘ r + b
 
 r has an entry for each output (channel), s for each input (channel). Both are the layer's own: many
-layers of this kind can share one W, which is what batch ensembles and rank-1 Bayesian networks do.
+layers of this kind can share one W, which is what batch ensembles do. Of rank-1 Bayesian networks
+r and s are normal, with means and standard deviations of the layer's own: a draw for each row costs
+no more than one for all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from doxa.errors import ModelError
-from doxa.model.layers import Noisy, Slots, Value, extended
+from doxa.model.layers import Noisy, Shape, Slots, Value, extended
 from doxa.model.plan import stacked_linear
 
 SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -25,7 +28,7 @@ SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class RankOne(Noisy):
     """Mixin of layers with the factors r and s, which start at random signs, or around one."""
 
-    own = ("r", "s")
+    own: ClassVar[tuple[str, ...]] = ("r", "s")
     weight: Tensor
     bias: Tensor | None
     r: nn.Parameter
@@ -41,14 +44,22 @@ class RankOne(Noisy):
                 with torch.no_grad():
                     factor.copy_(torch.randint(0, 2, factor.shape) * 2.0 - 1.0)
 
+    def wide(self, value: Tensor) -> Tensor:
+        """A number for each channel, at all places: [channels, 1, ...]."""
+        return value.reshape(-1, *(1,) * (self.weight.ndim - 2))
+
+    def factor(self, name: str) -> Tensor:
+        """r or s, as what is multiplied by it is shaped."""
+        return self.wide(getattr(self, name))
+
     def forward(self, x: Tensor) -> Tensor:
+        x = x * self.factor("s")
         if isinstance(self, nn.Linear):
-            out = F.linear(x * self.s, self.weight) * self.r
-            return out if self.bias is None else out + self.bias
-        axes = (1,) * (self.weight.ndim - 2)  # of space
-        wide = lambda v: v.reshape(-1, *axes)  # noqa: E731
-        out = self._conv_forward(x * wide(self.s), self.weight, None) * wide(self.r)  # type: ignore[attr-defined]
-        return out if self.bias is None else out + wide(self.bias)
+            out = F.linear(x, self.weight)
+        else:
+            out = self._conv_forward(x, self.weight, None)  # type: ignore[attr-defined]
+        out = out * self.factor("r")
+        return out if self.bias is None else out + self.wide(self.bias)
 
     def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """W ∘ (r sᵀ), [S, outputs, inputs of a group, ...]."""
@@ -62,39 +73,102 @@ class RankOne(Noisy):
 class RankOneLinear(RankOne):
     """The same with a form for all members at once."""
 
-    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
-        def wide(name: str) -> Tensor | None:
-            value = slots.take(name)
-            if value is None or not slots.has_axis(name):
-                return value
-            return value.reshape(len(value), *(1,) * middle, -1)
+    def stacked_factor(self, name: str, slots: Slots, middle: int) -> Value:
+        """r or s of all members, and whether it has their axis; `middle` counts the axes of rows
+        of what is multiplied by it."""
+        return stacked(name, slots, middle)
 
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
         middle = h.ndim - 1 - has_axis  # axes of rows
-        s, r, bias, weight = wide("s"), wide("r"), wide("bias"), slots.take("weight")
-        assert s is not None and r is not None and weight is not None
-        h = h * s
-        stacked = has_axis or slots.has_axis("s")
+        s, s_axis = self.stacked_factor("s", slots, middle)
+        r, r_axis = self.stacked_factor("r", slots, middle)
+        bias, bias_axis = stacked("bias", slots, middle)
+        weight = slots.take("weight")
+        assert weight is not None
+        h, has_axis = h * s, has_axis or s_axis
         if slots.has_axis("weight"):
-            out, stacked = stacked_linear(h, stacked, weight, None), True
+            out, has_axis = stacked_linear(h, has_axis, weight, None), True
         else:
             out = F.linear(h, weight)
         out = out * r
         out = out if bias is None else out + bias
-        any_stacked = stacked or slots.has_axis("r") or slots.has_axis("bias")
-        return out, any_stacked
+        return out, has_axis or r_axis or bias_axis
 
 
-def with_rank_one(name: str, layer: Any, spread: float) -> nn.Module:
-    """A layer with the same weights under the same names, and factors r and s."""
+def stacked(name: str, slots: Slots, middle: int) -> Value:
+    """A number for each channel and member, [M, 1, ..., channels], and whether there is an axis of
+    members."""
+    value = slots.take(name)
+    if value is None or not slots.has_axis(name):
+        return value, False
+    return value.reshape(len(value), *(1,) * middle, -1), True
+
+
+class NormalRankOne(RankOne):
+    """Mixin of layers whose factors are normal: r = r̄ + softplus(ρ) ε, and s likewise; r̄ and s̄
+    are called r and s. Without noise the factors are their means."""
+
+    own = ("r", "s", "r_rho", "s_rho")
+    r_rho: nn.Parameter
+    s_rho: nn.Parameter
+    eps: Tensor | None
+    initial_std: float
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for rho in (self.r_rho, self.s_rho):
+            nn.init.constant_(rho, math.log(math.expm1(self.initial_std)))
+
+    def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
+        """For each row, of r and then of s, the same at all places of an image or a sequence; drawn
+        together, because that is quicker."""
+        middle, axes = (1,) * (x.ndim - self.weight.ndim), (1,) * (self.weight.ndim - 2)
+        return {"eps": ("normal", (len(x), *middle, len(self.r) + len(self.s), *axes))}
+
+    def part(self, name: str, eps: Tensor) -> Tensor:
+        """The noise of r or of s."""
+        start = 0 if name == "r" else len(self.r)
+        return eps.narrow(1 - self.weight.ndim, start, len(getattr(self, name)))
+
+    def factor(self, name: str) -> Tensor:
+        mean = super().factor(name)
+        if self.eps is None:
+            return mean
+        return mean + F.softplus(super().factor(f"{name}_rho")) * self.part(name, self.eps)
+
+
+class NormalRankOneLinear(NormalRankOne, RankOneLinear):
+    """The same with a form for all members at once."""
+
+    def stacked_factor(self, name: str, slots: Slots, middle: int) -> Value:
+        mean, eps = super().stacked_factor(name, slots, middle), slots.take("eps")
+        if eps is None:
+            return mean
+        rho, _ = stacked(f"{name}_rho", slots, middle)
+        away = F.softplus(rho) * self.part(name, eps)  # noise always has the member axis
+        return mean[0] + away, True
+
+
+def with_rank_one(
+    name: str, layer: Any, spread: float, initial_std: float | None = None
+) -> nn.Module:
+    """A layer with the same weights under the same names, and factors r and s; normal ones, where
+    they are given a standard deviation to start with."""
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         raise ModelError(f"layer {name!r}: padding_mode={layer.padding_mode!r} is not supported")
-    if isinstance(layer, nn.Linear):
-        kind: type[RankOne] = RankOneLinear
+    linear = isinstance(layer, nn.Linear)
+    if linear:
         inputs, outputs = layer.in_features, layer.out_features
     else:
-        kind, inputs, outputs = RankOne, layer.in_channels, layer.out_channels
-    new = extended(layer, kind)
+        inputs, outputs = layer.in_channels, layer.out_channels
+    ones = layer.weight.detach().new_ones
+    if initial_std is None:
+        new = extended(layer, RankOneLinear if linear else RankOne)
+    else:
+        new = extended(layer, NormalRankOneLinear if linear else NormalRankOne)
+        new.initial_std = initial_std
+        new.r_rho, new.s_rho = nn.Parameter(ones(outputs)), nn.Parameter(ones(inputs))
+        new.register_buffer("eps", None)
     new.spread = spread
-    new.r = nn.Parameter(layer.weight.detach().new_ones(outputs))
-    new.s = nn.Parameter(layer.weight.detach().new_ones(inputs))
+    new.r, new.s = nn.Parameter(ones(outputs)), nn.Parameter(ones(inputs))
     return new

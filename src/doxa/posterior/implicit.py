@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from doxa.errors import Unavailable
@@ -18,17 +19,23 @@ class ImplicitPosterior(WeightPosterior):
     """A function is the network under one draw of the noise that its layers take.
 
     theta: [K, P], the point weights. values: what layers are given besides, of each member:
-    {buffer: [K, ...]} (dropout's p). objective: what was ascended, at the answer, where the method
-    says; objective_error: its standard error.
+    {buffer: [K, ...]} (dropout's p). components: where given, a member is an equal mixture of so
+    many, which share its weights; buffers and what layers learned are of each, [K, C, ...].
+    objective: what was ascended, at the answer, where the method says; objective_error: its
+    standard error.
     """
 
     kind = "implicit"
     objective: float | None = None
     objective_error: float | None = None
 
-    def __init__(self, *args: Any, theta: Tensor, values: Params | None = None, **kw: Any) -> None:
+    def __init__(
+        self, *args: Any, theta: Tensor, values: Params | None = None,
+        components: int | None = None, **kw: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kw)
         self.theta = theta
+        self.components = components
         self.values = values or {}
 
     @property
@@ -48,9 +55,27 @@ class ImplicitPosterior(WeightPosterior):
                 continue
             own = {name: v[k].expand(count, *v.shape[1:]) for name, v in self.values.items()}
             buffers = self._noise(k, count, seed) | own | self._own_buffers(k, count)
-            params = self.layout.unflatten(self.theta[k]) | self._own_layers(k)
-            groups.append(FunctionDraws(params, count, frozenset(params), buffers))
+            params, layers = self.layout.unflatten(self.theta[k]), self._own_layers(k)
+            constant = frozenset(params if self.components else params | layers)
+            if self.components and self.layers is not None:
+                layers = self.network.layers.unflatten(self.layers[k, self._dealt(count)])
+            groups.append(FunctionDraws(params | layers, count, constant, buffers))
         return groups
+
+    def _dealt(self, count: int) -> Tensor:
+        """Which component each of so many draws is of: they are dealt out in turn."""
+        return torch.arange(count, device=self.device) % (self.components or 1)
+
+    def _own_buffers(self, k: int, count: int) -> Params:
+        if self.components is None:
+            return super()._own_buffers(k, count)
+        return {name: v[k, self._dealt(count)] for name, v in self.buffers.items()}
+
+    def _own_layers(self, k: int) -> Params:
+        """What member k's layers learned; of its first component, where there are several."""
+        if self.components is None or self.layers is None:
+            return super()._own_layers(k)
+        return self.network.layers.unflatten(self.layers[k, 0])
 
     def _noise(self, k: int, count: int, seed: int) -> Params:
         """Each layer's noise, once a function: {buffer: [count, ...]}."""
@@ -75,7 +100,7 @@ class ImplicitPosterior(WeightPosterior):
 
     def extra(self) -> dict[str, Any]:
         own = {"objective": self.objective, "objective_error": self.objective_error}
-        return super().extra() | own | {"elbo": self.elbo}
+        return super().extra() | own | {"components": self.components, "elbo": self.elbo}
 
     @classmethod
     def restore(
@@ -84,9 +109,11 @@ class ImplicitPosterior(WeightPosterior):
         values = {k[6:]: v for k, v in tensors.items() if k.startswith("value.")}
         # until now only dropout's rates were kept, by layer
         values |= {f"{k[5:]}.p": v for k, v in tensors.items() if k.startswith("rate.")}
-        new = cls(**common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values)
-        new.objective, new.objective_error = (
-            extra.get(name) for name in ("objective", "objective_error")
+        new = cls(
+            **common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values,
+            components=extra.get("components"),
+        )  # fmt: skip
+        new.objective, new.objective_error, new.elbo = (
+            extra.get(name) for name in ("objective", "objective_error", "elbo")
         )
-        new.elbo = extra.get("elbo")
         return new

@@ -249,15 +249,12 @@ class WeightPosterior(Posterior):
     def features(self, x: Any) -> Tensor:
         x = self.check_inputs(x)
         point = self.layout.unflatten(self.point())
-        own = lambda tree, m: {k: v[m] for k, v in tree.items()}  # noqa: E731
-        learned = self._own_layers if self.layers is None or self.layers.ndim == 2 else lambda m: {}
+        each = []
         with torch.no_grad():
-            each = [
-                self.network.features(
-                    own(point, m) | learned(m), x, buffers=own(self.buffers, m) or None
-                )
-                for m in range(self.members)
-            ]
+            for m in range(self.members):
+                params = {k: v[m] for k, v in point.items()} | self._own_layers(m)
+                buffers = {k: v[0] for k, v in self._own_buffers(m, 1).items()}
+                each.append(self.network.features(params, x, buffers=buffers or None))
         return torch.stack(each).mean(0)
 
     @abstractmethod

@@ -1,0 +1,190 @@
+"""Rank-1 Bayesian networks: point weights, and normal rank-one factors in every layer.
+
+    W ∘ (r sᵀ),   q(r, s) = (1/K) Σ_k N(r; r̄_k, σ_k²) N(s; s̄_k, τ_k²),   p(r), p(s): around 1
+    objective = log p(W) + (1/K) Σ_k {E_qk[Σ_i log p(y_i | W, r, s)] − KL(q_k ‖ p)}
+
+Dusenberry et al. (2020). Uncertainty lives in an entry for each input and output of a layer, so it
+costs little memory, and noise of its own for each row, which multiplies activations, little time.
+KL and log-likelihood are sums; KL is convex, so its mean over components is no smaller than the
+mixture's, and without log p(W) this is a bound on the evidence of the factors given W: `elbo`,
+after fitting W. A step cuts its batch into K parts, one a component. Biases, and what is not linear
+or convolutional, are points too; BatchNorm's statistics are of each component. Noise is the same at
+all places of an image or a sequence; in prediction there is one draw a function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MethodError, ModelError
+from doxa.method import (
+    Clock,
+    Method,
+    Problem,
+    Run,
+    Stage,
+    State,
+    folded,
+    network_part,
+    noise_on_held_out,
+    optimise,
+    unfolded,
+)
+from doxa.method.fields import between, one_of, positive, whole
+from doxa.model.problem import Network
+from doxa.model.rank_one import SCALED, with_rank_one
+from doxa.posterior import ImplicitPosterior, Posterior
+from doxa.vi import kl
+from doxa.vi.gaussian import LOG_2PI_E, positive_std
+
+
+@store.register("rank1")
+@dataclass(frozen=True)
+class Rank1(Method):
+    """Normal rank-one factors over point weights.
+
+    Parameters
+    ----------
+    size: K, the components of the mixture.
+    prior: of the factors, around one: "normal", or "cauchy", which lets some go far.
+    prior_std: its standard deviation; of a Cauchy prior, its scale.
+    spread: the standard deviation with which components' means start around one; 0: random signs.
+    initial_std: the standard deviation each factor starts with.
+    temperature: T in E_q[−log joint] − T·H[q]; below 1 the factors are narrower.
+    elbo_samples: draws a row with which the final ELBO is estimated.
+    """
+
+    name: ClassVar[str] = "rank1"
+    default_steps: ClassVar[int] = 4000
+    overfits: ClassVar[bool] = True
+
+    size: int = whole(4, least=1)
+    prior: str = one_of("normal", "cauchy")
+    prior_std: float = positive(0.3, per_run=True)
+    spread: float = between(0.3, 0, 10, "[]")
+    initial_std: float = positive(0.05)
+    temperature: float = positive(1.0, per_run=True)
+    elbo_samples: int = whole(8, least=1)
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    def prepare(self, problem: Problem) -> Problem:
+        assert isinstance(problem, Network)
+        uncertain = set(problem.net.subset_names)
+
+        def rule(name: str, layer: nn.Module) -> nn.Module | None:
+            takes = type(layer) in SCALED and f"{name}.weight".lstrip(".") in uncertain
+            return with_rank_one(name, layer, self.spread, self.initial_std) if takes else None
+
+        if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
+            raise ModelError(
+                "the network, or its subset, has no linear or convolutional layer to give factors "
+                "to: nothing would be uncertain"
+            )
+        return problem.rewrite(rule)
+
+    def init(self, run: Run) -> State:
+        many = unfolded(run.times(self.size).init_network(), self.size)
+        return {**many, "theta": run.start()}
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if run.settings.batch_size < self.size:
+            raise MethodError(
+                f"a batch of {run.settings.batch_size} rows cannot be cut into {self.size} parts"
+            )
+        for name, site in run.net.sites.items():
+            if site.rows == 0 and name.rpartition(".")[2] == "eps":
+                raise ModelError(
+                    f"layer {name.rpartition('.')[0]!r} gets inputs whose first axis is not the "
+                    "rows: each row has noise of its own (batch_first=True?); or leave the layer "
+                    "out of subset="
+                )
+        yield optimise(self._objective, run.steps, over=("theta", "layers"), source="dealt")
+        yield from noise_on_held_out(self.score, run)
+
+    def _objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        k = self.size
+        theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
+        inner = folded(network_part(params), k)
+        fit = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
+        mean, std = _factors(run, params["layers"])  # [M, K, F]
+        eps = clock.noise(*mean.shape[1:]) if self.prior == "cauchy" else None
+        away = self._divergence(run, mean, std, eps)
+        entropy = 0.5 * LOG_2PI_E * std.shape[2] + std.log().sum(2)
+        heat = (run.field(self, "temperature") - 1).unsqueeze(1)
+        value = fit.value.unflatten(0, (-1, k)) - away + heat * entropy  # [M, K]
+        return value.mean(1), unfolded(fit.changed, k), run.known_prior(params["theta"])
+
+    def _divergence(self, run: Run, mean: Tensor, std: Tensor, eps: Tensor | None) -> Tensor:
+        """KL(q_k ‖ p) of all factors, [M, K]; exact, or at one draw for a Cauchy prior."""
+        scale = run.field(self, "prior_std").reshape(-1, 1, 1)
+        if eps is None:
+            return kl.gaussian(mean, std, 1.0, scale)
+        return cauchy_divergence(mean, std, scale, eps)
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        """[M, K, P]: the same weights for every component; what parts them are the layers' own."""
+        return state["theta"].unsqueeze(1).expand(-1, self.size, -1)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        posterior = ImplicitPosterior(
+            theta=state["theta"], components=self.size, **run.common(self), **run.shared(state)
+        )
+        heated = bool((run.field(self, "temperature") != 1.0).any())
+        if not heated and not run.tempered:
+            posterior.elbo = self._final_elbo(run, state)
+        return posterior
+
+    def _final_elbo(self, run: Run, state: State) -> float:
+        """The bound at the answer, over all rows and components; the mean over members. Weights,
+        given which it holds, have no prior in it."""
+        k, many = self.size, run.times(self.size)
+        theta, inner = state["theta"].repeat_interleave(k, 0), folded(network_part(state), k)
+        rows, noise = many.passes(), many.noise("elbo")
+        total = torch.zeros(run.size * k, device=run.device, dtype=torch.float64)
+        with torch.no_grad():
+            for t in range(self.elbo_samples * rows.count):
+                at = torch.tensor(t, device=run.device)
+                clock = Clock(at, at, self.elbo_samples * rows.count, noise)
+                batch = rows.batch(t % rows.count)
+                total += many.masked_log_likelihood(theta, inner, batch, clock).double()
+            away = self._final_divergence(run, state)
+        each = total.unflatten(0, (-1, k)) / self.elbo_samples - away
+        return float((each.mean(1) + run.units_log_jacobian()).mean())
+
+    def _final_divergence(self, run: Run, state: State) -> Tensor:
+        """KL(q_k ‖ p), [M, K]; of a Cauchy prior the mean over a thousand draws."""
+        mean, std = _factors(run, state["layers"])
+        if self.prior == "normal":
+            return self._divergence(run, mean, std, None).double()
+        noise = run.noise("divergence")
+        total = torch.zeros(run.size, self.size, device=run.device, dtype=torch.float64)
+        for t in range(1000):
+            total += self._divergence(run, mean, std, noise.normal(mean.shape[1:], t)).double()
+        return total / 1000
+
+
+def cauchy_divergence(mean: Tensor, std: Tensor, scale: Tensor, eps: Tensor) -> Tensor:
+    """−H[q] − log p(v) at the draw v = mean + std ε, summed over the last axis: its expectation is
+    KL(N(mean, std²) ‖ Cauchy(1, scale))."""
+    away = (mean + std * eps - 1) / scale
+    log_p = -(math.pi * scale).log() - away.square().log1p()
+    return (-std.log() - 0.5 * LOG_2PI_E - log_p).sum(-1)
+
+
+def _factors(run: Run, layers: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of all factors, of [M, K, Q]: [M, K, F] each."""
+    own = run.net.layers.unflatten(layers)
+    rho = [value for name, value in own.items() if name.endswith("_rho")]
+    mean = [own[name.removesuffix("_rho")] for name in own if name.endswith("_rho")]
+    return torch.cat(mean, -1), positive_std(torch.cat(rho, -1))

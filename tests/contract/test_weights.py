@@ -21,6 +21,7 @@ Check = Callable[..., None]
 BY_ROW = {
     "mc-dropout": "has a mask a row, so that other rows are other masks",
     "concrete-dropout": "has a mask a row, so that other rows are other masks",
+    "mnf": "has noise a row, so that other rows are other noise",
     "bootstrap": "has a random weight a row",
     "rank1": "deals rows out to its components, with noise of their own",
     "batch-ensemble": "deals rows out to its components",

@@ -185,7 +185,9 @@ class Run(Members):
     def layer_noise(self, clock: Clock, rows: int) -> Params:
         """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""
         return {
-            name: clock.rows(site.kind, *site.drawn(rows)) for name, site in self.net.sites.items()
+            name: clock.rows(site.kind, *site.drawn(rows))
+            for name, site in self.net.sites.items()
+            if site.use != "prediction"
         }
 
     def density(

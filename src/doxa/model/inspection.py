@@ -102,7 +102,7 @@ class Trace:
     order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
     dropouts: set[str] = field(default_factory=set)
     head: str | None = None  # the parametrised layer that ran last
-    noise: dict[str, tuple[str, Shape]] = field(default_factory=dict)  # what layers asked for
+    noise: dict[str, tuple[str, Shape, str]] = field(default_factory=dict)  # what layers ask for
     widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
 
 
@@ -115,7 +115,9 @@ def watched(net: nn.Module) -> Iterator[Trace]:
         if isinstance(module, Noisy):
             prefix = f"{name}." if name else ""
             asked = module.noise(args[0])
-            trace.noise |= {f"{prefix}{k}": (kind, tuple(s)) for k, (kind, s) in asked.items()}
+            trace.noise |= {
+                f"{prefix}{k}": (kind, tuple(s), module.use(k)) for k, (kind, s) in asked.items()
+            }
         if isinstance(module, MaskedDropout):
             trace.dropouts.add(name)
             trace.order.append(name)
@@ -175,12 +177,12 @@ def failure(x: Any, error: Exception) -> ModelError:
 def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
     """What noise the layers take, from what they asked for with one row of x and with two."""
     sites = {}
-    for name, (kind, shape) in one.noise.items():
+    for name, (kind, shape, use) in one.noise.items():
         more = two.noise[name][1]
         if more == shape:
-            sites[name] = Site(kind, shape, rows=0)
+            sites[name] = Site(kind, shape, 0, use)
         elif more == (2 * shape[0], *shape[1:]):
-            sites[name] = Site(kind, shape[1:], rows=shape[0])
+            sites[name] = Site(kind, shape[1:], shape[0], use)
         else:
             raise ModelError(
                 f"the noise {name!r} has shape {list(shape)} for one row of x and {list(more)} for "

@@ -30,12 +30,14 @@ class Site:
     """Where noise goes in: what it is drawn from, and its shape.
 
     shape: without the axis of rows. rows: entries of that axis for each row of x (more than 1 after
-    a reshape [B, T, d] to [B·T, d]); 0 where the noise does not depend on the rows.
+    a reshape [B, T, d] to [B·T, d]); 0 where the noise does not depend on the rows. use: whether it
+    is drawn in "training" or "prediction" alone, or in "both".
     """
 
     kind: str  # "normal" or "uniform"
     shape: Shape
     rows: int = 1
+    use: str = "both"
 
     def drawn(self, rows: int | None) -> Shape:
         """The shape of one draw, for so many rows of x; None: once for a whole function."""
@@ -84,12 +86,22 @@ class Noisy:
 
     own: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ()
+    in_training: ClassVar[tuple[str, ...]] = ()  # noise that is drawn in training alone
+    in_prediction: ClassVar[tuple[str, ...]] = ()  # noise that is drawn in prediction alone
     inner: ClassVar[type[nn.Module] | None] = None  # the plain layer that `batched` calls, if any
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
         """{buffer: (kind, shape)} for the input x; a shape that grows with x's rows is noise a
-        row, and its first axis is theirs."""
+        row, and its first axis is theirs. A layer that is another function of its noise in
+        training than in prediction (noise on what it gives, or on its weights) names the buffers
+        of each in `in_training` and `in_prediction`: the others stay None."""
         return {}
+
+    def use(self, buffer: str) -> str:
+        """When the noise of that buffer is drawn: `Site.use`."""
+        if buffer in self.in_training:
+            return "training"
+        return "prediction" if buffer in self.in_prediction else "both"
 
     def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights with which the plain layer does the same, of stacked tensors by the layer's

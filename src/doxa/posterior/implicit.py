@@ -82,6 +82,8 @@ class ImplicitPosterior(WeightPosterior):
         keys = [f"{self.ids[k]}/{j}" for j in range(count)]
         drawn = {}
         for name, site in self.network.sites.items():
+            if site.use == "training":
+                continue
             source = Noise(
                 seed, f"masks/{name.removesuffix('.uniform')}", keys, self.device, self.dtype
             )

@@ -139,7 +139,7 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "structure": [[e.name, list(e.shape)] for e in model.layout.entries],
         "output": store.encode(model.output, "output"),
         "named": store.encode(model.named, "named"),
-        "sites": {name: [s.kind, list(s.shape), s.rows] for name, s in model.sites.items()},
+        "sites": {name: [s.kind, list(s.shape), s.rows, s.use] for name, s in model.sites.items()},
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
         "widths": store.encode(model.widths, "widths"),
@@ -176,7 +176,9 @@ def _rebuild(
 def _sites(meta: dict[str, Any]) -> dict[str, Site]:
     """The noise that layers take; an older artefact names dropout layers and their shapes."""
     if all(isinstance(v, list) and v and isinstance(v[0], str) for v in meta.values()):
-        return {name: Site(kind, tuple(shape), rows) for name, (kind, shape, rows) in meta.items()}
+        return {
+            name: Site(kind, tuple(shape), *rest) for name, (kind, shape, *rest) in meta.items()
+        }
     old = store.decode(meta, "sites")
     return {f"{layer}.uniform": Site("uniform", tuple(shape)) for layer, shape in old.items()}
 

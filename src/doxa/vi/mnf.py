@@ -1,0 +1,216 @@
+"""Multiplicative normalising flows: Gaussian weights whose means share noise of any shape.
+
+    q(W, z) = q(z) Π N(w_ij; z_i μ_ij, σ_ij²),   z = flow(z₀),   z₀ ~ N(m, s²)
+    ELBO = E_q[Σ_i log p(y_i | W) − KL(q(W | z) ‖ p(W)) − log q(z) + log r(z | W)]
+
+Louizos & Welling (2017). All weights that leave one input (of a linear layer) or enter one output
+channel (of a convolution) are multiplied by the same z, so that they are correlated, and a marginal
+may have several modes; mean-field is the case of a fixed z. The density of q(W) = ∫ q(W, z) dz
+is unknown, so that r stands in for q(z | W): the bound is lower by KL(q(z | W) ‖ r(z | W)). The KL
+given z is exact under a Gaussian prior; under another log p is averaged over a draw. The layers
+and what is not the paper's in them are in `doxa.model.multiplicative`.
+
+Linear and convolutional layers of the subset are uncertain; other weights are points on the ELBO
+with their prior, as the likelihood's own are, and the reported bound is given them. Dropout is off.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from doxa import store
+from doxa.data import Batch, batch_rows
+from doxa.errors import ModelError
+from doxa.linalg.layout import Params
+from doxa.method import (
+    Clock,
+    Method,
+    Problem,
+    Run,
+    Stage,
+    State,
+    averaged,
+    noise_on_held_out,
+    optimise,
+)
+from doxa.method.fields import between, positive, whole
+from doxa.model.layers import MaskedDropout, Site
+from doxa.model.multiplicative import deviation, with_multiplicative
+from doxa.model.problem import Network
+from doxa.model.rank_one import SCALED
+from doxa.posterior import ImplicitPosterior, Posterior
+from doxa.vi.mean_field import add_at, entropy
+
+log = logging.getLogger("doxa")
+
+
+@store.register("mnf")
+@dataclass(frozen=True)
+class MNF(Method):
+    """Gaussian weights whose means are multiplied by a flow's noise.
+
+    Parameters
+    ----------
+    flow_length: couplings in the flow of q, and in that of r; 0: z is Gaussian, and so is r.
+    flow_width: hidden units of a coupling.
+    initial_std: the standard deviation each weight starts with. initial_z_std: that of z around 1.
+    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    elbo_samples: passes over the rows with which the final ELBO is estimated.
+    """
+
+    name: ClassVar[str] = "mnf"
+    default_steps: ClassVar[int] = 4000
+    overfits: ClassVar[bool] = True
+
+    flow_length: int = whole(2, least=0)
+    flow_width: int = whole(16, least=1)
+    initial_std: float = positive(0.05)
+    initial_z_std: float = positive(0.1)
+    temperature: float = positive(1.0, per_run=True)
+    average: float = between(0.25, 0, 1, "[)")
+    elbo_samples: int = whole(8, least=1)
+
+    def prepare(self, problem: Problem) -> Problem:
+        assert isinstance(problem, Network)
+        uncertain = problem.net.subset_names
+        layers = dict(problem.net.net.named_modules())
+        taken = {
+            name for name, layer in layers.items()
+            if type(layer) in SCALED and _of(name, "weight") in uncertain and _alone(layer, layers)
+        }  # fmt: skip
+        if not taken:
+            raise ModelError(
+                "the network, or its subset, has no linear or convolutional layer whose weight is "
+                "its own: nothing would be uncertain"
+            )
+        initial = self.initial_std, self.initial_z_std
+
+        def rule(name: str, layer: nn.Module) -> nn.Module | None:
+            if isinstance(layer, MaskedDropout):
+                return nn.Identity()
+            if name not in taken:
+                return None
+            bias = _of(name, "bias") in uncertain
+            return with_multiplicative(layer, bias, self.flow_length, self.flow_width, initial)
+
+        spread = {_of(name, leaf) for name in taken for leaf in ("weight", "bias")}
+        points = [name for name in uncertain if name not in spread]
+        if not points:
+            return problem.rewrite(rule)
+        log.warning("mnf: no flow for %s, which stay points on the bound", ", ".join(points))
+        return problem.rewrite(rule, tuple(name for name in uncertain if name in spread))
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield optimise(self._elbo, run.steps, over=("theta", "layers"), average=self.average)
+        yield from noise_on_held_out(self.score, run, "average.theta" if self.average else "theta")
+
+    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        fit = run.train(params["theta"], params, batch, None, **layer_noise(run, batch, clock))
+        theta, std, log_ratio = given_z(run, params, fit.terms)
+        precision = run.prior.precision
+        if precision is None:
+            draw = add_at(theta, run.subset_where, std * clock.noise(std.shape[1]))
+            prior = run.prior.log_prob(draw)
+        else:
+            spread = (std.square() * precision[..., run.subset_where]).sum(1)
+            prior = run.prior.log_prob(theta) - 0.5 * spread
+        freedom = entropy(std) - log_ratio
+        return fit.value + prior + run.field(self, "temperature") * freedom, fit.changed
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        return averaged(state, "theta")
+
+    def score(self, run: Run, state: State, batch: Batch) -> Tensor:
+        """At the mean of the weights given z, and z at the flow of its mean."""
+        own = {**state, "layers": averaged(state, "layers")}
+        return run.log_likelihood(self.parameters(run, state), batch, own)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        at = {**state, "theta": averaged(state, "theta"), "layers": averaged(state, "layers")}
+        posterior = ImplicitPosterior(theta=at["theta"], **run.common(self), **run.shared(at))
+        heated = bool((run.field(self, "temperature") != 1.0).any())
+        if not heated and not run.tempered:
+            posterior.elbo = self._final_elbo(run, at)
+        return posterior
+
+    def _final_elbo(self, run: Run, state: State) -> float:
+        """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
+        given which it holds, have neither prior nor entropy, as in an evidence."""
+        rows, noise, prior = run.passes(), run.noise("elbo"), run.subset_prior
+        total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
+        steps = self.elbo_samples * rows.count
+        with torch.no_grad():
+            for t in range(steps):
+                at = torch.tensor(t, device=run.device)
+                clock, batch = Clock(at, at, steps, noise), rows.batch(t % rows.count)
+                drawn = layer_noise(run, batch, clock)
+                fit = run.train(state["theta"], state, batch, None, **drawn)
+                theta, std, log_ratio = given_z(run, state, fit.terms)
+                own = theta[:, run.subset_where]
+                if prior.precision is None:
+                    inside = prior.log_prob(own + std * clock.noise(std.shape[1]))
+                else:
+                    spread = 0.5 * (std.square() * prior.precision).sum(1)
+                    inside = prior.log_prob(own) - spread
+                total += (fit.value + (inside + entropy(std) - log_ratio) / rows.count).double()
+        return float((total / self.elbo_samples + run.units_log_jacobian()).mean())
+
+
+def layer_noise(run: Run, batch: Batch, clock: Clock) -> Params:
+    """What layers take in training, as `run.layer_noise`, but in one call for all that does not
+    depend on the rows, and one for each number of entries that a row has: calls take their time."""
+    groups: dict[int, dict[str, Site]] = {}
+    for name, site in run.net.sites.items():
+        if site.use != "prediction":
+            groups.setdefault(site.rows, {})[name] = site
+    found: Params = {}
+    for entries, sites in groups.items():
+        sizes = [math.prod(site.shape) for site in sites.values()]
+        rows = batch_rows(batch) * entries
+        drawn = clock.rows("normal", rows, sum(sizes)) if entries else clock.noise(sum(sizes))
+        for (name, site), part in zip(sites.items(), drawn.split(sizes, -1), strict=True):
+            found[name] = part.unflatten(-1, site.shape)
+    return found
+
+
+def given_z(run: Run, params: State, terms: Params) -> tuple[Tensor, Tensor, Tensor]:
+    """Of q(W | z), with the z that layers gave: the means [M, P], where points are themselves, and
+    the deviations [M, subset]; and Σ log q(z) − log r(z | W), [M]."""
+    weights = run.layout.unflatten(params["theta"])
+    own = run.net.layers.unflatten(params["layers"])
+    log_ratio = torch.zeros_like(params["theta"][:, 0])
+    for name, z in terms.items():
+        path, _, leaf = name.rpartition(".")
+        if leaf == "z":
+            weight = weights[_of(path, "weight")]  # [M, outputs, inputs, ...]
+            axes = (1,) * (weight.ndim - 2)
+            wide = z.unsqueeze(1) if weight.ndim == 3 else z.reshape(*z.shape, *axes)
+            weights[_of(path, "weight")] = weight * wide
+        else:
+            log_ratio = log_ratio + terms[name]
+    stds = []
+    for name in run.net.subset_names:
+        path, _, leaf = name.rpartition(".")
+        rho = own[_of(path, "rho" if leaf == "weight" else "rho_bias")]
+        stds.append(deviation(rho).flatten(1))
+    theta = run.layout.flatten(weights)
+    return theta, torch.cat(stds, 1), log_ratio
+
+
+def _alone(layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
+    """Whether no other layer has the same weight."""
+    holders = [one for one in layers.values() for p in one.parameters(recurse=False)
+               if p is layer.weight]  # fmt: skip
+    return len(holders) == 1
+
+
+def _of(path: str, leaf: str) -> str:
+    return f"{path}.{leaf}" if path else leaf

@@ -289,8 +289,8 @@ class TimeFirst(nn.Module):
         return self.last(self.inner(x.transpose(0, 1)).mean(0))
 
 
-def test_networks_and_batches_it_cannot_use() -> None:
-    x, y = images()
+def test_networks_that_it_cannot_use() -> None:
+    x, _ = images()
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(72)).double()
     with pytest.raises(ModelError, match="no linear or convolutional layer"):
         doxa.fit(net, (x, x.flatten(1)), "rank1", steps=1)

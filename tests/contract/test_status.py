@@ -71,7 +71,8 @@ def test_one_runs_divergence_is_its_own(trained: Any, assert_close: Callable[...
     rates = [1e-202, 1e-2]
     sweep = trained.fit(runs=doxa.Runs(grid={"lr": rates}), **options)
     assert [posterior.status for posterior in sweep] == ["ok", "diverged"]
-    assert "non-finite" in sweep[1].status.reason
+    reason = sweep[1].status.reason  # a method that clips its steps goes far, but stays finite
+    assert "non-finite" in reason or "the loss rose" in reason
     for posterior, rate in zip(sweep, rates, strict=True):
         alone = trained.fit(lr=rate, **options)
         assert alone.status == posterior.status

@@ -183,7 +183,12 @@ def test_a_step_is_the_gradient_of_the_bound(prior: str, temperature: float) -> 
     x, y = randn(8, 3), randn(8, 1, seed=1)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     method = doxa.Rank1(
-        size=1, initial_std=1e-9, prior=prior, prior_std=0.3, spread=0.2, temperature=temperature
+        size=1,
+        initial_std=1e-9,
+        factor_prior=prior,
+        prior_std=0.3,
+        spread=0.2,
+        temperature=temperature,
     )
     before, after = (
         doxa.fit(

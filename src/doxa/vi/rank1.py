@@ -41,7 +41,7 @@ class Rank1(Components):
     Parameters
     ----------
     size: K, the components of the mixture.
-    prior: of the factors, around one: "normal", or "cauchy", which lets some go far.
+    factor_prior: of the factors, around one: "normal", or "cauchy", which lets some go far.
     prior_std: its standard deviation; of a Cauchy prior, its scale.
     spread: the standard deviation with which components' means start around one; 0: random signs.
     initial_std: the standard deviation each factor starts with.
@@ -51,7 +51,7 @@ class Rank1(Components):
 
     name: ClassVar[str] = "rank1"
     default_steps: ClassVar[int] = 4000
-    prior: str = one_of("normal", "cauchy")
+    factor_prior: str = one_of("normal", "cauchy")
     prior_std: float = positive(0.3, per_run=True)
     spread: float = between(0.3, 0, 10, "[]")
     initial_std: float = positive(0.05)
@@ -75,7 +75,7 @@ class Rank1(Components):
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         each, changed = self.trained(run, params, batch, clock)
         mean, std = _factors(run, params["layers"])  # [M, K, F]
-        eps = clock.noise(*mean.shape[1:]) if self.prior == "cauchy" else None
+        eps = clock.noise(*mean.shape[1:]) if self.factor_prior == "cauchy" else None
         away = self._divergence(run, mean, std, eps)
         entropy = 0.5 * LOG_2PI_E * std.shape[2] + std.log().sum(2)
         heat = (run.field(self, "temperature") - 1).unsqueeze(1)
@@ -118,7 +118,7 @@ class Rank1(Components):
     def _final_divergence(self, run: Run, state: State) -> Tensor:
         """KL(q_k ‖ p), [M, K]; of a Cauchy prior the mean over a thousand draws."""
         mean, std = _factors(run, state["layers"])
-        if self.prior == "normal":
+        if self.factor_prior == "normal":
             return self._divergence(run, mean, std, None).double()
         noise = run.noise("divergence")
         total = torch.zeros(run.size, self.size, device=run.device, dtype=torch.float64)

@@ -99,6 +99,9 @@ class VariationalGaussian(Method):
     ) -> tuple[Tensor, State]:
         """The mean over draws θ [M, S, P] of Σ log p(y | θ), [M], and what the pass changed."""
         s = theta.shape[1]
+        if s == 1:
+            fit = run.train(theta[:, 0], params, batch, None)
+            return fit.value, fit.changed
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
         fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None)
         changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
@@ -107,6 +110,8 @@ class VariationalGaussian(Method):
     def normals(self, clock: Clock, numbers: int) -> Tensor:
         """ε, [M, S, numbers]; an even number of draws comes in pairs ±ε, in which what is odd in ε
         cancels."""
+        if self.samples == 1:
+            return clock.noise(numbers).unsqueeze(1)
         paired = self.samples % 2 == 0
         count = self.samples // 2 if paired else self.samples
         eps = clock.times(count).noise(numbers).unflatten(0, (-1, count))
@@ -200,6 +205,11 @@ def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:
     if away.shape[-1] == mean.shape[-1]:
         return mean + away
     return mean + pad(away, (where.start, mean.shape[-1] - where.stop))
+
+
+def entropy(std: Tensor) -> Tensor:
+    """H of independent normals, summed over the last axis."""
+    return (std.log() + 0.5 * LOG_2PI_E).sum(-1)
 
 
 def positive_std(rho: Tensor) -> Tensor:

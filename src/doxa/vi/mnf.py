@@ -46,7 +46,7 @@ from doxa.model.multiplicative import deviation, with_multiplicative
 from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
 from doxa.posterior import ImplicitPosterior, Posterior
-from doxa.vi.mean_field import add_at, entropy
+from doxa.vi.gaussian import entropy, moved
 
 log = logging.getLogger("doxa")
 
@@ -117,7 +117,7 @@ class MNF(Method):
         theta, std, log_ratio = given_z(run, params, fit.terms)
         precision = run.prior.precision
         if precision is None:
-            draw = add_at(theta, run.subset_where, std * clock.noise(std.shape[1]))
+            draw = moved(run, theta, std * clock.noise(std.shape[1]))
             prior = run.prior.log_prob(draw)
         else:
             spread = (std.square() * precision[..., run.subset_where]).sum(1)

@@ -30,7 +30,7 @@ from doxa.method.components import Components
 from doxa.method.fields import between, one_of, positive, whole
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.vi import kl
-from doxa.vi.gaussian import LOG_2PI_E, positive_std
+from doxa.vi.gaussian import LOG_2PI_E, entropy, positive_std
 
 
 @store.register("rank1")
@@ -77,9 +77,8 @@ class Rank1(Components):
         mean, std = _factors(run, params["layers"])  # [M, K, F]
         eps = clock.noise(*mean.shape[1:]) if self.factor_prior == "cauchy" else None
         away = self._divergence(run, mean, std, eps)
-        entropy = 0.5 * LOG_2PI_E * std.shape[2] + std.log().sum(2)
         heat = (run.field(self, "temperature") - 1).unsqueeze(1)
-        value = each - away + heat * entropy  # [M, K]
+        value = each - away + heat * entropy(std)  # [M, K]
         return value.mean(1), changed, run.known_prior(params["theta"])
 
     def _divergence(self, run: Run, mean: Tensor, std: Tensor, eps: Tensor | None) -> Tensor:

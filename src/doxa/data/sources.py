@@ -149,7 +149,7 @@ class Batches:
             self._real = real.to(data.device, data.dtype)
         self._place = data.place
         self._runs = torch.tensor([data.run_of(s) for s in self.split_of], device=self._place)
-        self._orders: dict[tuple[int, int], Tensor] = {}
+        self._orders: dict[int, tuple[int, Tensor]] = {}  # the epoch that each member is in
         self._ahead: tuple[int, Tensor] | None = None  # row numbers of the next steps
         self._block: tuple[int, Any, Any, Tensor | None] | None = None
         x, y = data.take(data.rows[0][:1], torch.tensor(0))
@@ -160,21 +160,17 @@ class Batches:
 
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
-        if (
-            self.sizes[m] == self.counts[m] and not self.shuffled
-        ):  # a batch holds all rows, in whatever order
-            return self.data.rows[self.split_of[m]]
-        key = (m, epoch)
-        if key not in self._orders:
-            self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
+        rows = self.data.rows[self.split_of[m]]
+        if self.sizes[m] == self.counts[m] and not self.shuffled:
+            return rows  # a batch holds all rows, in whatever order
+        if m not in self._orders or self._orders[m][0] != epoch:
             g = generator("batches", 0, self.stage, self.keys[m], epoch)
-            rows = self.data.rows[self.split_of[m]]
             if self.independent:
                 drawn = torch.randint(self.counts[m], (self.counts[m],), generator=g)
             else:
                 drawn = torch.randperm(self.counts[m], generator=g)
-            self._orders[key] = rows[drawn]
-        return self._orders[key]
+            self._orders[m] = (epoch, rows[drawn])
+        return self._orders[m][1]
 
     def index(self, t: int, steps: int) -> Tensor:
         """Row numbers of steps t … t + steps − 1: [steps, M, B]."""

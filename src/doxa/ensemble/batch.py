@@ -5,7 +5,7 @@
 
 Wen, Tran & Ba (2020). K networks for little more than the memory of one: a component adds an entry
 for each input and output of a layer. In training a batch is cut into K parts, one a component, so a
-step costs about what one network's does. Factors start at random signs, without which components
+step costs one to two of one network's. Factors start at random signs, without which components
 would be one network; they have no prior. W, biases and everything else are shared, but for
 BatchNorm's statistics. Linear and convolutional layers have factors; others are shared as they are.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -109,8 +110,8 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        tensors = [*self.net.parameters(), *self.net.buffers()]
-        return tensors[0].device if tensors else torch.device("cpu")
+        first = next(chain(self.net.parameters(), self.net.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Model:
         """A copy on another device and in another floating type."""

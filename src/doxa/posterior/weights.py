@@ -105,6 +105,7 @@ class WeightPosterior(Posterior):
         self.layers = layers
         self.priors = None if priors is None else list(priors)
         self._engine: Engine | None = None
+        self._products: dict[Any, float] = {}  # multiplications in the largest product, by shapes
 
     @property
     def network(self) -> Model:
@@ -171,11 +172,17 @@ class WeightPosterior(Posterior):
         if not others:
             with threads_for(0.0):
                 return of(*first)
-        with threads_for(0.0), Count() as count:
-            piece = of(*first)
+        work = tuple((s.start, s.stop) for s in first), tuple(t.shape for t in leaves(x))
+        if work in self._products:
+            with threads_for(0.0):
+                piece = of(*first)
+        else:
+            with threads_for(0.0), Count() as count:
+                piece = of(*first)
+            self._products[work] = count.largest
         out = each(lambda t: t.new_empty(draws.count, rows, *t.shape[2:]), piece)
         each(lambda all_, part: all_[first].copy_(part), out, piece)
-        with threads_for(count.largest):
+        with threads_for(self._products[work]):
             for tile in others:
                 each(lambda all_, part, tile=tile: all_[tile].copy_(part), out, of(*tile))
         return out

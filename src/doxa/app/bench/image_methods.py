@@ -90,6 +90,9 @@ class OnFeatures:
     def features(self, x: Tensor) -> Tensor:
         return self.trunk.features(x)
 
+    def read(self, x: Any) -> Any:
+        return self.trunk.read(x)
+
 
 @dataclass(frozen=True)
 class Protocol:

@@ -69,7 +69,8 @@ def test_every_doxa_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     x = rng.normal(size=(150, 2))
     table = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": x.sum(1) + 0.1 * rng.normal(size=150)})
     table[:120].to_csv("data.csv", index=False)
-    table[120:].to_csv("test.csv", index=False)
+    for name in ("test.csv", "held_out.csv"):
+        table[120:].to_csv(name, index=False)
     table[120:].drop(columns="y").to_csv("new.csv", index=False)
     lines = [line for text in blocks("") for line in text.splitlines() if line.startswith("doxa ")]
     assert len(lines) >= 5

@@ -212,9 +212,9 @@ def _problem(
         believed = model
     else:
         believed = Model(model, likelihood, prior, subset or "all")
-    if any("likelihood" in spec.hyper for spec in specs):  # a grid over likelihoods gives them
-        return Network(believed), None
-    believed, inferred = understood(believed, given.x, given.y, given.source is None)
+    inferred = None
+    if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
+        believed, inferred = understood(believed, given.x, given.y, given.source is None)
     if type(method).prepare is not Method.prepare:  # it asks which layers there are
         believed = looked_at(believed, given.x)
     return Network(believed), inferred

@@ -215,6 +215,23 @@ def test_a_grid_of_noise_levels_trains_each_with_its_own() -> None:
     assert sweep[1].predict(x).mean.abs().max() < 0.5 * sweep[0].predict(x).mean.abs().max()
 
 
+@pytest.mark.parametrize("method", ["last-layer-vi", "batch-ensemble"])
+def test_a_grid_of_noises_with_layers_rewritten(method: str) -> None:
+    """A method that rewrites layers has seen the network there, too, also where it is to know which
+    layer runs last; a run is the fit that it would be alone."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 2, generator=g, dtype=torch.float64)
+    noises = [doxa.Gaussian(noise=0.1), doxa.Gaussian(noise=1.0)]
+    fit = lambda noise, **more: doxa.fit(  # noqa: E731
+        doxa.nets.mlp(2, 1, (3,)).double(), (x, x.sum(1)), method, likelihood=noise, steps=5,
+        subset="last_layer", progress=False, **more,
+    )  # fmt: skip
+    sweep = fit(noises[0], runs=doxa.Runs(grid={"likelihood": noises}))
+    for got, noise in zip(sweep, noises, strict=True):
+        assert torch.allclose(got.predict(x).mean, fit(noise).predict(x).mean, rtol=1e-8)
+    assert not torch.allclose(sweep[0].predict(x).std, sweep[1].predict(x).std)
+
+
 def test_what_cannot_stand_together_is_refused() -> None:
     x, y = _line()
     fit = lambda runs: doxa.fit(  # noqa: E731

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.errors import MemoryBudgetError, ModelError
+from doxa.errors import MemoryBudgetError, MethodError, ModelError
 from doxa.vi.last_layer import LastLayerVI
 
 NOISE = 0.5
@@ -156,6 +156,8 @@ def test_frozen_features_stay_and_joint_ones_move() -> None:
 
 def test_last_layers_it_cannot_hold() -> None:
     x, y = images()
+    with pytest.raises(MethodError, match="trained network and init='given'"):
+        doxa.fit(doxa.nets.mlp(4, 3, (5,)), (x, y), LastLayerVI(features="frozen"), steps=1)
     with pytest.raises(MemoryBudgetError, match=r"6003 weights of '2'.*low-rank-vi"):
         doxa.fit(doxa.nets.mlp(4, 3, (2000,)), (x, y), "last-layer-vi", steps=1)
     conv = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())

@@ -3,6 +3,7 @@ ensembles, whose factors are points, and rank-1 Bayesian networks, whose factors
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -68,8 +69,9 @@ class Components(Method):
         yield optimise(self.objective, run.steps, over=("theta", "layers"), source="dealt")
         yield from noise_on_held_out(self.score, run)
 
+    @abstractmethod
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        raise NotImplementedError
+        """What is ascended: see `doxa.method.objectives`."""
 
     def trained(self, run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         """The log-likelihood of each component on its part, [M, K], and what the pass changed."""

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 Shape = tuple[int, ...]
 
@@ -160,6 +161,11 @@ class MaskedDropout(Noisy, nn.Module):
         if slots.has_axis("p"):
             p = p.reshape(-1, *(1,) * (u.ndim - 1))
         return h * mask(u, p), True  # noise always has the member axis
+
+
+def deviation(rho: Tensor) -> Tensor:
+    """softplus(ρ), never so small that its square would vanish."""
+    return softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny ** 0.5)
 
 
 def mask(uniform: Tensor, p: Tensor) -> Tensor:

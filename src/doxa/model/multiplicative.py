@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from doxa.model.layers import Noisy, Shape, extended
+from doxa.model.layers import Noisy, Shape, deviation, extended
 
 
 class Flow(Noisy, nn.Module):
@@ -170,11 +170,6 @@ class Multiplicative(Noisy):
 def along(z: Tensor, weight: Tensor) -> Tensor:
     """z as a factor of a layer's weight: by input where it is linear, else by output channel."""
     return z if weight.ndim == 2 else z.reshape(-1, *(1,) * (weight.ndim - 1))
-
-
-def deviation(rho: Tensor) -> Tensor:
-    """softplus(ρ), never so small that its square would vanish."""
-    return F.softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny ** 0.5)
 
 
 def root(variance: Tensor) -> Tensor:

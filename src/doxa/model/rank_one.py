@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from doxa.errors import ModelError
-from doxa.model.layers import Noisy, Shape, Slots, Value, extended
+from doxa.model.layers import Noisy, Shape, Slots, Value, deviation, extended
 from doxa.model.plan import stacked_linear
 
 SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -134,7 +134,7 @@ class NormalRankOne(RankOne):
         mean = super().factor(name)
         if self.eps is None:
             return mean
-        return mean + F.softplus(super().factor(f"{name}_rho")) * self.part(name, self.eps)
+        return mean + deviation(super().factor(f"{name}_rho")) * self.part(name, self.eps)
 
 
 class NormalRankOneLinear(NormalRankOne, RankOneLinear):
@@ -145,7 +145,7 @@ class NormalRankOneLinear(NormalRankOne, RankOneLinear):
         if eps is None:
             return mean
         rho, _ = stacked(f"{name}_rho", slots, middle)
-        away = F.softplus(rho) * self.part(name, eps)  # noise always has the member axis
+        away = deviation(rho) * self.part(name, eps)  # noise always has the member axis
         return mean[0] + away, True
 
 

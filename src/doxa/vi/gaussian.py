@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 from doxa import linalg
 from doxa.data import Batch
@@ -210,8 +210,3 @@ def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:
 def entropy(std: Tensor) -> Tensor:
     """H of independent normals, summed over the last axis."""
     return (std.log() + 0.5 * LOG_2PI_E).sum(-1)
-
-
-def positive_std(rho: Tensor) -> Tensor:
-    """softplus(ρ), never so small that its square would vanish."""
-    return softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny ** 0.5)

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from doxa import linalg, store
 from doxa.data import Batch
-from doxa.errors import MemoryBudgetError, ModelError
+from doxa.errors import MemoryBudgetError, MethodError, ModelError
 from doxa.likelihoods import Categorical, Gaussian
 from doxa.method import Clock, Problem, Run, Stage, State, of_subset, optimise
 from doxa.method.fields import one_of, whole
 from doxa.model import likelihood_parameters
-from doxa.model.layers import Noisy, Slots, Value, extended
+from doxa.model.layers import Noisy, Slots, Value, deviation, extended
 from doxa.model.problem import Network
-from doxa.vi.gaussian import GaussianVI, positive_std
+from doxa.vi.gaussian import GaussianVI
 
 _MOST = 5000  # weights of a last layer whose covariance is held whole
 
@@ -113,7 +113,7 @@ class LastLayerVI(GaussianVI):
 
     def factor(self, params: State) -> Tensor:
         """L: its diagonal softplus(ρ), free below, in units of it."""
-        std = positive_std(params["rho"])
+        std = deviation(params["rho"])
         return std.unsqueeze(2) * params["lower"].tril(-1) + torch.diag_embed(std)
 
     def numbers(self, params: State) -> int:
@@ -126,7 +126,7 @@ class LastLayerVI(GaussianVI):
         return self.factor(params).square().sum(2)
 
     def logdet(self, params: State) -> Tensor:
-        return 2 * positive_std(params["rho"]).log().sum(1)
+        return 2 * deviation(params["rho"]).log().sum(1)
 
     def covariance(self, params: State) -> linalg.Structure:
         return linalg.Dense(self.factor(params), of_precision=False)
@@ -134,6 +134,11 @@ class LastLayerVI(GaussianVI):
     def stages(self, run: Run) -> Iterable[Stage]:
         first, *others = super().stages(run)
         if self.features == "frozen":
+            if run.settings.fresh:
+                raise MethodError(
+                    "features='frozen' leaves the layers before the last as they are: it needs a "
+                    "trained network and init='given'"
+                )
             over = ("mean", *self.shape)
             own = of_subset(self._elbo, "mean")
             first = optimise(own, run.steps, over=over, average=self.average)

@@ -21,7 +21,8 @@ from torch import Tensor
 from doxa import linalg, store
 from doxa.method import Run, State
 from doxa.method.fields import whole
-from doxa.vi.gaussian import GaussianVI, positive_std
+from doxa.model.layers import deviation
+from doxa.vi.gaussian import GaussianVI
 
 
 @store.register("low-rank-vi")
@@ -55,20 +56,20 @@ class LowRankVI(GaussianVI):
 
     def away(self, params: State, eps: Tensor) -> Tensor:
         own, common = eps.split([eps.shape[2] - self.rank, self.rank], 2)
-        std, directions = positive_std(params["rho"]), params["factor"] / self.rank**0.5
+        std, directions = deviation(params["rho"]), params["factor"] / self.rank**0.5
         return std.unsqueeze(1) * (own + common @ directions.mT)
 
     def variances(self, params: State) -> Tensor:
         more = params["factor"].square().mean(2)
-        return positive_std(params["rho"]).square() * (1 + more)
+        return deviation(params["rho"]).square() * (1 + more)
 
     def logdet(self, params: State) -> Tensor:
-        std, factor = positive_std(params["rho"]), params["factor"]
+        std, factor = deviation(params["rho"]), params["factor"]
         eye = torch.eye(self.rank, dtype=std.dtype, device=std.device)
         root = torch.linalg.cholesky_ex(eye + factor.mT @ factor / self.rank).L
         return 2 * (std.log().sum(1) + root.diagonal(dim1=1, dim2=2).log().sum(1))
 
     def covariance(self, params: State) -> linalg.Structure:
-        std = positive_std(params["rho"])
+        std = deviation(params["rho"])
         factor = std.unsqueeze(2) * params["factor"] / self.rank**0.5
         return linalg.LowRankPlusDiagonal(std.square(), factor)

@@ -21,7 +21,8 @@ from torch import Tensor
 from doxa import linalg, store
 from doxa.data import Batch
 from doxa.method import Clock, Known, Run, State
-from doxa.vi.gaussian import GaussianVI, positive_std
+from doxa.model.layers import deviation
+from doxa.vi.gaussian import GaussianVI
 
 
 @store.register("mean-field")
@@ -50,13 +51,13 @@ class MeanField(GaussianVI):
         return params["rho"].shape[1]
 
     def away(self, params: State, eps: Tensor) -> Tensor:
-        return positive_std(params["rho"]).unsqueeze(1) * eps
+        return deviation(params["rho"]).unsqueeze(1) * eps
 
     def variances(self, params: State) -> Tensor:
-        return positive_std(params["rho"]).square()
+        return deviation(params["rho"]).square()
 
     def logdet(self, params: State) -> Tensor:
-        return 2 * positive_std(params["rho"]).log().sum(1)
+        return 2 * deviation(params["rho"]).log().sum(1)
 
     def covariance(self, params: State) -> linalg.Structure:
         return linalg.Diagonal(self.variances(params))
@@ -70,7 +71,7 @@ class MeanField(GaussianVI):
     def _known(self, run: Run, params: State) -> Known:
         """T·H[q], and E_q log p(θ) under a Gaussian prior, with their gradients."""
         mean, rho = params["mean"], params["rho"]
-        std, slope = positive_std(rho), torch.sigmoid(rho)
+        std, slope = deviation(rho), torch.sigmoid(rho)
         temperature = run.field(self, "temperature")
         value = temperature * self.entropy(run, params)
         pull = temperature.unsqueeze(1) / std

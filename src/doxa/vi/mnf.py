@@ -41,8 +41,8 @@ from doxa.method import (
     optimise,
 )
 from doxa.method.fields import between, positive, whole
-from doxa.model.layers import MaskedDropout, Site
-from doxa.model.multiplicative import deviation, with_multiplicative
+from doxa.model.layers import MaskedDropout, Site, deviation
+from doxa.model.multiplicative import with_multiplicative
 from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
 from doxa.posterior import ImplicitPosterior, Posterior

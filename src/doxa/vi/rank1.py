@@ -28,9 +28,10 @@ from doxa.errors import ModelError
 from doxa.method import Clock, Run, Stage, State, folded, network_part
 from doxa.method.components import Components
 from doxa.method.fields import between, one_of, positive, whole
+from doxa.model.layers import deviation
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.vi import kl
-from doxa.vi.gaussian import LOG_2PI_E, entropy, positive_std
+from doxa.vi.gaussian import LOG_2PI_E, entropy
 
 
 @store.register("rank1")
@@ -139,4 +140,4 @@ def _factors(run: Run, layers: Tensor) -> tuple[Tensor, Tensor]:
     own = run.net.layers.unflatten(layers)
     rho = [value for name, value in own.items() if name.endswith("_rho")]
     mean = [own[name.removesuffix("_rho")] for name in own if name.endswith("_rho")]
-    return torch.cat(mean, -1), positive_std(torch.cat(rho, -1))
+    return torch.cat(mean, -1), deviation(torch.cat(rho, -1))

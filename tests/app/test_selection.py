@@ -127,7 +127,7 @@ def test_a_bound_lies_below_the_evidence_under_the_same_prior() -> None:
     x, y = quadratic()
     options: dict[str, Any] = {
         "priors": [1.0, None], "likelihood": doxa.Gaussian(noise=NOISE), "test_fraction": 0.0,
-        "standardize": False, "bound": doxa.MeanField(elbo_samples=64), "lr": 0.02,
+        "standardize": False, "bound": doxa.MeanField(elbo_samples=64), "lr": 0.02, "steps": 1000,
     }  # fmt: skip
     found = doxa.evidence({"0": polynomial(0), "3": polynomial(3)}, (x, y), restarts=2, **options)
     assert found.test_rows == 0

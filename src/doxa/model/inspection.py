@@ -18,13 +18,14 @@ from torch.utils._pytree import tree_flatten
 from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.layers import MaskedDropout, Noisy, Shape, Site
+from doxa.nets import FilterResponseNorm
 from doxa.noise import digest
 
 log = logging.getLogger("doxa")
 
 Start = tuple[int, object]  # a seed and a member's id
 
-_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
+_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, FilterResponseNorm)
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 

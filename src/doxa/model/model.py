@@ -310,6 +310,17 @@ class Model:
                 setattr(changed.net.get_submodule(parent), leaf, new.eval())
         return changed
 
+    def freeze(self, subset: Subset) -> Model:
+        """A copy whose weights are those of a subset alone; all others stay as they are given, and
+        are no weights."""
+        frozen = copy.copy(self)
+        frozen.net, frozen.subset = copy.deepcopy(self.net), subset
+        weights = set(frozen.subset_names)
+        for name, p in frozen.net.named_parameters():
+            p.requires_grad_(p.requires_grad and name in weights)
+        frozen._forget()
+        return frozen
+
     def given(self) -> Tensor:
         """The network's own weights and the likelihood's starting values, flat [P]."""
         named = dict(self.net.named_parameters())

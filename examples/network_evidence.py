@@ -22,7 +22,7 @@ STDS = [0.1, 0.3, 1.0, 3.0]
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("sets", nargs="*", default=["yacht", "concrete"])
+    parser.add_argument("sets", nargs="*", default=["yacht", "concrete", "boston_housing"])
     parser.add_argument("--splits", type=int, default=2)
     asked = parser.parse_args()
     for name in asked.sets:

@@ -93,7 +93,7 @@ def _nats(axis: Any, scale: Any, limit: Any, values: Array) -> None:
     scale("symlog", linthresh=_LINEAR, linscale=0.5)
     most = 1.6 * max(float(values.max()), _LINEAR)
     limit(most, -0.3 * _LINEAR)
-    ticks = [0.0, *(t for t in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0) if t < most)]
+    ticks = [0.0, *(t for t in (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0) if t < most)]
     axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
     axis.set_ticks([], minor=True)
     axis.set_tick_params(labelcolor=FAINT)

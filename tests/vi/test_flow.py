@@ -82,20 +82,24 @@ def test_log_q_is_the_density_of_the_draws(flow: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"flow_length": 0}, {"flow": "affine"}, {"flow": "spline"}])
 def test_the_gaussian_posterior_is_found(settings: dict[str, Any]) -> None:
-    """KL(q ‖ posterior), the gap between the mean of the log ratio and the evidence, is below 0.005
-    (its estimate below 0.002 off), where mean-field's best is 0.36; with the shear alone q is a
-    Gaussian, whose mean and covariance are right to 1 % of a standard deviation and a variance."""
-    method = doxa.FlowVI(**settings, samples=16, elbo_samples=400)
-    posterior = fit(method, steps=3000, lr=0.005, schedule="cosine")
+    """KL(q ‖ posterior), the gap between the mean of the log ratio and the evidence, is below 0.02
+    (its estimate is less than 0.005 off), where the best factorised Gaussian's is 0.36; with the
+    shear alone it is below 0.002, and q a Gaussian, whose mean and covariance are right to 1 % of
+    a standard deviation and of a variance."""
+    method = doxa.FlowVI(**settings, samples=16, elbo_samples=100, average=0.6)
+    posterior = fit(method, steps=2000)
     mean, covariance, evidence = exact(*line())
     ratios = log_ratio(posterior, 20_000)
     weights = (ratios - evidence).exp()  # E_q[p(y, θ)/q(θ)] = p(y), whatever q is
     assert abs(float(weights.mean()) - 1) < 4 * float(weights.std()) / math.sqrt(20_000)
-    assert 4 * float(ratios.std()) / math.sqrt(20_000) < 0.002
-    assert abs(float(ratios.mean()) - evidence) < 0.005
-    assert abs(posterior.elbo - evidence) < 0.005 + 4 * float(ratios.std()) / math.sqrt(400)
+    assert 4 * float(ratios.std()) / math.sqrt(20_000) < 0.005
+    kl = evidence - float(ratios.mean())
+    assert -0.005 < kl < 0.02
+    assert abs(posterior.elbo - evidence) < kl + 4 * float(ratios.std()) / 10
     if settings.get("flow_length") == 0:
-        root = posterior.push(torch.eye(3, dtype=torch.float64).unsqueeze(0))[0][0]  # Rᵀ
+        assert kl < 0.002
+        eye = torch.eye(3, dtype=torch.float64).unsqueeze(0)
+        root = (posterior.push(eye)[0] - posterior.push(torch.zeros_like(eye))[0])[0]  # Rᵀ
         assert torch.allclose(root.T @ root, covariance, atol=0.01 * float(covariance.max()))
         assert torch.allclose(
             posterior.point()[0], mean, atol=0.01 * float(covariance.diag().min().sqrt())
@@ -123,11 +127,11 @@ def test_a_bent_posterior_of_two_modes_is_held_better_than_by_mean_field() -> No
 
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     options = {
-        "steps": 3000, "likelihood": doxa.Gaussian(noise=0.5), "prior": doxa.Normal(1.0),
+        "steps": 2000, "likelihood": doxa.Gaussian(noise=0.5), "prior": doxa.Normal(1.0),
         "validation": None, "subset": ("0.weight", "1.weight"), "schedule": "cosine",
     }  # fmt: skip
     gap = {}
-    for method in (doxa.MeanField(elbo_samples=2000), doxa.FlowVI(samples=16, elbo_samples=2000)):
+    for method in (doxa.MeanField(elbo_samples=500), doxa.FlowVI(samples=8, elbo_samples=200)):
         gap[method.name] = evidence - doxa.fit(net, (x, y), method, **options).elbo
     assert 0 < gap["flow-vi"] < 0.3 * gap["mean-field"]
 

@@ -82,7 +82,9 @@ class FlowVI(DrawnWeights):
         return narrow.bring(flow=self.module(layout.size))
 
     def module(self, features: int) -> Couplings:
-        return Couplings(features, self.flow, self.flow_length, self.flow_width)
+        """The flow; what torch draws for it is not kept, and the global state is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            return Couplings(features, self.flow, self.flow_length, self.flow_width)
 
     def init(self, run: Run) -> State:
         state = run.init_network()

@@ -135,7 +135,7 @@ class Sweep(describe.Described):
 
     def score(self, by: str = "validation") -> list[float]:
         """What `select` ranks: "validation" (mean log predictive), "evidence", "elbo", or
-        "objective" (what MC dropout ascends, which leaves out what depends on the prior's scale)."""
+        "objective" (what MC dropout ascends; it leaves out what depends on the prior's scale)."""
         names = {
             "validation": "validation", "evidence": "log_evidence", "elbo": "elbo",
             "objective": "objective",

@@ -34,7 +34,8 @@ PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in
 PLACE["doxa"] = len(LAYERS) - 1.5  # the front page, which shows everything; only the last read it
 PLACE["__main__"] = len(LAYERS)  # runs the app
 HEAVY = (
-    "pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base", "zuko",
+    "pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base",
+    "zuko",
 )  # fmt: skip
 
 

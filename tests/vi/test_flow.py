@@ -115,8 +115,8 @@ def hyperbola() -> tuple[Tensor, Tensor]:
 @pytest.mark.slow
 def test_a_branch_of_a_bent_posterior_is_held_whole() -> None:
     """y = w₁ w₂ x: the posterior lies along both branches of a hyperbola. The evidence from a grid
-    over the two weights; KL(q ‖ posterior) from the bounds. From a narrow start q ends in one branch,
-    which is log 2 lost at best: the flow is within 0.1 of that, mean-field more than 0.5 away."""
+    over the two weights; KL(q ‖ posterior) from the bounds. From a narrow start q ends in one
+    branch, log 2 lost at best: the flow is within 0.1 of that, mean-field more than 0.5 away."""
     x, y = hyperbola()
     grid = torch.linspace(-6, 6, 801, dtype=torch.float64)
     slope = grid.unsqueeze(1) * grid

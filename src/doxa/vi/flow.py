@@ -3,8 +3,8 @@
     θ = μ + σ ∘ f(z),   z ~ N(0, I),   log q(θ) = log N(z; 0, I) − log |det ∂f/∂z| − Σ log σ
     ELBO = E_q[Σ_i log p(y_i | θ) + log p(θ) − log q(θ)]
 
-Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so that
-q starts as mean-field does. It contains every Gaussian, and q may be bent, skewed or have several
+Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so
+that q starts as mean-field does. It contains every Gaussian, and q may be bent, skewed or have several
 modes. All three terms are averaged over the same draws (pathwise gradients), with the entropy of z
 itself in closed form; the final bound averages log p(y, θ) − log q(θ), which is the evidence at
 every draw where q is the posterior.
@@ -75,7 +75,7 @@ class FlowVI(DrawnWeights):
         if layout.size > _MOST:
             raise MemoryBudgetError(
                 f"a flow over {layout.size} weights ({', '.join(layout.names)}) has "
-                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} weights are taken; "
+                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are taken; "
                 "name fewer with subset=(...), or take low-rank-vi, which takes any number"
             )
         narrow = problem.rewrite(lambda name, layer: None, subset)

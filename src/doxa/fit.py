@@ -237,9 +237,8 @@ def tune(
     posterior: Posterior = sweep[chosen]
     if refit:
         point = {name: [value] for name, value in sweep.specs[chosen].hyper.items()}
-        posterior = fit(model, data, method, runs=Runs(grid=point), **shown | {"validation": None})[
-            0
-        ]
+        shown["validation"] = None
+        posterior = fit(model, data, method, runs=Runs(grid=point), **shown)[0]
     told = [{k: _plain(v) for k, v in row.items()} for row in table]
     own = {name: told[chosen][name] for name in grid}
     posterior.metadata["tuned"] = {"by": by, "chosen": own, "table": told}

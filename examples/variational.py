@@ -63,7 +63,10 @@ def widths(steps: int = 3000, draws: int = 300) -> dict[str, tuple[Tensor, Tenso
         own: dict[str, Any] = {"steps": steps} if name != "hmc" else {"members": 4}
         if name == "flow-vi":  # over all weights, not the last layer's alone
             own["subset"] = every_weight(net)
-        p = doxa.fit(net, (x, y), method, **common, **own).predict(GRID)
+        posterior = doxa.fit(net, (x, y), method, **common, **own)
+        if posterior.status != "ok":
+            print(f"{name}: {posterior.status}, {posterior.status.reason}")
+        p = posterior.predict(GRID)
         found[name] = p.mean[:, 0], p.epistemic[:, 0].sqrt()
     return found
 
@@ -150,7 +153,7 @@ def draw_widths(found: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
         ax.plot(at, own_mean, color=OURS, lw=1.3)
         ax.plot(at, gap_function(at.numpy()), color=INK, lw=0.7, ls=":")
         ax.plot(x[:, 0], y, ".", ms=2.2, color=INK)
-        ax.set_ylim(-3.4, 3.4)
+        ax.set_ylim(-3.8, 3.8)
         share = in_gap(own) / in_gap(std)
         ax.set_title(f"{name}: {share:.2f} of HMC's width", fontsize=10, color=INK)
     for ax in spare:

@@ -32,8 +32,8 @@ from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import statistics, verdict
-from doxa.laplace.curvature import output_size
-from doxa.laplace.evidence import covariance
+from doxa.laplace.forms import Form, Matrix
+from doxa.laplace.kronecker import Factors
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import (
     Clock,
@@ -81,7 +81,7 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal")
+    structure: str = one_of("full", "diagonal", "kronecker")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
@@ -89,11 +89,6 @@ class Laplace(Method):
     train: bool = flag(True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.structure, str) and self.structure in ("kronecker", "low-rank"):
-            raise MethodError(
-                f"structure={self.structure!r} comes later; use 'diagonal', or 'full' with "
-                "subset='last_layer'"
-            )
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
@@ -130,8 +125,7 @@ class Laplace(Method):
 
     def _check_memory(self, run: Run) -> None:
         size = len(run.subset_index)
-        matrix = size if self.diagonal else size**2
-        need = 3 * 8 * run.size * statistics.noise_groups(run) * matrix  # sum, copy and factor
+        need = self._sums.form.bytes(run, self._sums.groups(run))
         if need > 0.8 * free_memory(run.device):
             raise MemoryBudgetError(
                 f"{run.size} {self.structure} matrices over {size} weights take "
@@ -140,35 +134,29 @@ class Laplace(Method):
             )
 
     @property
-    def diagonal(self) -> bool:
-        return self.structure == "diagonal"
+    def _sums(self) -> statistics.Sums:
+        form: Form = Factors() if self.structure == "kronecker" else Matrix(self.structure == "diagonal")
+        return statistics.Sums(form)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.train:
             yield optimise(log_joint, run.steps)
-        made = partial(Stage, capturable=False, product=self._product(run))
+        made = partial(Stage, capturable=False, product=self._sums.form.product(run))
         if self.polish:
             yield made("polish", self._polish, self.polish, "all")
         yield made("curvature", self._add, 0, "pass", enter=self._start)
         yield made("settle", self._add, 0, "all", enter=self._settle)
 
-    def _product(self, run: Run) -> float | None:
-        """Multiplications of JᵀΛJ, or of factoring it; None where there is no such matrix."""
-        if self.diagonal:
-            return None
-        size, rows = len(run.subset_index), run.settings.batch_size * output_size(run.net.output)
-        return float(run.size * size**2 * max(size, rows))
-
     def _start(self, run: Run, state: State) -> State:
-        return state | statistics.empty(run, self.diagonal)
+        return state | self._sums.empty(run)
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        return statistics.add(run, state, batch, self.diagonal), {}
+        return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        return statistics.settle(run, state, self.tunes(run))
+        return self._sums.settle(run, state, self.tunes(run))
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise and prior scale."""
@@ -179,8 +167,7 @@ class Laplace(Method):
         _, grads, _ = run.value_and_grad(_log_likelihood, state, batch, clock)
         slope = grads["theta"][:, index].double()
         slope = slope + tau * run.prior.score(theta)[:, index].double()
-        ones = torch.ones_like(local["chi"])
-        direction = covariance(local["curvature"], ones, tau * prior).matmul(slope)
+        direction = self._sums.form.covariance(run, local, tau * prior).matmul(slope)
         with torch.no_grad():
             best, chosen = self._log_joint(run, state, theta, batch), theta
             for share in _STEPS:
@@ -190,7 +177,7 @@ class Laplace(Method):
                 best = torch.where(better, reached, best)
                 chosen = torch.where(better[:, None], tried, chosen)
         new = {**state, "theta": chosen}
-        if statistics.learns_noise(run) or self.tunes(run):
+        if self._sums.learns_noise(run) or self.tunes(run):
             there, _ = self._add(run, self._start(run, new), batch, clock)
             settled = self._settle(run, there)
             new |= {"theta": settled["theta"], "tau": settled["tau"]}
@@ -236,7 +223,7 @@ class Laplace(Method):
         tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
             scaled = {**state, "tau": factor * state["tau"]}
-            tried.append(statistics.settle(run, scaled, scale=False))
+            tried.append(self._sums.settle(run, scaled, scale=False))
             scores.append(verdict.log_scores(self._posterior(run, tried[-1]), rows))
         best = max(scores, key=lambda each: float(each.mean()))
         behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
@@ -248,8 +235,7 @@ class Laplace(Method):
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
         prior, quad = statistics.prior_curvature(run, state["theta"])
         tau = state["tau"]
-        ones = torch.ones_like(state["chi"])
-        inverse = covariance(state["curvature"], ones, tau[:, None] * prior)
+        inverse = self._sums.form.covariance(run, state, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()
         spread = inverse.scaled(temperature).to(dtype=run.dtype)
         tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be

@@ -1,10 +1,14 @@
-"""Numbers of laplace-torch for `test_peer.py`, on a fixed small net at fixed weights.
+"""Numbers of laplace-torch for `test_peer.py`, on fixed small nets at fixed weights.
+
+Writes `peer_numbers.json`: the log marginal likelihood; mean and covariance of f at two rows; of
+Kronecker factors, `fingerprint`s in the order of the weights.
 
 pip install laplace-torch==0.3  # in an environment of its own, beside torch 2.13.0
 python tests/laplace/peer_numbers.py
 """
 
-import sys
+import json
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +70,7 @@ def main() -> None:
 
     from laplace import Laplace
 
+    table: dict[str, list[object]] = {}
     small = (
         ("regression", net(2), regression(), inputs(3)[1:]),
         ("classification", net(3), classification(), inputs(3)[1:]),
@@ -87,7 +92,8 @@ def main() -> None:
         found = [float(fitted.log_marginal_likelihood()), mean.tolist(), covariance.tolist()]
         if structure == "kron":
             found.append([[fingerprint(f) for f in block] for block in fitted.H_facs.kfacs])
-        sys.stdout.write(f"    {(name, structure, backend.__name__)}: {tuple(found)},\n")
+        kind = "fisher" if backend is CurvlinopsEF else "ggn"
+        table[f"{name} {structure} {kind}"] = found
 
     for case in small:
         for structure, backend in (("full", BackPackGGN), ("diag", BackPackGGN)):
@@ -95,9 +101,13 @@ def main() -> None:
         for structure, backend in (
             ("kron", CurvlinopsGGN), ("full", CurvlinopsEF), ("kron", CurvlinopsEF),
         ):  # fmt: skip
-            tell(case[0], structure, backend, *case)
+            # of Gaussian noise, its empirical Fisher is that of scores times σ²
+            if backend is CurvlinopsGGN or case[0] == "classification":
+                tell(case[0], structure, backend, *case)
     for structure in ("full", "kron"):
         tell("images", structure, CurvlinopsGGN, *picture)
+    lines = [f"{json.dumps(case)}: {json.dumps(found)}" for case, found in table.items()]
+    Path(__file__).with_suffix(".json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -86,10 +86,10 @@ class Factored(Jacobians):
         """f [K, B, O] and the variance of each output."""
         blocks = self._blocks(covariance)
         made = self.passes(x)
-        found = [
-            sum(h.square().sum(-1) for h in self._halves(made, g, blocks))
-            for _, g in self._gradients(made, self.columns)
-        ]
+        found = []
+        for g in self._gradients(made):
+            each = [h.square().sum(-1) for h in self._halves(made, g, blocks)]
+            found.append(torch.stack(each).sum(0))
         total = torch.cat(found, -1)
         for j, variance in self._dense(x, blocks):
             total = total + (j.square() * variance[:, None, None]).sum(-1)
@@ -105,7 +105,7 @@ class Factored(Jacobians):
                 f"the covariance between {self.outputs} outputs takes {need / 2**30:.3g} GiB of "
                 "gradients; use what needs variances only, or subset='last_layer'"
             )
-        pieces = [g for _, g in self._gradients(made, self.columns)]
+        pieces = list(self._gradients(made))
         whole = {key: torch.cat([g[key] for g in pieces], 1) for key in pieces[0]}
         total = made.f.new_zeros((*made.f.shape, self.outputs))
         for h in self._halves(made, whole, blocks):
@@ -119,28 +119,24 @@ class Factored(Jacobians):
         moved = self.layout.unflatten(delta)
         made = self.passes(x)
         found = []
-        for _, gradients in self._gradients(made, self.columns):
-            total = 0
-            for key, g in gradients.items():
-                layer = self.layers[key]
-                if layer.weight is not None:
-                    total = total + self._weight_along(layer, made, g, moved[layer.weight])
-                if layer.bias is not None:
-                    bias = moved[layer.bias].mT.unsqueeze(1)  # [K, 1, out, S]
-                    total = total + (g.sum(3) @ bias).movedim(-1, 1).transpose(2, 3)
-            found.append(total)
+        for gradients in self._gradients(made):
+            each = [
+                part
+                for key, g in gradients.items()
+                for part in self._layer_along(self.layers[key], made, g, moved)
+            ]
+            found.append(torch.stack(each).sum(0))
         whole = torch.cat(found, -1)
         if self.others is not None:
             rest = self.others.layout.flatten({n: moved[n] for n in self.others.layout.names})
             whole = whole + torch.einsum("kbop,ksp->ksbo", self.others(x)[1], rest)
         return made.f, whole
 
-    def _gradients(self, made: Pass, step: int) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+    def _gradients(self, made: Pass) -> Iterator[dict[str, Tensor]]:
+        """g of every output, some outputs at a time."""
         eye = torch.eye(self.outputs, dtype=made.f.dtype, device=made.f.device)
-        for start in range(0, self.outputs, step):
-            own = slice(start, start + step)
-            columns = eye[:, own].expand(*made.f.shape[:2], -1, -1)
-            yield own, made.gradients(columns)
+        for own in eye.split(self.columns, 1):
+            yield made.gradients(own.expand(*made.f.shape[:2], -1, -1))
 
     def _blocks(self, covariance: Structure) -> _Blocks:
         assert isinstance(covariance, Kronecker)
@@ -182,6 +178,13 @@ class Factored(Jacobians):
                 own = slice(start, start + step)
                 h = _slopes(g[..., own], a) * spread[:, None, None, own].sqrt()
                 yield h.flatten(3)
+
+    def _layer_along(self, layer: Layer, made: Pass, g: Tensor, moved: Params) -> Iterator[Tensor]:
+        if layer.weight is not None:
+            yield self._weight_along(layer, made, g, moved[layer.weight])
+        if layer.bias is not None:
+            bias = moved[layer.bias].mT.unsqueeze(1)  # [K, 1, out, S]
+            yield (g.sum(3) @ bias).movedim(-1, 1).transpose(2, 3)
 
     def _weight_along(self, layer: Layer, made: Pass, g: Tensor, delta: Tensor) -> Tensor:
         """Σ_t g_tᵀ Δ_s a_t: [K, S, B, R], with Δ applied first or last, whichever is less work."""

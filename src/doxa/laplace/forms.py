@@ -98,8 +98,8 @@ class Matrix(Form):
         if groups == 1:
             each = [gauss_newton(j, c, part.weight, self.diagonal)]
         else:  # every output has its own noise level
-            one = [slice(o, o + 1) for o in range(groups)]
-            each = [gauss_newton(j[:, :, o], c[:, :, o, o], part.weight, self.diagonal) for o in one]
+            own = [(j[:, :, o : o + 1], c[:, :, o : o + 1, o : o + 1]) for o in range(groups)]
+            each = [gauss_newton(*one, part.weight, self.diagonal) for one in own]
         return {"curvature": state["curvature"] + torch.stack(each, 1)}, flat
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:

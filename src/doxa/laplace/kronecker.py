@@ -1,17 +1,17 @@
 """Kronecker-factored curvature (K-FAC; Martens & Grosse 2015, Ritter, Botev & Barber 2018).
 
-    G_W ≈ B ⊗ A,    B = Σ_i w_i Σ_t g_it g_itᵀ,    A = Σ_i w_i Σ_t a_it a_itᵀ / Σ_i w_i T,    G_b ≈ B
+    G_W ≈ B ⊗ A,  G_b ≈ B,  B = Σ_i w_i Σ_t g_it g_itᵀ,  A = Σ_i w_i Σ_t a_it a_itᵀ / Σ_i w_i T
 
-for each layer, and nothing between layers, nor between a weight and its bias, which is a block of its
-own. g are gradients through a root of the outputs' curvature, one pass an output: no label is
+for each layer, and nothing between layers, nor between a weight and its bias, which is a block of
+its own. g are gradients through a root of the outputs' curvature, one pass an output: no label is
 drawn. Positions t of a row (pixels, tokens, calls of a shared layer) count as if they were rows
 ("expand": Grosse & Martens 2016; Eschenhagen et al. 2023), which also drops what lies between them.
 An embedding's A is the diagonal of its tokens' shares. All this is as in laplace-torch. What has no
 factors (scales and shifts of norm layers, a module's own parameters) has its exact diagonal.
 
 The prior's precision is added to the eigenvalues of B ⊗ A, so it must be one number for each weight
-tensor: a Gaussian prior. G is exact where one output depends linearly on a layer with equal
-curvature in all rows, or where all rows have equal g or equal a.
+tensor: a Gaussian prior. A block is exact where g or a is the same in all rows and positions: in a
+linear network with Gaussian noise, of any number of outputs.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Factors(Form):
     def empty(self, run: Run, groups: int) -> State:
         if not run.prior.is_gaussian:
             raise MethodError(
-                "structure='kronecker' needs a prior with one precision for each weight tensor: use "
-                "Normal or FanInNormal, or structure='full' or 'diagonal'"
+                "structure='kronecker' needs a prior with one precision for each weight tensor: "
+                "use Normal or FanInNormal, or structure='full' or 'diagonal'"
             )
         found, rest = layers.of(run.net, run.net.subset_names)
         zeros = lambda *s: torch.zeros(run.size, *s, device=run.device, dtype=torch.float64)  # noqa: E731
-        state = {}
+        state: State = {}
         for layer in found:
             if layer.weight is not None:
                 shape = (layer.inputs,) * (1 if layer.embeds else 2)
@@ -73,7 +73,7 @@ class Factors(Form):
     ) -> tuple[State, Tensor]:
         source, part = cast("Factored", source), outputs.part
         made = source.passes(part.x, part.shared)
-        root = outputs.root(made.f)  # [M, B, O, R]
+        root = outputs.root(made.f, square=groups > 1)  # [M, B, O, R]
         new = {}
         for key, a in made.inputs.items():
             layer = source.layers[key]
@@ -86,10 +86,10 @@ class Factors(Form):
             for key, g in made.gradients(root[..., own]).items():
                 name = _b(source.layers[key])
                 entry = new.setdefault(name, state[name].clone())
-                rows = g.double().flatten(2, 3)  # [M, R, B T, out]
-                if groups == 1:
-                    rows = rows.flatten(1, 2)[:, None]
-                entry[:, own if groups > 1 else slice(None)] += rows.mT @ rows
+                if groups > 1:
+                    entry[:, own] += _products_of(g)
+                else:
+                    entry[:, 0] += _products_of(g.flatten(1, 2)[:, None])[:, 0]
         if source.others is not None:
             j = source.others(part.x, part.shared)[1].double()
             squares = (root.mT @ j).square().sum(1)  # [M, R, p]
@@ -100,7 +100,9 @@ class Factors(Form):
         new = dict(state)
         for layer in layers.of(run.net, run.net.subset_names)[0]:
             if layer.weight is not None and _values(_a(layer)) not in state:
-                mean = state[_a(layer)] / state[_count(layer)].reshape(-1, *(1,) * (1 if layer.embeds else 2))
+                total = state[_a(layer)]
+                count = state[_count(layer)].clamp_min(1e-300)
+                mean = total / count.reshape(-1, *(1,) * (total.ndim - 1))
                 if layer.embeds:
                     new[_values(_a(layer))] = mean
                 else:
@@ -169,7 +171,7 @@ class Factors(Form):
         return new
 
     def bytes(self, run: Run, groups: int) -> int:
-        found, rest = layers.of(run.net, run.net.subset_names)
+        found, _ = layers.of(run.net, run.net.subset_names)
         numbers = len(run.subset_index)
         for layer in found:
             numbers += groups * layer.outputs**2 + layer.inputs ** (1 if layer.embeds else 2)
@@ -199,10 +201,10 @@ def _values(name: str) -> str:
 
 
 def _gram(layer: Layer, a: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Σ w a aᵀ over rows and positions, [M, in, in] (an embedding: its diagonal), and Σ w T, [M]."""
+    """Σ w a aᵀ over rows and positions, [M, in, in], or an embedding's diagonal; Σ w T, [M]."""
     members, rows, positions = a.shape[:3]
     scale = torch.ones((members, rows), dtype=torch.float64, device=a.device)
-    scale = scale if weight is None else scale * weight.double()
+    scale = scale if weight is None else scale * weight
     each = scale[..., None].expand(-1, -1, positions).flatten(1)  # [M, B T]
     if layer.embeds:
         tokens = a.flatten(1)
@@ -210,9 +212,17 @@ def _gram(layer: Layer, a: Tensor, weight: Tensor | None) -> tuple[Tensor, Tenso
             each = each * (tokens != layer.module.padding_idx)
         counts = each.new_zeros(members, layer.inputs).scatter_add_(1, tokens, each)
         return counts, each.sum(1)
-    flat = a.double().flatten(1, 2)
-    scaled = flat if weight is None else flat * each[..., None]
+    flat = a.flatten(1, 2)
+    scaled = flat if weight is None else flat * each[..., None].to(flat.dtype)
     return scaled.mT @ flat, each.sum(1)
+
+
+def _products_of(g: Tensor) -> Tensor:
+    """Σ g gᵀ over rows and positions: [M, R, B, T, out] to [M, R, out, out]."""
+    if g.shape[-2] > g.shape[-1]:  # many positions: row by row, without a copy
+        return (g.mT @ g).sum(2)
+    rows = g.flatten(2, 3)
+    return rows.mT @ rows
 
 
 def _outer(layer: Layer, state: State, ratio: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import statistics, verdict
 from doxa.laplace.forms import Form, Matrix
+from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import (
@@ -64,7 +65,10 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full" or "diagonal".
+    structure: "full", "diagonal" or "kronecker": two small factors for each layer.
+    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
+        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
+        error where it has a negative eigenvalue that the prior does not outweigh.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
@@ -82,6 +86,7 @@ class Laplace(Method):
     overfits: ClassVar[bool] = True
 
     structure: str = one_of("full", "diagonal", "kronecker")
+    curvature: str = one_of("ggn", "fisher", "hessian")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
@@ -92,6 +97,8 @@ class Laplace(Method):
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
+        if self.curvature == "hessian" and self.structure != "full":
+            raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
 
     def init(self, run: Run) -> State:
         if not self.train and run.settings.fresh:
@@ -135,8 +142,12 @@ class Laplace(Method):
 
     @property
     def _sums(self) -> statistics.Sums:
-        form: Form = Factors() if self.structure == "kronecker" else Matrix(self.structure == "diagonal")
-        return statistics.Sums(form)
+        forms: dict[str, Form] = {
+            "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
+            "kronecker": Factors(),
+        }  # fmt: skip
+        form = Hessian() if self.curvature == "hessian" else forms[self.structure]
+        return statistics.Sums(form, self.curvature)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
@@ -161,13 +172,14 @@ class Laplace(Method):
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise and prior scale."""
         index, theta = run.subset_index, state["theta"]
-        local, _ = self._add(run, self._start(run, state), batch, clock)
+        sums = statistics.Sums(Matrix(diagonal=False))  # positive wherever it is
+        local = sums.add(run, state | sums.empty(run), batch)
         prior, _ = statistics.prior_curvature(run, theta)
         tau = state["tau"][:, None]
         _, grads, _ = run.value_and_grad(_log_likelihood, state, batch, clock)
         slope = grads["theta"][:, index].double()
         slope = slope + tau * run.prior.score(theta)[:, index].double()
-        direction = self._sums.form.covariance(run, local, tau * prior).matmul(slope)
+        direction = sums.form.covariance(run, local, tau * prior).matmul(slope)
         with torch.no_grad():
             best, chosen = self._log_joint(run, state, theta, batch), theta
             for share in _STEPS:
@@ -177,9 +189,8 @@ class Laplace(Method):
                 best = torch.where(better, reached, best)
                 chosen = torch.where(better[:, None], tried, chosen)
         new = {**state, "theta": chosen}
-        if self._sums.learns_noise(run) or self.tunes(run):
-            there, _ = self._add(run, self._start(run, new), batch, clock)
-            settled = self._settle(run, there)
+        if sums.learns_noise(run) or self.tunes(run):
+            settled = sums.settle(run, sums.add(run, new | sums.empty(run), batch), self.tunes(run))
             new |= {"theta": settled["theta"], "tau": settled["tau"]}
         return new, {"loss": -best / run.n, "gradient": slope.norm(dim=1)}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class Layer:
     inputs, outputs: the sizes of a_t and z_t; of an embedding, of the dictionary and of a vector.
     """
 
-    module: nn.Module
+    module: Any
     weight: str | None
     bias: str | None
     inputs: int
@@ -62,12 +63,12 @@ class Layer:
 
     def gradients(self, g: Tensor, lead: int) -> Tensor:
         """Gradients in the layer's output, [*lead, *z], as g_t: [*lead, T, outputs]."""
-        if isinstance(self.module, _CONVOLUTIONS):
-            g = g.movedim(-len(self.module.kernel_size) - 1, -1)
+        if isinstance(self.module, _CONVOLUTIONS):  # a view: what follows reads it as it lies
+            return g.reshape(*g.shape[:lead], self.outputs, -1).mT
         return g.reshape(*g.shape[:lead], -1, self.outputs)
 
 
-def unfold(module: nn.Module, a: Tensor) -> Tensor:
+def unfold(module: Any, a: Tensor) -> Tensor:
     """Patches of a convolution's input [..., C, *pixels] as [T, C · window], in any dimension."""
     sizes, strides, gaps = module.kernel_size, module.stride, module.dilation
     count = len(sizes)
@@ -83,11 +84,12 @@ def unfold(module: nn.Module, a: Tensor) -> Tensor:
 
 
 def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]]:
-    """The layers of the named weights, and the names that are left: scales and shifts of norm layers,
-    parameters of a person's own modules, grouped convolutions and weights that layers of different
-    kinds share. A layer of torch with other matrices of weights is an error."""
+    """The layers of the named weights, and the names that are left: scales and shifts of norm
+    layers, parameters of a person's own modules, grouped convolutions and weights that layers of
+    different kinds share. A layer of torch with other matrices of weights is an error."""
     called = {id(p): name for name, p in model.net.named_parameters()}
-    wanted, found = set(names), {}
+    wanted = set(names)
+    found: dict[str, Layer] = {}
     refused: set[str] = set()
     for path, module in model.net.named_modules():
         layer = _layer(module, called, wanted)
@@ -95,7 +97,7 @@ def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]
             continue
         known = found.setdefault(layer.key, layer)
         same = type(known.module) is type(module) and known.names == layer.names
-        if not same or isinstance(module, _CONVOLUTIONS) and known.paths:
+        if not same or (isinstance(module, _CONVOLUTIONS) and known.paths):
             refused |= {*known.names, *layer.names}
         known.paths.append(path)
     layers = [layer for layer in found.values() if not refused & set(layer.names)]
@@ -105,7 +107,7 @@ def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]
     return layers, rest
 
 
-def _layer(module: nn.Module, called: dict[int, str], wanted: set[str]) -> Layer | None:
+def _layer(module: Any, called: dict[int, str], wanted: set[str]) -> Layer | None:
     kind = next((kind for kind in _FACTORED if isinstance(module, kind)), None)
     if kind is None or type(module).forward is not kind.forward or getattr(module, "groups", 1) > 1:
         return None

@@ -1,9 +1,9 @@
 """Curvature of −log p(y | f) in the outputs f of some rows.
 
 ggn: C = E_y[−∂² log p(y | f)/∂f²], the Fisher information, also called type-2 Fisher.
-fisher: C = s sᵀ with s = ∂ log p(y | f)/∂f at the observed y: the empirical Fisher, of rank one. It is
-not the curvature: where the model fits, s vanishes whatever the curvature is (Kunstner, Balles &
-Hennig 2019).
+fisher: C = s sᵀ with s = ∂ log p(y | f)/∂f at the observed y: the empirical Fisher, of rank one.
+It is not the curvature: where the model fits, s vanishes whatever the curvature is (Kunstner,
+Balles & Hennig 2019).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
 
 _JITTER = 1e-13  # of the diagonal: softmax has a direction without curvature
+_FLAT = 1e-6  # of the largest entry: what a last column of round-off stays below
 
 
 class Outputs:
@@ -49,9 +50,13 @@ class Outputs:
             return score[..., None] * score[..., None, :]
         return self.likelihood.curvature(self.shaped(flat), self.theta, 1, self.part.y)
 
-    def root(self, flat: Tensor) -> Tensor:
-        """R with w C = R Rᵀ, [M, B, O, R], w the weight of a row; float64."""
+    def root(self, flat: Tensor, square: bool = False) -> Tensor:
+        """R with w C = R Rᵀ, [M, B, O, R], w the weight of a row; float64. A last column without
+        curvature is left out unless R is to be square."""
         root = self._root(flat.double())
+        size = float(root.abs().max())
+        if not square and root.shape[-1] > 1 and float(root[..., -1].abs().max()) < _FLAT * size:
+            root = root[..., :-1]  # one backward pass less
         if self.part.weight is not None:
             root = root * self.part.weight.double().sqrt()[..., None, None]
         return root

@@ -40,7 +40,7 @@ class Pass:
         self._graph, self._calls, self._zeros = f, calls, zeros
 
     def gradients(self, columns: Tensor) -> dict[str, Tensor]:
-        """g_t of every layer for each of the columns v of [M, B, O, R]: {key: [M, R, B, T, out]}."""
+        """g_t of every layer for each column v of [M, B, O, R]: {key: [M, R, B, T, out]}."""
         each = columns.detach().to(self._graph.dtype).movedim(-1, 0)  # [R, M, B, O]
         try:
             found = self._pull(each, batched=True)
@@ -53,7 +53,7 @@ class Pass:
         whole = {key: _joined(parts, 3) for key, parts in grouped.items()}
         for layer in self._calls:
             if layer.embeds and (unused := layer.module.padding_idx) is not None:
-                kept = (self.inputs[layer.key] != unused)[:, None, ..., None]
+                kept = self.inputs[layer.key].ne(unused)[:, None, ..., None]
                 whole[layer.key] = whole[layer.key] * kept
         return whole
 
@@ -89,10 +89,7 @@ class Passes:
 
     def __call__(self, x: Any, shared: bool = True) -> Pass:
         """Some rows; x has a member axis unless it is shared."""
-        if not shared:
-            first = tree_map(lambda t: t[0, 0], x)
-        else:
-            first = tree_map(lambda t: t[0], x)
+        first = tree_map(lambda t: t[0] if shared else t[0, 0], x)
         lead = (self.members, tree_flatten(x)[0][0].shape[0 if shared else 1])
         with self._watched(), torch.enable_grad():
             calls, shapes = self._traced(first)
@@ -125,9 +122,7 @@ class Passes:
         f = flatten_outputs(self.model.forward(params, row, buffers=buffers), 0)[0]
         return f, [a for _, a in self._seen]
 
-    def _vectorised(
-        self, x: Any, shared: bool, zeros: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _vectorised(self, x: Any, shared: bool, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         rows = vmap(self._row, in_dims=(None, None, 0, 0), randomness="error")
         if self.members == 1:  # convolutions of several members at once are grouped, and slower
             one = lambda tree: tree_map(lambda t: t[0], tree)  # noqa: E731

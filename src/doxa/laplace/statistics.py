@@ -38,14 +38,16 @@ def noise_groups(run: Run) -> int:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a pass adds up: curvature of one kind ("ggn", "fisher") in one form."""
+    """What a pass adds up: curvature of one kind ("ggn", "fisher", "hessian") in one form."""
 
     form: Form
     kind: str = "ggn"
 
     def learns_noise(self, run: Run) -> bool:
-        """Whether noise is re-estimated: the empirical Fisher does not scale with it as G does."""
-        return learns_noise(run) and self.kind != "fisher"
+        """Whether noise is re-estimated. The empirical Fisher does not scale with it as G does, and
+        a Hessian is not told apart by outputs."""
+        kinds = ("ggn", "hessian") if noise_groups(run) == 1 else ("ggn",)
+        return learns_noise(run) and self.kind in kinds
 
     def groups(self, run: Run) -> int:
         return noise_groups(run) if self.learns_noise(run) else 1

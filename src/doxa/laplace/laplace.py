@@ -11,9 +11,10 @@ their joint maximum. Predictions are linearised unless asked otherwise. The evid
 scale explains the data, not which predicts best: where the posterior is no Gaussian, classes are
 predicted with too little confidence. So the predictive is compared with that of θ* alone, on
 held-out rows where there are any, and `status` says where it is much worse. Use it where one mode
-is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "diagonal" for any
-number, at the price of all correlations. Dropout is off and BatchNorm frozen while curvature is
-computed.
+is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
+networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
+number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
+curvature is computed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from doxa.laplace import statistics, verdict
 from doxa.laplace.forms import Form, Matrix
 from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
+from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import (
     Clock,
@@ -65,7 +67,8 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full", "diagonal" or "kronecker": two small factors for each layer.
+    structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
+        leading eigenpairs over all layers.
     curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
         leaves learned noise where training put it; "hessian", of small networks ("full" only): an
         error where it has a negative eigenvalue that the prior does not outweigh.
@@ -80,18 +83,20 @@ class Laplace(Method):
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
         re-estimation of noise and prior scale: for an exact maximum ("full" only).
     train: False takes the weights as they are: for a trained network, with fit(init="given").
+    rank: of structure="low-rank", how many eigenpairs.
     """
 
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal", "kronecker")
+    structure: str = one_of("full", "diagonal", "kronecker", "low-rank")
     curvature: str = one_of("ggn", "fisher", "hessian")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int = whole(0, least=0)
     train: bool = flag(True)
+    rank: int = whole(50, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,15 +141,19 @@ class Laplace(Method):
         if need > 0.8 * free_memory(run.device):
             raise MemoryBudgetError(
                 f"{run.size} {self.structure} matrices over {size} weights take "
-                f"{need / 2**30:.3g} GiB; use structure='diagonal', subset='last_layer', or fewer "
-                "members at once"
+                f"{need / 2**30:.3g} GiB; use structure={self._smaller!r}, subset='last_layer', or "
+                "fewer members at once"
             )
+
+    @property
+    def _smaller(self) -> str:
+        return "kronecker" if self.structure == "full" else "diagonal"
 
     @property
     def _sums(self) -> statistics.Sums:
         forms: dict[str, Form] = {
             "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
-            "kronecker": Factors(),
+            "kronecker": Factors(), "low-rank": LowRank(self.rank),
         }  # fmt: skip
         form = Hessian() if self.curvature == "hessian" else forms[self.structure]
         return statistics.Sums(form, self.curvature)

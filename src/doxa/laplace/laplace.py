@@ -69,9 +69,6 @@ class Laplace(Method):
     ----------
     structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
         leading eigenpairs over all layers.
-    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
-        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
-        error where it has a negative eigenvalue that the prior does not outweigh.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
@@ -83,6 +80,9 @@ class Laplace(Method):
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
         re-estimation of noise and prior scale: for an exact maximum ("full" only).
     train: False takes the weights as they are: for a trained network, with fit(init="given").
+    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
+        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
+        error where it has a negative eigenvalue that the prior does not outweigh.
     rank: of structure="low-rank", how many eigenpairs.
     """
 
@@ -90,12 +90,12 @@ class Laplace(Method):
     overfits: ClassVar[bool] = True
 
     structure: str = one_of("full", "diagonal", "kronecker", "low-rank")
-    curvature: str = one_of("ggn", "fisher", "hessian")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int = whole(0, least=0)
     train: bool = flag(True)
+    curvature: str = one_of("ggn", "fisher", "hessian")
     rank: int = whole(50, least=1)
 
     def __post_init__(self) -> None:

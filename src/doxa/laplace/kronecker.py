@@ -243,6 +243,8 @@ def _products(layer: Layer, b: Tensor, a: Tensor) -> Tensor:
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, of which round-off makes none negative, and eigenvectors."""
+    """Eigenvalues, of which round-off makes none negative, and eigenvectors, whose largest entries
+    are positive."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return values.clamp_min(0.0), vectors
+    largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+    return values.clamp_min(0.0), torch.where(largest < 0, -vectors, vectors)

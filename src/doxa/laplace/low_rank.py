@@ -81,6 +81,10 @@ class LowRank(Form):
 
 
 def leading(rows: Tensor, count: int) -> Tensor:
-    """The leading directions of SᵀS for S [..., n, p], by S Sᵀ: [..., count, p]."""
-    _, vectors = torch.linalg.eigh(rows @ rows.mT)
-    return vectors[..., -count:].mT @ rows
+    """The leading directions of SᵀS for S [..., n, p], by S Sᵀ: [..., count, p]. Their largest
+    entries are positive, so that no library chooses their signs; those of round-off are zero."""
+    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    noise = torch.finfo(rows.dtype).eps * values.shape[-1] * values[..., -1:]
+    found = (vectors * (values > noise)[..., None, :])[..., -count:].mT @ rows
+    largest = found.gather(-1, found.abs().argmax(-1, keepdim=True))
+    return torch.where(largest < 0, -found, found)

@@ -1,12 +1,12 @@
 """A few directions that data have pinned down, on top of independent ones: Σ⁻¹ = D + F Fᵀ.
 
-With G = D^{-1/2} F, Gᵀ G = V diag(s) Vᵀ and B = G V:
+With G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
 
-    Σ      = D^{-1/2} (I − B diag(1 / (1 + s)) Bᵀ) D^{-1/2}                (Woodbury)
+    Σ      = D^{-1/2} (I − U diag(s / (1 + s)) Uᵀ) D^{-1/2}                (Woodbury)
     log|Σ| = −log|D| − Σ log(1 + s)
-    Σ      = R Rᵀ,  R = D^{-1/2} (I − B diag(1 / (1 + s + √(1 + s))) Bᵀ)
+    Σ      = R Rᵀ,  R = D^{-1/2} (I − U diag(1 − 1/√(1 + s)) Uᵀ)
 
-The last is the inverse square root of I + G Gᵀ written without dividing by s, which may be zero.
+s is found in double precision: a direction may be pinned down by more than single precision holds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class LowRankPrecision(Structure):
         return self.factor.shape[2]
 
     def diagonal(self) -> Tensor:
-        scores, basis = self._spectrum
-        return (1 - (basis.square() / (1 + scores)[:, None]).sum(-1)) / self.precision
+        share = self._scores / (1 + self._scores)
+        left = 1 - (self._basis.double().square() * share[:, None]).sum(-1)
+        return left.clamp(min=0).to(self.precision.dtype) / self.precision
 
     def logdet(self) -> Tensor:
-        return -self.precision.log().sum(-1) - self._spectrum[0].log1p().sum(-1)
+        return -self.precision.log().sum(-1) - self._scores.log1p().sum(-1).to(self.precision.dtype)
 
     def scaled(self, t: float | Tensor) -> LowRankPrecision:
         t = per_member(t, self.precision, "the scale")
@@ -68,25 +69,40 @@ class LowRankPrecision(Structure):
 
     def _bent(self, rows: Tensor) -> Tensor:
         """(I + G Gᵀ)^{-1/2} v."""
-        scores, basis = self._spectrum
-        grown = 1 + scores
-        return rows - (rows @ basis / (grown + grown.sqrt())[:, None]) @ basis.mT
+        return self._less(rows, 1 - (1 + self._scores).rsqrt())
 
     def _matmul(self, rows: Tensor) -> Tensor:
-        scores, basis = self._spectrum
         scale = self.precision.sqrt()[:, None]
-        white = rows / scale
-        return (white - (white @ basis / (1 + scores)[:, None]) @ basis.mT) / scale
+        return self._less(rows / scale, self._scores / (1 + self._scores)) / scale
+
+    def _less(self, rows: Tensor, share: Tensor) -> Tensor:
+        """v − U diag(share) Uᵀ v."""
+        return rows - (rows @ self._basis * share.to(rows.dtype)[:, None]) @ self._basis.mT
 
     def _solve(self, rows: Tensor) -> Tensor:
         return rows * self.precision[:, None] + rows @ self.factor @ self.factor.mT
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """s [K, R] and B [K, P, R]."""
-        whitened = self.factor / self.precision.sqrt()[..., None]
+        whitened = self.factor.double() / self.precision.double().sqrt()[..., None]
         scores, vectors = torch.linalg.eigh(whitened.mT @ whitened)
-        return scores.clamp(min=0), whitened @ vectors
+        scores = scores.clamp(min=0)
+        basis = (
+            whitened @ vectors / scores.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()[:, None]
+        )
+        # directions of round-off are no unit vectors, and count nothing
+        counts = scores > torch.finfo(scores.dtype).eps * scores.amax(-1, keepdim=True)
+        return scores * counts, (basis * counts[:, None]).to(self.factor.dtype)
+
+    @property
+    def _scores(self) -> Tensor:
+        """s [K, R], in double precision."""
+        return self._spectrum[0]
+
+    @property
+    def _basis(self) -> Tensor:
+        """U [K, P, R]."""
+        return self._spectrum[1]
 
     def state(self) -> dict[str, Tensor]:
         return {"precision": self.precision, "factor": self.factor}

@@ -11,9 +11,10 @@ their joint maximum. Predictions are linearised unless asked otherwise. The evid
 scale explains the data, not which predicts best: where the posterior is no Gaussian, classes are
 predicted with too little confidence. So the predictive is compared with that of θ* alone, on
 held-out rows where there are any, and `status` says where it is much worse. Use it where one mode
-is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "diagonal" for any
-number, at the price of all correlations. Dropout is off and BatchNorm frozen while curvature is
-computed.
+is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
+networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
+number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
+curvature is computed.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import statistics, verdict
-from doxa.laplace.curvature import output_size
-from doxa.laplace.evidence import covariance
+from doxa.laplace.forms import Form, Matrix
+from doxa.laplace.hessian import Hessian
+from doxa.laplace.kronecker import Factors
+from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import (
     Clock,
@@ -64,7 +67,8 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full" or "diagonal".
+    structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
+        leading eigenpairs over all layers.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
@@ -76,27 +80,30 @@ class Laplace(Method):
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
         re-estimation of noise and prior scale: for an exact maximum ("full" only).
     train: False takes the weights as they are: for a trained network, with fit(init="given").
+    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
+        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
+        error where it has a negative eigenvalue that the prior does not outweigh.
+    rank: of structure="low-rank", how many eigenpairs.
     """
 
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal")
+    structure: str = one_of("full", "diagonal", "kronecker", "low-rank")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int = whole(0, least=0)
     train: bool = flag(True)
+    curvature: str = one_of("ggn", "fisher", "hessian")
+    rank: int = whole(50, least=1)
 
     def __post_init__(self) -> None:
-        if isinstance(self.structure, str) and self.structure in ("kronecker", "low-rank"):
-            raise MethodError(
-                f"structure={self.structure!r} comes later; use 'diagonal', or 'full' with "
-                "subset='last_layer'"
-            )
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
+        if self.curvature == "hessian" and self.structure != "full":
+            raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
 
     def init(self, run: Run) -> State:
         if not self.train and run.settings.fresh:
@@ -130,57 +137,58 @@ class Laplace(Method):
 
     def _check_memory(self, run: Run) -> None:
         size = len(run.subset_index)
-        matrix = size if self.diagonal else size**2
-        need = 3 * 8 * run.size * statistics.noise_groups(run) * matrix  # sum, copy and factor
+        need = self._sums.form.bytes(run, self._sums.groups(run))
         if need > 0.8 * free_memory(run.device):
             raise MemoryBudgetError(
                 f"{run.size} {self.structure} matrices over {size} weights take "
-                f"{need / 2**30:.3g} GiB; use structure='diagonal', subset='last_layer', or fewer "
-                "members at once"
+                f"{need / 2**30:.3g} GiB; use structure={self._smaller!r}, subset='last_layer', or "
+                "fewer members at once"
             )
 
     @property
-    def diagonal(self) -> bool:
-        return self.structure == "diagonal"
+    def _smaller(self) -> str:
+        return "kronecker" if self.structure == "full" else "diagonal"
+
+    @property
+    def _sums(self) -> statistics.Sums:
+        forms: dict[str, Form] = {
+            "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
+            "kronecker": Factors(), "low-rank": LowRank(self.rank),
+        }  # fmt: skip
+        form = Hessian() if self.curvature == "hessian" else forms[self.structure]
+        return statistics.Sums(form, self.curvature)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.train:
             yield optimise(log_joint, run.steps)
-        made = partial(Stage, capturable=False, product=self._product(run))
+        made = partial(Stage, capturable=False, product=self._sums.form.product(run))
         if self.polish:
             yield made("polish", self._polish, self.polish, "all")
         yield made("curvature", self._add, 0, "pass", enter=self._start)
         yield made("settle", self._add, 0, "all", enter=self._settle)
 
-    def _product(self, run: Run) -> float | None:
-        """Multiplications of JᵀΛJ, or of factoring it; None where there is no such matrix."""
-        if self.diagonal:
-            return None
-        size, rows = len(run.subset_index), run.settings.batch_size * output_size(run.net.output)
-        return float(run.size * size**2 * max(size, rows))
-
     def _start(self, run: Run, state: State) -> State:
-        return state | statistics.empty(run, self.diagonal)
+        return state | self._sums.empty(run)
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        return statistics.add(run, state, batch, self.diagonal), {}
+        return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        return statistics.settle(run, state, self.tunes(run))
+        return self._sums.settle(run, state, self.tunes(run))
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise and prior scale."""
         index, theta = run.subset_index, state["theta"]
-        local, _ = self._add(run, self._start(run, state), batch, clock)
+        sums = statistics.Sums(Matrix(diagonal=False))  # positive wherever it is
+        local = sums.add(run, state | sums.empty(run), batch)
         prior, _ = statistics.prior_curvature(run, theta)
         tau = state["tau"][:, None]
         _, grads, _ = run.value_and_grad(_log_likelihood, state, batch, clock)
         slope = grads["theta"][:, index].double()
         slope = slope + tau * run.prior.score(theta)[:, index].double()
-        ones = torch.ones_like(local["chi"])
-        direction = covariance(local["curvature"], ones, tau * prior).matmul(slope)
+        direction = sums.form.covariance(run, local, tau * prior).matmul(slope)
         with torch.no_grad():
             best, chosen = self._log_joint(run, state, theta, batch), theta
             for share in _STEPS:
@@ -190,9 +198,8 @@ class Laplace(Method):
                 best = torch.where(better, reached, best)
                 chosen = torch.where(better[:, None], tried, chosen)
         new = {**state, "theta": chosen}
-        if statistics.learns_noise(run) or self.tunes(run):
-            there, _ = self._add(run, self._start(run, new), batch, clock)
-            settled = self._settle(run, there)
+        if sums.learns_noise(run) or self.tunes(run):
+            settled = sums.settle(run, sums.add(run, new | sums.empty(run), batch), self.tunes(run))
             new |= {"theta": settled["theta"], "tau": settled["tau"]}
         return new, {"loss": -best / run.n, "gradient": slope.norm(dim=1)}
 
@@ -236,7 +243,7 @@ class Laplace(Method):
         tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
             scaled = {**state, "tau": factor * state["tau"]}
-            tried.append(statistics.settle(run, scaled, scale=False))
+            tried.append(self._sums.settle(run, scaled, scale=False))
             scores.append(verdict.log_scores(self._posterior(run, tried[-1]), rows))
         best = max(scores, key=lambda each: float(each.mean()))
         behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
@@ -248,8 +255,7 @@ class Laplace(Method):
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
         prior, quad = statistics.prior_curvature(run, state["theta"])
         tau = state["tau"]
-        ones = torch.ones_like(state["chi"])
-        inverse = covariance(state["curvature"], ones, tau[:, None] * prior)
+        inverse = self._sums.form.covariance(run, state, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()
         spread = inverse.scaled(temperature).to(dtype=run.dtype)
         tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be

@@ -62,6 +62,10 @@ def main() -> None:
             evidence = float(fitted.log_marginal_likelihood())
             rows = [evidence, mean.tolist(), covariance.tolist()]
             sys.stdout.write(f'    ("{task}", "{structure}"): {tuple(rows)},\n')
+            if (task, structure) == ("classification", "full"):
+                for link in ("probit", "bridge"):
+                    probs = fitted(inputs(3)[1:], pred_type="glm", link_approx=link)
+                    sys.stdout.write(f'    "{link}": {probs.tolist()},\n')
 
 
 if __name__ == "__main__":

@@ -113,3 +113,23 @@ def test_equal_to_laplace_torch(case: tuple[str, str]) -> None:
         variance = torch.tensor(covariance).diagonal(dim1=-2, dim2=-1)
         assert np.allclose(p.epistemic, variance, rtol=1e-8)
         assert np.allclose(p.aleatoric, peer.NOISE**2)
+
+
+LINKS = {
+    "probit": [
+        [0.5759223569244999, 0.2741289447278408, 0.14994869834765936],
+        [0.5700527213827211, 0.2776987582320241, 0.1522485203852549],
+    ],
+    "bridge": [
+        [0.5097089428532898, 0.3267026588456947, 0.1635883983010154],
+        [0.5240136930330658, 0.3071293486613051, 0.16885695830562916],
+    ],
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_same_class_probabilities(link: str) -> None:
+    model = doxa.Model(peer.net(3), doxa.Categorical(), doxa.Normal(peer.PRIOR_PRECISION**-0.5))
+    method = doxa.Laplace(link=link, train=False)
+    posterior = doxa.fit(model, peer.classification(), method, init="given")
+    assert np.allclose(posterior.predict(peer.inputs(3)[1:]).probs, LINKS[link], rtol=1e-8)

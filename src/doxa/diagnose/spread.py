@@ -177,7 +177,8 @@ def _doubt(posterior: Posterior, x: Tensor, head: Head) -> float:
     if not p.likelihood.classifies:
         return float(p.epistemic.double().mean())
     if not hasattr(p, "samples"):
-        return float(p.mutual_information.double().mean())
+        doubt = p.mutual_information if hasattr(p, "mutual_information") else p.entropy
+        return float(doubt.double().mean())
     logits = p.samples.double()
     if isinstance(p.likelihood, Categorical):
         logits = logits - logits.mean(2, keepdim=True)  # a constant changes nothing

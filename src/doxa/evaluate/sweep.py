@@ -55,6 +55,6 @@ def sweep(
         doubts = ("entropy", "mutual_information") if p.likelihood.classifies else (
             "epistemic", "aleatoric",
         )  # fmt: skip
-        doubt = {name: float(getattr(p, name).double().mean()) for name in doubts}
+        doubt = {name: float(getattr(p, name).double().mean()) for name in doubts if hasattr(p, name)}
         table.append({"level": level, **metrics(p, y), **doubt})
     return table

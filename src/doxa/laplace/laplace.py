@@ -31,7 +31,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import statistics, verdict
+from doxa.laplace import links, statistics, verdict
 from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
@@ -66,6 +66,8 @@ class Laplace(Method):
     ----------
     structure: "full" or "diagonal".
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
+    link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
+        "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
         "validation": of half decades of the precision about that, the nearest that predicts
@@ -83,6 +85,7 @@ class Laplace(Method):
 
     structure: str = one_of("full", "diagonal")
     predictive: str = one_of("linearised", "sampled")
+    link: str = one_of("samples", "probit", "bridge")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int = whole(0, least=0)
@@ -97,6 +100,11 @@ class Laplace(Method):
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
+        if self.link != "samples" and self.predictive != "linearised":
+            raise MethodError(
+                f"link={self.link!r} is for Gaussian logits: use predictive='linearised', or "
+                "link='samples'"
+            )
 
     def init(self, run: Run) -> State:
         if not self.train and run.settings.fresh:
@@ -113,6 +121,7 @@ class Laplace(Method):
                 "tune='validation' needs held-out rows: use fit(..., validation=0.1), or "
                 "validation=(x, y) with rows that a trained network has not seen"
             )
+        links.check(self.link, run.likelihood)
         self._check_memory(run)
         one = torch.ones(run.size, device=run.device, dtype=torch.float64)
         return {**run.init_network(), "tau": one}

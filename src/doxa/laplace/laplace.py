@@ -31,7 +31,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import links, statistics, verdict
+from doxa.laplace import links, maximum, statistics, verdict
 from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
@@ -76,7 +76,8 @@ class Laplace(Method):
         validation where held-out rows show that θ* alone predicts better (by a tenth of a nat a
         row, where training stopped by the same rows).
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
-        re-estimation of noise and prior scale: for an exact maximum ("full" only).
+        re-estimation of noise and prior scale: for an exact maximum ("full" only). None: ten where
+        they are cheap, none after training that held-out rows could stop.
     train: False takes the weights as they are: for a trained network, with fit(init="given").
     """
 
@@ -88,7 +89,7 @@ class Laplace(Method):
     link: str = one_of("samples", "probit", "bridge")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
-    polish: int = whole(0, least=0)
+    polish: int | None = whole(None, least=0)
     train: bool = flag(True)
 
     def __post_init__(self) -> None:
@@ -158,8 +159,11 @@ class Laplace(Method):
         if self.train:
             yield optimise(log_joint, run.steps)
         made = partial(Stage, capturable=False, product=self._product(run))
-        if self.polish:
-            yield made("polish", self._polish, self.polish, "all")
+        polish = self.polish
+        if polish is None:
+            polish = maximum.polishing(run, self.train) if self.structure == "full" else 0
+        if polish:
+            yield made("polish", self._polish, polish, "all")
         yield made("curvature", self._add, 0, "pass", enter=self._start)
         yield made("settle", self._add, 0, "all", enter=self._settle)
 
@@ -185,7 +189,7 @@ class Laplace(Method):
         local, _ = self._add(run, self._start(run, state), batch, clock)
         prior, _ = statistics.prior_curvature(run, theta)
         tau = state["tau"][:, None]
-        _, grads, _ = run.value_and_grad(_log_likelihood, state, batch, clock)
+        _, grads, _ = run.value_and_grad(maximum.log_likelihood, state, batch, clock)
         slope = grads["theta"][:, index].double()
         slope = slope + tau * run.prior.score(theta)[:, index].double()
         ones = torch.ones_like(local["chi"])
@@ -226,10 +230,11 @@ class Laplace(Method):
             state, found = joined([own for own, _ in each]), [by for _, by in each]
         posterior = self._posterior(run, state)
         posterior.record.diagnostics["prior_from"] = found
+        heat = run.field(self, "temperature")
         if rows is not None:
-            heat = run.field(self, "temperature")
             expected = statistics.optimism(run, state, posterior.covariance, heat)
             verdict.judge(posterior, rows, expected)
+        maximum.judge(run, state, posterior, heat)
         return posterior
 
     def _checked(self, run: Run, state: State) -> tuple[State, str]:
@@ -286,7 +291,3 @@ class Laplace(Method):
             log_prior = log_prior + 0.5 * math.log(2 * math.pi) * prior.shape[1]
         each = state["fit"] + log_prior + 0.5 * logdet + run.units_log_jacobian()
         return float(torch.logsumexp(each, 0) - math.log(len(each)))
-
-
-def _log_likelihood(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-    return run.log_likelihood(params["theta"], batch, params), {}

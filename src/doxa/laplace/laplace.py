@@ -31,10 +31,12 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import links, maximum, statistics, verdict
+from doxa.laplace import functional, links, maximum, statistics, verdict
 from doxa.laplace.curvature import output_size
+from doxa.laplace.dual import Dual
 from doxa.laplace.evidence import covariance
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.linalg import Structure
 from doxa.method import (
     Clock,
     Info,
@@ -64,7 +66,8 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full" or "diagonal".
+    structure: "full", "diagonal", or "functional": as full, by way of the kernel on training rows.
+    rows: how many of them, evenly ("functional" only); None: all.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
         "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
@@ -84,13 +87,14 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal")
+    structure: str = one_of("full", "diagonal", "functional")
     predictive: str = one_of("linearised", "sampled")
     link: str = one_of("samples", "probit", "bridge")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int | None = whole(None, least=0)
     train: bool = flag(True)
+    rows: int | None = whole(None, least=1)
 
     def __post_init__(self) -> None:
         if isinstance(self.structure, str) and self.structure in ("kronecker", "low-rank"):
@@ -101,6 +105,8 @@ class Laplace(Method):
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
+        if self.rows is not None and self.structure != "functional":
+            raise MethodError("rows are those of a kernel: use structure='functional'")
         if self.link != "samples" and self.predictive != "linearised":
             raise MethodError(
                 f"link={self.link!r} is for Gaussian logits: use predictive='linearised', or "
@@ -139,6 +145,8 @@ class Laplace(Method):
         return self.tune is not None
 
     def _check_memory(self, run: Run) -> None:
+        if self.structure == "functional":
+            functional.check(run, self.rows, statistics.noise_groups(run))
         size = len(run.subset_index)
         matrix = size if self.diagonal else size**2
         need = 3 * 8 * run.size * statistics.noise_groups(run) * matrix  # sum, copy and factor
@@ -151,7 +159,8 @@ class Laplace(Method):
 
     @property
     def diagonal(self) -> bool:
-        return self.structure == "diagonal"
+        """What is added up is the diagonal; a kernel needs it for its trace."""
+        return self.structure in ("diagonal", "functional")
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
@@ -181,6 +190,8 @@ class Laplace(Method):
         return statistics.add(run, state, batch, self.diagonal), {}
 
     def _settle(self, run: Run, state: State) -> State:
+        if self.structure == "functional":
+            state = functional.complete(run, state, self.rows)
         return statistics.settle(run, state, self.tunes(run))
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
@@ -262,21 +273,31 @@ class Laplace(Method):
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
         prior, quad = statistics.prior_curvature(run, state["theta"])
         tau = state["tau"]
-        ones = torch.ones_like(state["chi"])
-        inverse = covariance(state["curvature"], ones, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()
+        kind, inverse = LaplacePosterior, self._inverse(run, state, tau[:, None] * prior)
         spread = inverse.scaled(temperature).to(dtype=run.dtype)
-        tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
-        posterior = LaplacePosterior(
-            mean=state["theta"], covariance=spread.from_state(tidy),
+        if isinstance(spread, Dual):
+            kind = functional.FunctionalPosterior
+        else:
+            tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
+            spread = spread.from_state(tidy)
+        posterior = kind(
+            mean=state["theta"], covariance=spread,
             priors=statistics.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if bool((temperature == 1.0).all()) and not run.tempered:
+        exact = self.structure != "functional" or functional.whole(run, self.rows)
+        if exact and bool((temperature == 1.0).all()) and not run.tempered:
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tunes(run):
             posterior.record.diagnostics["prior_scale"] = tau.rsqrt().tolist()
         return posterior
+
+    def _inverse(self, run: Run, state: State, prior: Tensor) -> Structure:
+        """H⁻¹, with τΛ [M, p]."""
+        if self.structure == "functional":
+            return functional.covariance(run, state, self.rows)
+        return covariance(state["curvature"], torch.ones_like(state["chi"]), prior)
 
     def _log_evidence(
         self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor

@@ -130,8 +130,12 @@ def settle(run: Run, state: State, scale: bool) -> State:
     tau, groups = state["tau"], noise_groups(run)
     outputs = output_size(run.net.output) // groups  # in each group
     count = run.n.double()[:, None].expand(-1, groups) * outputs
+    curvature, floor = state["curvature"], prior
+    if "kernel.values" in state:  # those of G in the basis where Λ is 1
+        curvature = state["kernel.values"].unsqueeze(1)
+        floor = torch.ones_like(state["kernel.values"])
     ratio, rescale = reestimate(
-        state["curvature"], state["chi"], count, tau[:, None] * prior, tau * quad,
+        curvature, state["chi"], count, tau[:, None] * floor, tau * quad,
         noise=learns_noise(run), scale=scale, gaussian=run.prior.is_gaussian,
     )  # fmt: skip
     new = {**state, "tau": tau * rescale}
@@ -146,4 +150,7 @@ def settle(run: Run, state: State, scale: bool) -> State:
             "chi": state["chi"] / ratio,
             "fit": state["fit"] - 0.5 * change.sum(1),
         }
+        if "kernel.values" in state:  # one group
+            new["kernel.values"] = state["kernel.values"] / ratio
+            new["kernel.root"] = state["kernel.root"] / ratio.sqrt()[..., None, None]
     return new

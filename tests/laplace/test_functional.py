@@ -101,7 +101,8 @@ def test_members_with_rows_of_their_own_and_weights(tmp_path: Path) -> None:
     """Each member holds out another part, of another length; weights count; float32; files."""
     x, y = rows(57)
     weight = torch.linspace(0.1, 2.0, 57).double()
-    full, ours = (fit((x, y, weight), s, members=3) for s in ("full", "functional"))
+    options: dict[str, Any] = {"sample_weight": weight, "members": 3}
+    full, ours = (fit((x, y), s, **options) for s in ("full", "functional"))
     same(full, ours, normal(4, 2, seed=5))
     ours.save(tmp_path / "run")
     loaded = doxa.load(tmp_path / "run")

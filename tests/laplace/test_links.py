@@ -191,7 +191,9 @@ def test_heads_members_and_files(tmp_path: Path) -> None:
     assert torch.allclose(numbers_.mean, f[..., :1].mean(0))
     expected = probit(f[..., 1:], variance[..., 1:]).softmax(-1).mean(0)
     assert torch.allclose(classes.probs, expected)
-    assert torch.equal(doxa.load(tmp_path / "run", net=Two().double()).predict(x).heads[1].probs, classes.probs)
+    assert torch.equal(
+        doxa.load(tmp_path / "run", net=Two().double()).predict(x).heads[1].probs, classes.probs
+    )
 
 
 def test_links_need_classes_and_gaussian_logits() -> None:

@@ -5,9 +5,9 @@
 conditioned on the training rows, each seen with the noise C⁻¹ that the likelihood has at θ*
 (Khan et al. 2019; Immer, Korzepa & Bauer 2021). Variances, draws and evidence are those of the full
 matrix over the weights, at the price of one over rows × outputs, so that it is for networks with
-more weights than rows. With fewer rows than there are (a subset of data), the kernel of a few stands
-for all: their noise precision is multiplied so that the trace of the kernel, in units of the noise,
-is that of all rows, which is the sum of the eigenvalues.
+more weights than rows. A few of the rows may stand for all (a subset of data): their precision is
+multiplied so that the trace of the kernel in units of the noise, which is the sum of its
+eigenvalues, is that of all rows.
 """
 
 from __future__ import annotations

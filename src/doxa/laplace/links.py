@@ -1,8 +1,8 @@
 """Class probabilities from Gaussian logits f ~ N(m, S), without drawing any.
 
 probit: E σ(f) ≈ σ(m / √(1 + π v/8)) for one logit of variance v (MacKay 1992); of several classes,
-the softmax of logits that are each divided so by their own variance S_cc, as Daxberger et al. (2021)
-do: covariances do not count. The averaged probabilities are all that it gives.
+the softmax of logits that are each divided so by their own variance S_cc, as in Daxberger et al.
+(2021): covariances do not count. The averaged probabilities are all that it gives.
 
 bridge: the Dirichlet whose density over logits has its mode at m and the curvature 1/S_cc there
 (Laplace bridge; MacKay 1998, Hobbhahn et al. 2022),
@@ -102,10 +102,9 @@ def predict(posterior: LaplacePosterior, jacobians: Jacobians, x: Any, theta: Pa
         pieces.append(_logits(posterior, heads, f, j))
     forms = []
     for i, head in enumerate(heads):
-        parts = zip(*(piece[i] for piece in pieces), strict=True)
-        whole = [None if part[0] is None else torch.cat(part, 1) for part in parts]
         own = likelihood.theta_of(i, theta) if isinstance(likelihood, Heads) else theta
-        forms.append(_form(head, _Logits(*whole), own, posterior.method.link))
+        whole = _joined([piece[i] for piece in pieces])
+        forms.append(_form(head, whole, own, posterior.method.link))
     several = isinstance(likelihood, Heads)
     return Predictive.of(HeadsForm(likelihood, forms) if several else forms[0])
 
@@ -125,6 +124,13 @@ def _logits(
             covariance = posterior.covariance.outer(slope.movedim((3, 2), (-2, -1)))
         found.append(_Logits(value, variance, covariance))
     return found
+
+
+def _joined(pieces: list[_Logits]) -> _Logits:
+    """Consecutive rows as one."""
+    f, variance = (torch.cat([piece[i] for piece in pieces], 1) for i in (0, 1))
+    covariances = [piece.covariance for piece in pieces if piece.covariance is not None]
+    return _Logits(f, variance, torch.cat(covariances, 1) if covariances else None)
 
 
 def _as_heads(outputs: Any, count: int) -> tuple[Tensor, ...]:

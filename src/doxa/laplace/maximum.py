@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch
-from doxa.laplace import statistics
 from doxa.laplace.curvature import output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import Clock, Run, State

@@ -21,12 +21,18 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError
+from doxa.linalg import Structure
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 
 log = logging.getLogger("doxa")
 
 _CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of Jacobian at a time
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """What a piece of the rows may take: fixed, so that no result depends on what is free."""
+    return _CHUNK_BYTES.get(device.type, 64 << 20)
 
 
 def output_size(output: Any) -> int:
@@ -93,7 +99,7 @@ class Jacobians:
                 f"{self.layout.size} weights) takes {row / 2**30:.3g} GiB; use "
                 "subset='last_layer', fewer members, or another method"
             )
-        step = max(1, _CHUNK_BYTES.get(like.device.type, 64 << 20) // row)
+        step = max(1, chunk_bytes(like.device) // row)
         for start in range(0, rows, step):
             yield slice(start, min(start + step, rows))
 
@@ -127,6 +133,21 @@ class Jacobians:
                 )
                 self._rowwise = True
         return self._one_by_one(x, shared)
+
+    def variance(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and the variance of each output of f + Jδ, δ ~ N(0, Σ)."""
+        f, j = self(x)
+        return f, covariance.quad(j)
+
+    def spread(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and J Σ Jᵀ, [K, B, O, O]."""
+        f, j = self(x)
+        return f, covariance.outer(j)
+
+    def along(self, x: Any, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and Jδ for draws δ [K, S, p]: [K, S, B, O]."""
+        f, j = self(x)
+        return f, torch.einsum("kbop,ksp->ksbo", j, delta)
 
     def _row(self, own: Params, rest: Params, buffers: Params, x: Any) -> tuple[Tensor, Tensor]:
         """One member at one row: f [O], twice, because jacrev hands back its auxiliary only."""

@@ -12,8 +12,8 @@ eigenvalues, is that of all rows.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace.curvature import Jacobians, output_size, unflatten_outputs
+from doxa.laplace.curvature import Jacobians, output_size
 from doxa.laplace.dual import Dual, Features
+from doxa.laplace.forms import Effective, Form, Matrix, spectral
+from doxa.laplace.outputs import Outputs
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.linalg.layout import Params
 from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 from doxa.posterior import register_posterior
@@ -50,7 +51,7 @@ class FunctionalPosterior(LaplacePosterior):
         return new
 
 
-def check(run: Run, rows: int | None, groups: int) -> None:
+def check(run: Run, need: int, groups: int) -> None:
     """What the form cannot do, before it is tried."""
     if not run.prior.is_gaussian:
         raise MethodError(
@@ -61,83 +62,110 @@ def check(run: Run, rows: int | None, groups: int) -> None:
         raise MethodError(
             "structure='functional' has one learned noise level: use per_output=False, or 'full'"
         )
-    count = used(run, rows) * output_size(run.net.output)
-    need = 5 * 8 * run.size * count**2  # the kernel, its factors, and room to find them
     if need > 0.8 * free_memory(run.device):
         raise MemoryBudgetError(
-            f"{run.size} kernels over {count} rows × outputs take {need / 2**30:.3g} GiB; use "
-            "rows=, for the kernel of fewer rows, structure='diagonal', or fewer members at once"
+            f"{run.size} kernels over all rows × outputs that they are made of take "
+            f"{need / 2**30:.3g} GiB; use rows=, for the kernel of fewer rows, "
+            "structure='diagonal', or fewer members at once"
         )
 
 
-def used(run: Run, rows: int | None) -> int:
-    """How many rows the kernel is made of."""
-    longest = max(len(run.rows.rows[s]) for s in run.split_of)
-    return longest if rows is None else min(rows, longest)
+@dataclass(frozen=True)
+class Kernel(Form):
+    """ΨΨᵀ over some rows × outputs; of all rows, the diagonal over weights, which has its trace.
+
+    rows: how many rows the kernel is made of; None: all. kind: of the curvature in the outputs.
+    """
+
+    rows: int | None = None
+    kind: str = "ggn"
+    diagonal: ClassVar[Matrix] = Matrix(diagonal=True)
+
+    def empty(self, run: Run, groups: int) -> State:
+        return self.diagonal.empty(run, groups)
+
+    def add(
+        self, source: Jacobians, state: State, outputs: Outputs, groups: int
+    ) -> tuple[State, Tensor]:
+        return self.diagonal.add(source, state, outputs, groups)
+
+    def complete(self, run: Run, state: State) -> State:
+        """With the kernel's eigenvalues and vectors, under τ = 1."""
+        if "curvature.values" in state:
+            return state
+        features = self._features(run, state)
+        gram = features.gram()
+        if not self.whole(run):
+            total = (state["curvature"] * features.scale.square()[:, None]).sum((1, 2))
+            more = total / gram.diagonal(dim1=-2, dim2=-1).sum(1)
+            gram = gram * more[:, None, None]
+            features.root = features.root * more.sqrt()[:, None, None, None]
+        values, vectors = torch.linalg.eigh((gram + gram.mT) / 2)
+        return state | {
+            "curvature.values": values.clamp_min(0.0), "curvature.vectors": vectors.contiguous(),
+            "curvature.root": features.root,
+        }  # fmt: skip
+
+    def covariance(self, run: Run, state: State, prior: Tensor) -> Dual:
+        tau = state["tau"]
+        own = (state["curvature.values"], state["curvature.vectors"], tau, torch.ones_like(tau))
+        return Dual(self._features(run, state), *own)
+
+    def effective(
+        self, run: Run, state: State, prior: Tensor, gaussian: bool
+    ) -> tuple[Effective, int]:
+        values = state["curvature.values"]  # those of G in the basis where Λ is 1
+        floor = state["tau"][:, None] * torch.ones_like(values)
+        return spectral(values.unsqueeze(1), floor), self.diagonal.rounds
+
+    def divided(self, state: State, ratio: Tensor) -> State:
+        new = self.diagonal.divided(state, ratio)
+        if "curvature.values" in state:
+            new["curvature.values"] = state["curvature.values"] / ratio
+            new["curvature.root"] = state["curvature.root"] / ratio.sqrt()[..., None, None]
+        return new
+
+    def bytes(self, run: Run, groups: int) -> int:
+        """Of the kernel, its factors, and room to find them."""
+        count = self._used(run) * output_size(run.net.output)
+        return 5 * 8 * run.size * count**2
+
+    def product(self, run: Run) -> float | None:
+        count = self._used(run) * output_size(run.net.output)
+        return float(run.size * count**2 * max(count, len(run.subset_index)))
+
+    def whole(self, run: Run) -> bool:
+        return self.rows is None or self.rows >= _longest(run)
+
+    def _used(self, run: Run) -> int:
+        return _longest(run) if self.rows is None else min(self.rows, _longest(run))
+
+    def _features(self, run: Run, state: State) -> Features:
+        batch = self._chosen(run)
+        prior = run.prior.curvature(state["theta"]).expand_as(state["theta"])[:, run.subset_index]
+        jacobians, x = self.source(run, state), batch.x
+        root = state.get("curvature.root")
+        if root is None:
+            theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
+            outputs = Outputs(run.likelihood, theta, batch, run.net.output, self.kind)
+            root = outputs.root(jacobians.values(x, batch.shared), square=True).mT
+        missing = root.shape[1] - batch_rows(batch)
+        if missing:  # some of the members, whose rows are fewer than others': no weight is there
+            axis = 0 if batch.shared else 1
+            last = lambda t: t.narrow(axis, t.shape[axis] - 1, 1)  # noqa: E731
+            x = tree_map(lambda t: torch.cat([t, *[last(t)] * missing], axis), x)
+        return Features(jacobians, x, batch.shared, root.contiguous(), prior.double().rsqrt())
+
+    def _chosen(self, run: Run) -> Batch:
+        """The rows that the kernel is made of, evenly over each member's own."""
+        data = run.rows
+        if self.rows is not None:
+            data = replace(data, rows=[_evenly(own, self.rows) for own in data.rows])
+        return Pass(data, run.split_of).batch(0)
 
 
-def whole(run: Run, rows: int | None) -> bool:
-    """Whether it is made of all rows: else its evidence is no evidence."""
-    return used(run, rows) == used(run, None)
-
-
-def complete(run: Run, state: State, rows: int | None) -> State:
-    """The kernel's eigenvalues and vectors, from the state with the diagonal of all rows."""
-    if "kernel.values" in state:
-        return state
-    features = _features(run, state, rows)
-    gram = features.gram()
-    if not whole(run, rows):
-        scale = features.scale.square()[:, None]
-        total = (state["curvature"] * scale).sum((1, 2))  # tr ΨΨᵀ of all rows
-        more = total / gram.diagonal(dim1=-2, dim2=-1).sum(1)
-        gram = gram * more[:, None, None]
-        features.root = features.root * more.sqrt()[:, None, None, None]
-    values, vectors = torch.linalg.eigh((gram + gram.mT) / 2)
-    return state | {
-        "kernel.values": values.clamp_min(0.0), "kernel.vectors": vectors.contiguous(),
-        "kernel.root": features.root,
-    }  # fmt: skip
-
-
-def covariance(run: Run, state: State, rows: int | None) -> Dual:
-    """H⁻¹."""
-    tau = state["tau"]
-    own = (state["kernel.values"], state["kernel.vectors"], tau, torch.ones_like(tau))
-    return Dual(_features(run, state, rows), *own)
-
-
-def _features(run: Run, state: State, rows: int | None) -> Features:
-    batch = _chosen(run, rows)
-    prior = run.prior.curvature(state["theta"]).expand_as(state["theta"])[:, run.subset_index]
-    jacobians = Jacobians(run.net, state["theta"], run.net.subset_names, run.buffers(state))
-    root, x = state.get("kernel.root"), batch.x
-    if root is None:
-        root = _noise_root(run, state, jacobians, batch)
-    missing = root.shape[1] - batch_rows(batch)
-    if missing:  # some of the members, whose rows are fewer than others': the rest has no weight
-        axis = 0 if batch.shared else 1
-        last = lambda t: t.narrow(axis, t.shape[axis] - 1, 1)  # noqa: E731
-        x = tree_map(lambda t: torch.cat([t, *[last(t)] * missing], axis), x)
-    return Features(jacobians, x, batch.shared, root.contiguous(), prior.double().rsqrt())
-
-
-def _noise_root(run: Run, state: State, jacobians: Jacobians, batch: Batch) -> Tensor:
-    """(w C)^½ of each row, [M, m, O, O]."""
-    theta: Params = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
-    f = unflatten_outputs(jacobians.values(batch.x, batch.shared), run.net.output)
-    c = run.likelihood.curvature(f, theta, 1, batch.y).double()
-    values, vectors = torch.linalg.eigh((c + c.mT) / 2)
-    root = (vectors * values.clamp_min(0.0).sqrt()[..., None, :]) @ vectors.mT
-    return root if batch.weight is None else root * batch.weight.double().sqrt()[..., None, None]
-
-
-def _chosen(run: Run, rows: int | None) -> Batch:
-    """The rows that the kernel is made of, evenly over each member's own."""
-    data = run.rows
-    if rows is not None:
-        data = dataclasses.replace(data, rows=[_evenly(own, rows) for own in data.rows])
-    return Pass(data, run.split_of).batch(0)
+def _longest(run: Run) -> int:
+    return max(len(run.rows.rows[s]) for s in run.split_of)
 
 
 def _evenly(rows: Tensor, count: int) -> Tensor:

@@ -32,11 +32,12 @@ from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, links, maximum, statistics, verdict
-from doxa.laplace.curvature import output_size
 from doxa.laplace.dual import Dual
-from doxa.laplace.evidence import covariance
+from doxa.laplace.forms import Form, Matrix
+from doxa.laplace.functional import FunctionalPosterior, Kernel
+from doxa.laplace.hessian import Hessian
+from doxa.laplace.kronecker import Factors
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.linalg import Structure
 from doxa.method import (
     Clock,
     Info,
@@ -54,7 +55,6 @@ from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
 
-_STEPS = (1.0, 0.5, 0.25, 0.1, 0.02)  # shares of a Gauss–Newton step that polishing tries
 # times the evidence's, nearest first: what validation tries; at the last, H is the prior's alone
 _PRECISIONS = tuple(10 ** (k / 2) for k in sorted(range(-2, 9), key=abs))
 
@@ -66,8 +66,12 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full", "diagonal", or "functional": as full, by way of the kernel on training rows.
-    rows: how many of them, evenly ("functional" only); None: all.
+    structure: "full", "diagonal", "kronecker": two small factors for each layer, or "functional":
+        as full, by way of the kernel on training rows.
+    rows: how many of those, evenly ("functional" only); None: all.
+    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
+        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
+        error where it has a negative eigenvalue that the prior does not outweigh.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
         "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
@@ -87,24 +91,22 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal", "functional")
+    structure: str = one_of("full", "diagonal", "kronecker", "functional")
     predictive: str = one_of("linearised", "sampled")
-    link: str = one_of("samples", "probit", "bridge")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int | None = whole(None, least=0)
     train: bool = flag(True)
+    curvature: str = one_of("ggn", "fisher", "hessian")
+    link: str = one_of("samples", "probit", "bridge")
     rows: int | None = whole(None, least=1)
 
     def __post_init__(self) -> None:
-        if isinstance(self.structure, str) and self.structure in ("kronecker", "low-rank"):
-            raise MethodError(
-                f"structure={self.structure!r} comes later; use 'diagonal', or 'full' with "
-                "subset='last_layer'"
-            )
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
+        if self.curvature == "hessian" and self.structure != "full":
+            raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
         if self.rows is not None and self.structure != "functional":
             raise MethodError("rows are those of a kernel: use structure='functional'")
         if self.link != "samples" and self.predictive != "linearised":
@@ -145,11 +147,10 @@ class Laplace(Method):
         return self.tune is not None
 
     def _check_memory(self, run: Run) -> None:
+        size, groups = len(run.subset_index), self._sums.groups(run)
+        need = self._sums.form.bytes(run, groups)
         if self.structure == "functional":
-            functional.check(run, self.rows, statistics.noise_groups(run))
-        size = len(run.subset_index)
-        matrix = size if self.diagonal else size**2
-        need = 3 * 8 * run.size * statistics.noise_groups(run) * matrix  # sum, copy and factor
+            functional.check(run, need, groups)
         if need > 0.8 * free_memory(run.device):
             raise MemoryBudgetError(
                 f"{run.size} {self.structure} matrices over {size} weights take "
@@ -158,16 +159,20 @@ class Laplace(Method):
             )
 
     @property
-    def diagonal(self) -> bool:
-        """What is added up is the diagonal; a kernel needs it for its trace."""
-        return self.structure in ("diagonal", "functional")
+    def _sums(self) -> statistics.Sums:
+        forms: dict[str, Form] = {
+            "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
+            "kronecker": Factors(), "functional": Kernel(self.rows, self.curvature),
+        }  # fmt: skip
+        form = Hessian() if self.curvature == "hessian" else forms[self.structure]
+        return statistics.Sums(form, self.curvature)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.train:
             yield optimise(log_joint, run.steps)
-        made = partial(Stage, capturable=False, product=self._product(run))
+        made = partial(Stage, capturable=False, product=self._sums.form.product(run))
         polish = self.polish
         if polish is None:
             polish = maximum.polishing(run, self.train) if self.structure == "full" else 0
@@ -176,60 +181,17 @@ class Laplace(Method):
         yield made("curvature", self._add, 0, "pass", enter=self._start)
         yield made("settle", self._add, 0, "all", enter=self._settle)
 
-    def _product(self, run: Run) -> float | None:
-        """Multiplications of JᵀΛJ, or of factoring it; None where there is no such matrix."""
-        if self.diagonal:
-            return None
-        size, rows = len(run.subset_index), run.settings.batch_size * output_size(run.net.output)
-        return float(run.size * size**2 * max(size, rows))
-
     def _start(self, run: Run, state: State) -> State:
-        return state | statistics.empty(run, self.diagonal)
+        return state | self._sums.empty(run)
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        return statistics.add(run, state, batch, self.diagonal), {}
+        return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        if self.structure == "functional":
-            state = functional.complete(run, state, self.rows)
-        return statistics.settle(run, state, self.tunes(run))
+        return self._sums.settle(run, state, self.tunes(run))
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise and prior scale."""
-        index, theta = run.subset_index, state["theta"]
-        local, _ = self._add(run, self._start(run, state), batch, clock)
-        prior, _ = statistics.prior_curvature(run, theta)
-        tau = state["tau"][:, None]
-        _, grads, _ = run.value_and_grad(maximum.log_likelihood, state, batch, clock)
-        slope = grads["theta"][:, index].double()
-        slope = slope + tau * run.prior.score(theta)[:, index].double()
-        ones = torch.ones_like(local["chi"])
-        direction = covariance(local["curvature"], ones, tau * prior).matmul(slope)
-        with torch.no_grad():
-            best, chosen = self._log_joint(run, state, theta, batch), theta
-            for share in _STEPS:
-                tried = theta.index_add(1, index, (share * direction).to(theta.dtype))
-                reached = self._log_joint(run, state, tried, batch)
-                better = reached > best
-                best = torch.where(better, reached, best)
-                chosen = torch.where(better[:, None], tried, chosen)
-        new = {**state, "theta": chosen}
-        if statistics.learns_noise(run) or self.tunes(run):
-            there, _ = self._add(run, self._start(run, new), batch, clock)
-            settled = self._settle(run, there)
-            new |= {"theta": settled["theta"], "tau": settled["tau"]}
-        return new, {"loss": -best / run.n, "gradient": slope.norm(dim=1)}
-
-    def _log_joint(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
-        """Up to a constant, with the prior's precision times τ where that is free: [M]."""
-        tau = state["tau"]
-        fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
-        for part in run.engine.chunks(run.size):
-            own, rows = slice_state(state, part), batch.members(part)
-            fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
-        if not self.tunes(run):
-            return fit + run.prior.log_prob(theta).double()
-        return fit - 0.5 * tau * statistics.prior_curvature(run, theta)[1]
+        return maximum.polish(run, state, batch, clock, self.tunes(run))
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         rows = verdict.judged(run)
@@ -261,7 +223,7 @@ class Laplace(Method):
         tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
             scaled = {**state, "tau": factor * state["tau"]}
-            tried.append(statistics.settle(run, scaled, scale=False))
+            tried.append(self._sums.settle(run, scaled, scale=False))
             scores.append(verdict.log_scores(self._posterior(run, tried[-1]), rows))
         best = max(scores, key=lambda each: float(each.mean()))
         behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
@@ -273,11 +235,11 @@ class Laplace(Method):
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
         prior, quad = statistics.prior_curvature(run, state["theta"])
         tau = state["tau"]
+        inverse = self._sums.form.covariance(run, state, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()
-        kind, inverse = LaplacePosterior, self._inverse(run, state, tau[:, None] * prior)
-        spread = inverse.scaled(temperature).to(dtype=run.dtype)
+        kind, spread = LaplacePosterior, inverse.scaled(temperature).to(dtype=run.dtype)
         if isinstance(spread, Dual):
-            kind = functional.FunctionalPosterior
+            kind = FunctionalPosterior
         else:
             tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
             spread = spread.from_state(tidy)
@@ -286,18 +248,11 @@ class Laplace(Method):
             priors=statistics.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        exact = self.structure != "functional" or functional.whole(run, self.rows)
-        if exact and bool((temperature == 1.0).all()) and not run.tempered:
+        if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tunes(run):
             posterior.record.diagnostics["prior_scale"] = tau.rsqrt().tolist()
         return posterior
-
-    def _inverse(self, run: Run, state: State, prior: Tensor) -> Structure:
-        """H⁻¹, with τΛ [M, p]."""
-        if self.structure == "functional":
-            return functional.covariance(run, state, self.rows)
-        return covariance(state["curvature"], torch.ones_like(state["chi"]), prior)
 
     def _log_evidence(
         self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor

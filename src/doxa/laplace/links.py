@@ -98,8 +98,7 @@ def predict(posterior: LaplacePosterior, jacobians: Jacobians, x: Any, theta: Pa
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     pieces = []
     for rows in jacobians.chunks(rows_of(x, "x")):
-        f, j = jacobians(tree_map(lambda t, r=rows: t[r], x))  # [K, B, O], [K, B, O, p]
-        pieces.append(_logits(posterior, heads, f, j))
+        pieces.append(_logits(posterior, heads, jacobians, tree_map(lambda t, r=rows: t[r], x)))
     forms = []
     for i, head in enumerate(heads):
         own = likelihood.theta_of(i, theta) if isinstance(likelihood, Heads) else theta
@@ -110,19 +109,25 @@ def predict(posterior: LaplacePosterior, jacobians: Jacobians, x: Any, theta: Pa
 
 
 def _logits(
-    posterior: LaplacePosterior, heads: tuple[Likelihood, ...], f: Tensor, j: Tensor
+    posterior: LaplacePosterior, heads: tuple[Likelihood, ...], jacobians: Jacobians, x: Any
 ) -> list[_Logits]:
     """Of every head at some rows."""
     output, bridges = posterior.network.output, posterior.method.link == "bridge"
     split = lambda flat: _as_heads(unflatten_outputs(flat, output), len(heads))  # noqa: E731
-    values, variances = split(f), split(posterior.covariance.quad(j))
-    slopes = split(j.transpose(-1, -2))  # of each head, [K, B, p, *output]
-    found = []
-    for head, value, variance, slope in zip(heads, values, variances, slopes, strict=True):
-        covariance = None
+    f, spread = (jacobians.spread if bridges else jacobians.variance)(x, posterior.covariance)
+    variances = split(spread.diagonal(dim1=-2, dim2=-1) if bridges else spread)
+    found, start = [], 0
+    for head, value, variance in zip(heads, split(f), variances, strict=True):
+        size, covariance = value[0, 0].numel(), None
         if bridges and head.classifies and not isinstance(head, Bernoulli):
-            covariance = posterior.covariance.outer(slope.movedim((3, 2), (-2, -1)))
+            own = slice(start, start + size)
+            sites = (value.shape[2], size // value.shape[2])
+            block = spread[..., own, own].unflatten(-1, sites).unflatten(-3, sites)
+            at_site = block.diagonal(dim1=3, dim2=5).movedim(-1, 2)  # [K, B, sites, C, C]
+            covariance = at_site.unflatten(2, value.shape[3:] or (1,))
+            covariance = covariance if value.ndim > 3 else covariance.squeeze(2)
         found.append(_Logits(value, variance, covariance))
+        start += size
     return found
 
 

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch
+from doxa.laplace import statistics
 from doxa.laplace.curvature import output_size
+from doxa.laplace.forms import Matrix
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.method import Clock, Run, State
+from doxa.method import Clock, Info, Run, State, slice_state
 from doxa.method.run import AT_REST
 from doxa.posterior import Status
 
-_STEPS = 10  # of Gauss–Newton, where nobody said how many
+_COUNT = 10  # Gauss–Newton steps, where nobody said how many
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.02)  # of a step that are tried
 _WORK = 4e9  # multiplications that they may take: a second or so of one core
 _RARE = 3.09  # standard normals: once in a thousand
 
@@ -33,14 +36,52 @@ def polishing(run: Run, trained: bool) -> int:
         return 0
     size, rows = len(run.subset_index), max(len(own) for own in run.rows.rows)
     matrices = 2 * rows * output_size(run.net.output) * size**2 + size**3  # two sums and a factor
-    return _STEPS if _STEPS * run.size * matrices <= _WORK else 0
+    return _COUNT if _COUNT * run.size * matrices <= _WORK else 0
 
 
 def log_likelihood(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
     return run.log_likelihood(params["theta"], batch, params), {}
 
 
-def slope(run: Run, state: State) -> Tensor:
+def polish(run: Run, state: State, batch: Batch, clock: Clock, tunes: bool) -> tuple[State, Info]:
+    """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise, and the prior's scale where that is
+    free."""
+    index, theta = run.subset_index, state["theta"]
+    sums = statistics.Sums(Matrix(diagonal=False))  # positive wherever it is
+    local = sums.add(run, state | sums.empty(run), batch)
+    prior, _ = statistics.prior_curvature(run, theta)
+    tau = state["tau"][:, None]
+    _, grads, _ = run.value_and_grad(log_likelihood, state, batch, clock)
+    slope = grads["theta"][:, index].double()
+    slope = slope + tau * run.prior.score(theta)[:, index].double()
+    direction = sums.form.covariance(run, local, tau * prior).matmul(slope)
+    with torch.no_grad():
+        best, chosen = _log_joint(run, state, theta, batch, tunes), theta
+        for share in _SHARES:
+            tried = theta.index_add(1, index, (share * direction).to(theta.dtype))
+            reached = _log_joint(run, state, tried, batch, tunes)
+            better = reached > best
+            best = torch.where(better, reached, best)
+            chosen = torch.where(better[:, None], tried, chosen)
+    new = {**state, "theta": chosen}
+    if sums.learns_noise(run) or tunes:
+        settled = sums.settle(run, sums.add(run, new | sums.empty(run), batch), tunes)
+        new |= {"theta": settled["theta"], "tau": settled["tau"]}
+    return new, {"loss": -best / run.n, "gradient": slope.norm(dim=1)}
+
+
+def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool) -> Tensor:
+    """Up to a constant, with the prior's precision times τ where that is free: [M]."""
+    fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
+    for part in run.engine.chunks(run.size):
+        own, rows = slice_state(state, part), batch.members(part)
+        fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
+    if not tunes:
+        return fit + run.prior.log_prob(theta).double()
+    return fit - 0.5 * state["tau"] * statistics.prior_curvature(run, theta)[1]
+
+
+def gradient(run: Run, state: State) -> Tensor:
     """∇ log p(θ*, D) of the uncertain weights, under the prior that was found: [M, p]."""
     index, theta = run.subset_index, state["theta"]
     total = state["tau"][:, None] * run.prior.score(theta)[:, index].double()
@@ -54,7 +95,7 @@ def slope(run: Run, state: State) -> Tensor:
 def judge(run: Run, state: State, posterior: LaplacePosterior, heat: Tensor) -> None:
     """λ of each member as a diagnostic, and in the status where θ* was to be a maximum and is far
     from one; `heat` is the temperature T [M] of the covariance T H⁻¹."""
-    g = slope(run, state)
+    g = gradient(run, state)
     spread = posterior.covariance.to(dtype=torch.float64)
     squares = (g * spread.matmul(g)).sum(1) / heat.double()  # [M]
     posterior.record.diagnostics["newton_decrement"] = squares.clamp_min(0.0).sqrt().tolist()

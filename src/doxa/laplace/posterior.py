@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map
 from doxa.data import rows_of
 from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, unflatten_outputs
+from doxa.laplace.factored import Factored
+from doxa.linalg import Kronecker
 from doxa.linalg.layout import Params
 from doxa.posterior import FunctionDraws, GaussianPosterior, register_posterior
 from doxa.predictive import Moments, Predictive
@@ -76,12 +78,11 @@ class LaplacePosterior(GaussianPosterior):
         return location
 
     def _jacobians(self) -> Jacobians:
-        names = self.network.subset_names
-        return Jacobians(self.network, self.mean, names, self.buffers)
+        kind = Factored if isinstance(self.covariance, Kronecker) else Jacobians
+        return kind(self.network, self.mean, self.network.subset_names, self.buffers)
 
     def _marginal(self, jacobians: Jacobians, x: Any, rows: slice) -> tuple[Tensor, Tensor]:
-        f, j = jacobians(tree_map(lambda t: t[rows], x))
-        return f, self.covariance.quad(j)
+        return jacobians.variance(tree_map(lambda t: t[rows], x), self.covariance)
 
     def _functions(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Any:
         rows = rows_of(x, "x")
@@ -93,8 +94,8 @@ class LaplacePosterior(GaussianPosterior):
         """(rows, f + Jδ at those rows for every draw), chunk by chunk: [S, B, ...]."""
         delta = self._deltas(counts, seed)
         for rows in jacobians.chunks(rows_of(x, "x")):
-            f, j = jacobians(tree_map(lambda t, r=rows: t[r], x))  # [K, B, O], [K, B, O, p]
-            drawn = torch.einsum("kbop,ksp->ksbo", j, delta) + f.unsqueeze(1)
+            f, away = jacobians.along(tree_map(lambda t, r=rows: t[r], x), delta)
+            drawn = away + f.unsqueeze(1)  # [K, S, B, O]
             own = [drawn[k, :count] for k, count in enumerate(counts)]
             yield rows, unflatten_outputs(torch.cat(own), self.network.output)
 

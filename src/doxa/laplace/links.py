@@ -133,7 +133,8 @@ def _logits(
 
 def _joined(pieces: list[_Logits]) -> _Logits:
     """Consecutive rows as one."""
-    f, variance = (torch.cat([piece[i] for piece in pieces], 1) for i in (0, 1))
+    f = torch.cat([piece.f for piece in pieces], 1)
+    variance = torch.cat([piece.variance for piece in pieces], 1)
     covariances = [piece.covariance for piece in pieces if piece.covariance is not None]
     return _Logits(f, variance, torch.cat(covariances, 1) if covariances else None)
 

@@ -73,15 +73,15 @@ def test_default_settings_find_the_maximum_of_a_small_network() -> None:
         ({}, {"validation": 0.2}),  # these rows stop it: it is not to be at the maximum
         ({"structure": "diagonal"}, {"validation": None}),
         ({"train": False}, {"init": "given", "validation": None}),  # weights as they are
+        ({}, {"validation": None, "steps": 5}),  # nowhere near a maximum
     ],
-    ids=["held out", "diagonal", "given"],
+    ids=["held out", "diagonal", "given", "short"],
 )
 def test_it_is_left_alone_where_it_is_not_to_be_at_the_maximum(
     settings: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    posterior = doxa.fit(
-        nn.Linear(3, 1).double(), rows(), doxa.Laplace(**settings), steps=5, seed=0, **options
-    )
+    options = {"steps": 100, "lr": 1e-4, "seed": 0} | options
+    posterior = doxa.fit(nn.Linear(3, 1).double(), rows(), doxa.Laplace(**settings), **options)
     assert "polish" not in posterior.history.get("stage", [])
     assert posterior.diagnostics["newton_decrement"][0] > 1.0
     assert (posterior.status == "not-converged") == (options["validation"] is None)
@@ -89,5 +89,9 @@ def test_it_is_left_alone_where_it_is_not_to_be_at_the_maximum(
 
 def test_or_where_it_would_cost_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maximum, "_WORK", 10 * (2 * 57 * 4**2 + 4**3) - 1)
-    posterior = doxa.fit(nn.Linear(3, 1).double(), rows(), "laplace", steps=5, validation=None)
+    options: dict[str, Any] = {"steps": 100, "validation": None}
+    posterior = doxa.fit(nn.Linear(3, 1).double(), rows(), "laplace", **options)
     assert "polish" not in posterior.history["stage"]
+    monkeypatch.undo()
+    posterior = doxa.fit(nn.Linear(3, 1).double(), rows(), "laplace", **options)
+    assert "polish" in posterior.history["stage"]

@@ -104,7 +104,7 @@ def main() -> None:
         for structure, backend in (
             ("kron", CurvlinopsGGN), ("full", CurvlinopsEF), ("kron", CurvlinopsEF),
         ):  # fmt: skip
-            # of Gaussian noise, its empirical Fisher is that of scores times σ²
+            # of Gaussian noise, its empirical Fisher is that of scores times 2σ²
             if backend is CurvlinopsGGN or case[0] == "classification":
                 tell(case[0], structure, backend, *case)
     for structure in ("full", "kron"):

@@ -11,9 +11,10 @@ their joint maximum. Predictions are linearised unless asked otherwise. The evid
 scale explains the data, not which predicts best: where the posterior is no Gaussian, classes are
 predicted with too little confidence. So the predictive is compared with that of θ* alone, on
 held-out rows where there are any, and `status` says where it is much worse. Use it where one mode
-is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "diagonal" for any
-number, at the price of all correlations. Dropout is off and BatchNorm frozen while curvature is
-computed.
+is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
+networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
+number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
+curvature is computed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from doxa.laplace.forms import Form, Matrix
 from doxa.laplace.functional import FunctionalPosterior, Kernel
 from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
+from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import (
     Clock,
@@ -66,15 +68,9 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full", "diagonal", "kronecker": two small factors for each layer, or "functional":
-        as full, by way of the kernel on training rows.
-    rows: how many of those, evenly ("functional" only); None: all.
-    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
-        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
-        error where it has a negative eigenvalue that the prior does not outweigh.
+    structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
+        leading eigenpairs over all layers; "functional": as full, by way of the kernel on rows.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
-    link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
-        "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
         "validation": of half decades of the precision about that, the nearest that predicts
@@ -86,18 +82,26 @@ class Laplace(Method):
         re-estimation of noise and prior scale: for an exact maximum ("full" only). None: ten where
         they are cheap, none after training that held-out rows could stop.
     train: False takes the weights as they are: for a trained network, with fit(init="given").
+    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
+        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
+        error where it has a negative eigenvalue that the prior does not outweigh.
+    rank: of structure="low-rank", how many eigenpairs.
+    link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
+        "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
+    rows: of structure="functional", how many rows, evenly; None: all.
     """
 
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal", "kronecker", "functional")
+    structure: str = one_of("full", "diagonal", "kronecker", "low-rank", "functional")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
     polish: int | None = whole(None, least=0)
     train: bool = flag(True)
     curvature: str = one_of("ggn", "fisher", "hessian")
+    rank: int = whole(50, least=1)
     link: str = one_of("samples", "probit", "bridge")
     rows: int | None = whole(None, least=1)
 
@@ -154,15 +158,20 @@ class Laplace(Method):
         if need > 0.8 * free_memory(run.device):
             raise MemoryBudgetError(
                 f"{run.size} {self.structure} matrices over {size} weights take "
-                f"{need / 2**30:.3g} GiB; use structure='diagonal', subset='last_layer', or fewer "
-                "members at once"
+                f"{need / 2**30:.3g} GiB; use structure={self._smaller!r}, subset='last_layer', or "
+                "fewer members at once"
             )
+
+    @property
+    def _smaller(self) -> str:
+        return "kronecker" if self.structure == "full" else "diagonal"
 
     @property
     def _sums(self) -> statistics.Sums:
         forms: dict[str, Form] = {
             "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
-            "kronecker": Factors(), "functional": Kernel(self.rows, self.curvature),
+            "kronecker": Factors(), "low-rank": LowRank(self.rank),
+            "functional": Kernel(self.rows, self.curvature),
         }  # fmt: skip
         form = Hessian() if self.curvature == "hessian" else forms[self.structure]
         return statistics.Sums(form, self.curvature)

@@ -40,6 +40,7 @@ from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
 from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.laplace.subnetwork import CHOSEN, Subnetwork
 from doxa.method import (
     Clock,
     Info,
@@ -59,6 +60,8 @@ log = logging.getLogger("doxa")
 
 # times the evidence's, nearest first: what validation tries; at the last, H is the prior's alone
 _PRECISIONS = tuple(10 ** (k / 2) for k in sorted(range(-2, 9), key=abs))
+
+_DIAGONAL = statistics.Sums(Matrix(diagonal=True))  # by which a subnetwork is chosen
 
 
 @store.register("laplace")
@@ -89,6 +92,7 @@ class Laplace(Method):
     link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
         "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
     rows: of structure="functional", how many rows, evenly; None: all.
+    subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
     """
 
     name: ClassVar[str] = "laplace"
@@ -104,6 +108,7 @@ class Laplace(Method):
     rank: int = whole(50, least=1)
     link: str = one_of("samples", "probit", "bridge")
     rows: int | None = whole(None, least=1)
+    subnetwork: int | None = whole(None, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,6 +118,8 @@ class Laplace(Method):
             raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
         if self.rows is not None and self.structure != "functional":
             raise MethodError("rows are those of a kernel: use structure='functional'")
+        if self.subnetwork is not None and (self.structure, self.curvature) != ("full", "ggn"):
+            raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
         if self.link != "samples" and self.predictive != "linearised":
             raise MethodError(
                 f"link={self.link!r} is for Gaussian logits: use predictive='linearised', or "
@@ -135,6 +142,8 @@ class Laplace(Method):
                 "validation=(x, y) with rows that a trained network has not seen"
             )
         links.check(self.link, run.likelihood)
+        if self.subnetwork is not None and not run.prior.is_gaussian:
+            raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
         self._check_memory(run)
         one = torch.ones(run.size, device=run.device, dtype=torch.float64)
         return {**run.init_network(), "tau": one}
@@ -174,6 +183,7 @@ class Laplace(Method):
             "functional": Kernel(self.rows, self.curvature),
         }  # fmt: skip
         form = Hessian() if self.curvature == "hessian" else forms[self.structure]
+        form = form if self.subnetwork is None else Subnetwork(self.subnetwork)
         return statistics.Sums(form, self.curvature)
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -187,11 +197,22 @@ class Laplace(Method):
             polish = maximum.polishing(run, self.train) if self.structure == "full" else 0
         if polish:
             yield made("polish", self._polish, polish, "all")
+        if self.subnetwork is not None:
+            yield Stage("choose", self._add_diagonal, 0, "pass", capturable=False,
+                        enter=lambda run, state: state | _DIAGONAL.empty(run))  # fmt: skip
         yield made("curvature", self._add, 0, "pass", enter=self._start)
         yield made("settle", self._add, 0, "all", enter=self._settle)
 
     def _start(self, run: Run, state: State) -> State:
+        form = self._sums.form
+        if isinstance(form, Subnetwork):
+            state = form.chosen(run, state, statistics.prior_curvature(run, state["theta"])[0])
         return state | self._sums.empty(run)
+
+    def _add_diagonal(
+        self, run: Run, state: State, batch: Batch, clock: Clock
+    ) -> tuple[State, Info]:
+        return _DIAGONAL.add(run, state, batch), {}
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         return self._sums.add(run, state, batch), {}
@@ -242,7 +263,7 @@ class Laplace(Method):
         return chosen, "validation"
 
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
-        prior, quad = statistics.prior_curvature(run, state["theta"])
+        prior, quad = statistics.prior_curvature(run, state["theta"], state.get(CHOSEN))
         tau = state["tau"]
         inverse = self._sums.form.covariance(run, state, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()

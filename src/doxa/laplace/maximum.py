@@ -19,6 +19,7 @@ from doxa.laplace import statistics
 from doxa.laplace.curvature import output_size
 from doxa.laplace.forms import Matrix
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.linalg import Embedded
 from doxa.method import Clock, Info, Run, State, slice_state
 from doxa.method.run import AT_REST
 from doxa.posterior import Status
@@ -99,6 +100,9 @@ def judge(run: Run, state: State, posterior: LaplacePosterior, heat: Tensor) -> 
     from one; `heat` is the temperature T [M] of the covariance T H⁻¹."""
     g = gradient(run, state)
     spread = posterior.covariance.to(dtype=torch.float64)
+    if isinstance(spread, Embedded):
+        g = spread.picked(g)
+        spread = spread.inner
     squares = (g * spread.matmul(g)).sum(1) / heat.double()  # [M]
     posterior.record.diagnostics["newton_decrement"] = squares.clamp_min(0.0).sqrt().tolist()
     size = spread.size

@@ -14,7 +14,7 @@ from doxa import errors, nets
 from doxa.density import Draws, sample, transforms
 from doxa.driver.runs import Runs, Sweep
 from doxa.engine import Engine
-from doxa.fit import fit, tune
+from doxa.fit import fit
 from doxa.likelihoods import (
     Bernoulli,
     Categorical,
@@ -29,6 +29,7 @@ from doxa.posterior import MixturePosterior, Posterior, load
 from doxa.predictive import Predictive
 from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
 from doxa.registry import ROWS, get_method, methods
+from doxa.tuning import tune
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import diagnose, evaluate

@@ -30,7 +30,7 @@ class Subnetwork(Form):
     def chosen(self, run: Run, state: State, prior: Tensor) -> State:
         """The state with the chosen weights, from the diagonal in it and Λ [M, p]."""
         precision = state["curvature"].sum(1) + prior
-        order = precision.argsort(dim=1, stable=True)[:, : self._size(run)]  # variance is its inverse
+        order = precision.argsort(dim=1, stable=True)[:, : self._size(run)]  # least: widest
         return state | {CHOSEN: order.sort(1).values}
 
     def _size(self, run: Run) -> int:

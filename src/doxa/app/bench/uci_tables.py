@@ -92,7 +92,8 @@ class UCITable:
             notes = ["mean ± standard error over splits, one a feature, in units of y"]
         else:
             notes += [note for method in methods if (note := _against(cells, method))]
-        notes += [f"{method}: {PROTOCOLS[method].words}" for method in methods]
+        for method in methods:
+            notes += _protocols(cells, method)
         for (name, method), cell in cells.items():
             status = cell["result"].get("status", {})
             bad = {k: v for k, v in status.items() if k != "ok"}
@@ -152,6 +153,18 @@ def _score(cells: Cells, name: str, method: str, score: str) -> str:
     value = result["scores"][score]
     digits = DIGITS.get(name, 2) if score in ("rmse", "crps") else 2
     return plus_minus(value["mean"], value["error"], digits)
+
+
+def _protocols(cells: Cells, method: str) -> list[str]:
+    """What was done, as the cells have it: on which sets, where that is not the same for all."""
+    sets: dict[str, list[str]] = {}
+    for (name, other), cell in cells.items():
+        if other == method:
+            words = cell["result"].get("protocol", PROTOCOLS[method].words)
+            sets.setdefault(words, []).append(SHORT.get(name, name))
+    if len(sets) == 1:
+        return [f"{method}: {words}" for words in sets]
+    return [f"{method} on {', '.join(own)}: {words}" for words, own in sets.items()]
 
 
 def _against(cells: Cells, method: str) -> str | None:

@@ -29,6 +29,7 @@ from doxa.posterior import MixturePosterior, Posterior, load
 from doxa.predictive import Predictive
 from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
 from doxa.registry import ROWS, get_method, methods
+from doxa.tune import tune
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import diagnose, evaluate
@@ -57,7 +58,7 @@ __all__ = [
     "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
     "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
     "Sweep", "diagnose", "errors", "evaluate", "fit", "get_method", "load", "methods", "nets",
-    "sample", "transforms",
+    "sample", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

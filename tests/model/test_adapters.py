@@ -113,6 +113,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "deep-ensemble": ("deep-ensemble", {"members": 3}),
     "laplace": ("laplace", {}),
     "diagonal": (doxa.Laplace("diagonal"), {}),
+    "kronecker": (doxa.Laplace("kronecker"), {}),
     "mean-field": ("mean-field", {}),
     "mc-dropout": (doxa.MCDropout(p=0.1), {}),
     "swag": (doxa.SWAG(rank=3, cycle=2), {}),

@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from doxa.app.comparison.splits import Split, random_splits
+from doxa.app.tables import Array
 from doxa.errors import DataError, ModelError
 from doxa.priors import Normal, Prior
 from doxa.priors import prior as named_prior
@@ -66,13 +67,14 @@ def families(beliefs: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def splits(
-    splits: int | Sequence[Split], rows: int, test_fraction: float, seed: int
+    splits: int | Sequence[Split], rows: int, share: float, seed: int, labels: Array | None
 ) -> Sequence[Split]:
+    """The rows, divided; classes in proportion."""
     if not isinstance(splits, int):
         return [Split(np.asarray(train), np.asarray(test)) for train, test in splits]
-    if test_fraction == 0:
+    if share == 0:
         return [Split(np.arange(rows), np.arange(0))]
-    return random_splits(rows, test_fraction, splits, seed)
+    return random_splits(rows, share, splits, seed, labels)
 
 
 def inner(split: Split, share: float, seed: int, k: int) -> Split:

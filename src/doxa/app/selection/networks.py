@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import doxa
+from doxa import likelihoods
 from doxa.app.comparison.candidates import worst_status
 from doxa.app.comparison.splits import Split, indexable, rows_in
 from doxa.app.selection import asked
@@ -62,8 +63,9 @@ def evidence(
         deviation of a Normal; None is a Normal whose scale Laplace finds by evidence.
     likelihood, subset: as in `doxa.fit`, the same for all.
     laplace: the method that gives the evidence; default `Laplace(polish=10)`, at an exact maximum.
-    bound: the method that gives the bound: "mean-field", "last-layer-vi", ...; None for none. Where
-        a prior's scale is found, it is the one that Laplace found.
+    bound: the method that gives the bound: "mean-field", "last-layer-vi" (of the last layer alone,
+        the others being points: no bound on the evidence of all weights), ...; None for none.
+        Where a prior's scale is found, it is the one that Laplace found.
     splits: how many random ones, each holding out `test_fraction` (0: every row is trained on, and
         there is no held-out score); or the splits themselves.
     validation: a share of the training rows, to choose by in the usual way: a second fit without
@@ -98,7 +100,10 @@ def evidence(
         raise MethodError(f"restarts must be at least 1, not {restarts}")
     named, beliefs = asked.labelled(nets), asked.beliefs(priors)
     inner = None
-    chosen = asked.splits(splits, rows, test_fraction, seed)
+    meant = None if likelihood is None else likelihoods.likelihood(likelihood)
+    classes = meant is not None and meant.classifies and y.ndim == 1
+    labels = torch.as_tensor(y).cpu().numpy() if classes else None
+    chosen = asked.splits(splits, rows, test_fraction, seed, labels)
     if validation is not None:
         inner = [asked.inner(split, validation, seed, k) for k, split in enumerate(chosen)]
     common = {"likelihood": likelihood, "subset": subset, "standardize": standardize}

@@ -168,7 +168,7 @@ class Evidence(describe.Described):
             facts.append(("…", f"{len(self.rows) - _SHOWN} more: frame() has them all"))
         for by in shown[:-1] if self._has("held_out") else ():
             gain, error = self.gain(by, "held_out")
-            lost = describe.number(-gain) + (f" ± {error:.2g}" if error > 0 else "")
+            lost = describe.number(abs(gain)) + (f" ± {error:.2g}" if error > 0 else "")
             facts.append((f"chosen by {by}", f"{lost} nats a row behind hindsight"))
         runs = describe.plural(self.splits, "split")
         state = f"{self.train_rows} training and {self.test_rows} held-out rows, {runs}"

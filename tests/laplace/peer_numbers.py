@@ -94,6 +94,9 @@ def main() -> None:
             found.append([[fingerprint(f) for f in block] for block in fitted.H_facs.kfacs])
         kind = "fisher" if backend is CurvlinopsEF else "ggn"
         table[f"{name} {structure} {kind}"] = found
+        if (name, structure, kind) == ("classification", "full", "ggn"):
+            for link in ("probit", "bridge"):
+                table[link] = fitted(x, pred_type="glm", link_approx=link).tolist()
 
     for case in small:
         for structure, backend in (("full", BackPackGGN), ("diag", BackPackGGN)):

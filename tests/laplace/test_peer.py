@@ -72,3 +72,23 @@ def fingerprint(block: KroneckerBlock) -> tuple[float, float]:
     u, v = (torch.cos(torch.arange(n, dtype=torch.float64)) for n in (size, block.size // size))
     turned = block.turn(torch.outer(u, v).reshape(1, 1, -1))[0, 0]
     return float(block.curvature.sum()), float((block.curvature[0] * turned.square()).sum())
+
+
+LINKS = {
+    "probit": [
+        [0.5759223569244999, 0.2741289447278408, 0.14994869834765936],
+        [0.5700527213827211, 0.2776987582320241, 0.1522485203852549],
+    ],
+    "bridge": [
+        [0.5097089428532898, 0.3267026588456947, 0.1635883983010154],
+        [0.5240136930330658, 0.3071293486613051, 0.16885695830562916],
+    ],
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_same_class_probabilities(link: str) -> None:
+    model = doxa.Model(peer.net(3), doxa.Categorical(), doxa.Normal(peer.PRIOR_PRECISION**-0.5))
+    method = doxa.Laplace(link=link, train=False)
+    posterior = doxa.fit(model, peer.classification(), method, init="given")
+    assert np.allclose(posterior.predict(peer.inputs(3)[1:]).probs, LINKS[link], rtol=1e-8)

@@ -8,6 +8,7 @@ is linear in θ. Jacobians are vectorised over members and rows, one backward pa
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -101,6 +102,24 @@ class Jacobians:
         step = max(1, chunk_bytes(like.device) // row)
         for start in range(0, rows, step):
             yield slice(start, min(start + step, rows))
+
+    def member(self, k: int) -> Jacobians:
+        """Of member k alone."""
+        own = copy.copy(self)
+        own.members = 1
+        pick = lambda tree: {name: v[k : k + 1] for name, v in tree.items()}  # noqa: E731
+        own.own, own.rest, own.buffers = pick(self.own), pick(self.rest), pick(self.buffers)
+        return own
+
+    def values(self, x: Any, shared: bool = True) -> Tensor:
+        """f [M, B, O] alone."""
+        each = lambda own, rest, buffers, x: flatten_outputs(  # noqa: E731
+            self.model.forward({**rest, **own}, x, buffers=buffers), 0
+        )
+        dims = (0, 0, 0, None if shared else 0)
+        with torch.no_grad():
+            f: Tensor = vmap(each, in_dims=dims)(self.own, self.rest, self.buffers, x)
+        return f
 
     def __call__(self, x: Any, shared: bool = True) -> tuple[Tensor, Tensor]:
         """f [M, B, O] and J [M, B, O, p]; x has a member axis unless it is shared."""

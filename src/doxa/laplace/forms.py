@@ -53,6 +53,10 @@ class Form(ABC):
         """Multiplications in the largest product; None where the network's are larger."""
         return None
 
+    def whole(self, run: Run) -> bool:
+        """Whether it is made of all rows: that of a part has no evidence."""
+        return True
+
     def source(self, run: Run, state: State) -> Jacobians:
         return Jacobians(run.net, state["theta"], run.net.subset_names, run.buffers(state))
 
@@ -76,6 +80,19 @@ def spectral(values: Tensor, floor: Tensor) -> Effective:
     return effective
 
 
+def added(
+    state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int, diagonal: bool
+) -> State:
+    """Σ w JᵀCJ of each group, or its diagonal, with J [M, B, O, p] of some rows added."""
+    c, weight = outputs.matrix(flat), outputs.part.weight
+    if groups == 1:
+        each = [gauss_newton(j, c, weight, diagonal)]
+    else:  # every output has its own noise level
+        own = [(j[:, :, o : o + 1], c[:, :, o : o + 1, o : o + 1]) for o in range(groups)]
+        each = [gauss_newton(*one, weight, diagonal) for one in own]
+    return {"curvature": state["curvature"] + torch.stack(each, 1)}
+
+
 @dataclass(frozen=True)
 class Matrix(Form):
     """All of G [M, g, p, p], or its diagonal [M, g, p]."""
@@ -92,15 +109,8 @@ class Matrix(Form):
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
-        part = outputs.part
-        flat, j = source(part.x, part.shared)
-        c = outputs.matrix(flat)
-        if groups == 1:
-            each = [gauss_newton(j, c, part.weight, self.diagonal)]
-        else:  # every output has its own noise level
-            own = [(j[:, :, o : o + 1], c[:, :, o : o + 1, o : o + 1]) for o in range(groups)]
-            each = [gauss_newton(*one, part.weight, self.diagonal) for one in own]
-        return {"curvature": state["curvature"] + torch.stack(each, 1)}, flat
+        flat, j = source(outputs.part.x, outputs.part.shared)
+        return added(state, j, flat, outputs, groups, self.diagonal), flat
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
         total = state["curvature"].sum(1)

@@ -4,7 +4,8 @@
 
 The Gauss–Newton curvature is that of the linearised network, so the linearised predictive is the
 one it belongs to (Khan et al. 2019; Immer, Korzepa & Bauer 2021). With Gaussian noise it is a
-closed form; otherwise whole functions f + Jδ are drawn.
+closed form; otherwise whole functions f + Jδ are drawn, or class probabilities are approximated in
+closed form (`links.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
+from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, unflatten_outputs
 from doxa.laplace.factored import Factored
 from doxa.linalg import Kronecker
@@ -52,6 +54,8 @@ class LaplacePosterior(GaussianPosterior):
                 unflatten_outputs(f, output), self.likelihood, self._member_theta(),
                 f_variance=unflatten_outputs(variance, output),
             )  # fmt: skip
+        if self.method.link != "samples":
+            return links.predict(self, jacobians, x, self._member_theta())
         counts = self._split(n)
         theta = self._theta_of(counts)
         if keep == "moments":

@@ -17,8 +17,9 @@ from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import reestimate
 from doxa.laplace.forms import Form
 from doxa.laplace.outputs import Outputs
+from doxa.laplace.subnetwork import CHOSEN
 from doxa.likelihoods import Gaussian
-from doxa.linalg import Structure
+from doxa.linalg import Embedded, Structure
 from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 from doxa.priors import Normal, Prior
@@ -79,7 +80,7 @@ class Sums:
     def settle(self, run: Run, state: State, scale: bool) -> State:
         """Learned noise, and the prior's scale where asked, at their type-II maximum for θ*."""
         state = self.form.complete(run, state)
-        prior, quad = prior_curvature(run, state["theta"])
+        prior, quad = prior_curvature(run, state["theta"], state.get(CHOSEN))
         tau, groups = state["tau"], self.groups(run)
         outputs = output_size(run.net.output) // groups  # in each group
         count = run.n.double()[:, None].expand(-1, groups) * outputs
@@ -112,11 +113,14 @@ def _rows(batch: Batch, rows: slice) -> Batch:
     return Batch(pick(batch.x), pick(batch.y), batch.scale, weight, batch.shared)
 
 
-def prior_curvature(run: Run, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """The curvature Λ of the subset's prior, [M, p], and (θ − m)ᵀ Λ (θ − m), [M]."""
+def prior_curvature(run: Run, theta: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The curvature Λ of the subset's prior, [M, p], and (θ − m)ᵀ Λ (θ − m), [M]; of those elements
+    of the subset that are chosen [M, s], where not all are."""
     index = run.subset_index
     prior = run.prior.curvature(theta).expand_as(theta)[:, index].double()
     away = (theta - run.prior.mean).double()[:, index]
+    if chosen is not None:
+        prior, away = prior.gather(1, chosen), away.gather(1, chosen)
     return prior, (prior * away.square()).sum(1)
 
 
@@ -124,7 +128,8 @@ def optimism(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
     """T γ/2n: how far, a row, the log-likelihood's mean over N(θ*, T H⁻¹) lies below its maximum.
 
     γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ). `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
-    prior, _ = prior_curvature(run, state["theta"])
+    prior, _ = prior_curvature(run, state["theta"], state.get(CHOSEN))
+    spread = spread.inner if isinstance(spread, Embedded) else spread
     bound = (state["tau"][:, None] * prior * spread.diagonal().double()).sum(1)
     return float(((heat.double() * spread.size - bound) / (2.0 * run.n.double())).mean())
 

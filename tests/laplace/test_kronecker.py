@@ -137,6 +137,19 @@ def test_a_linear_network_with_gaussian_noise_is_exact(tune: str | None) -> None
     assert torch.allclose(ours.predict(x).variance, full.predict(x).variance, rtol=1e-8)
 
 
+def test_an_embedding_under_a_fixed_linear_head_is_exact() -> None:
+    """A row of one token has G = count ⊗ HᵀH/σ² whichever its token, and padding none."""
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(3, 2)).double()
+    x = torch.tensor([[1], [1], [4], [2], [2], [0]])
+    model = doxa.Model(net, doxa.Gaussian(0.3), doxa.Normal(1.0), subset=lambda n: n[0] == "0")
+    full, ours = (
+        doxa.fit(model, (x, normal(6, 2)), doxa.Laplace(structure, train=False), init="given")
+        for structure in ("full", "kronecker")
+    )
+    assert torch.allclose(ours.covariance.dense(), full.covariance.dense(), rtol=1e-9, atol=1e-12)
+    assert ours.log_evidence == pytest.approx(full.log_evidence, rel=1e-10)
+
+
 def test_each_outputs_noise_is_at_its_fixed_point() -> None:
     """MacKay's equation, with all of it read off the posterior: Σ_g (n − χ²_g) = γ = p − δ tr Σ."""
     x = normal(40, 2)

@@ -137,6 +137,33 @@ def test_a_linear_network_with_gaussian_noise_is_exact(tune: str | None) -> None
     assert torch.allclose(ours.predict(x).variance, full.predict(x).variance, rtol=1e-8)
 
 
+def test_an_embedding_under_a_fixed_linear_head_is_exact() -> None:
+    """A row of one token has G = count ⊗ HᵀH/σ² whichever its token, and padding none."""
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(3, 2)).double()
+    x = torch.tensor([[1], [1], [4], [2], [2], [0]])
+    model = doxa.Model(net, doxa.Gaussian(0.3), doxa.Normal(1.0), subset=lambda n: n[0] == "0")
+    full, ours = (
+        doxa.fit(model, (x, normal(6, 2)), doxa.Laplace(structure, train=False), init="given")
+        for structure in ("full", "kronecker")
+    )
+    assert torch.allclose(ours.covariance.dense(), full.covariance.dense(), rtol=1e-9, atol=1e-12)
+    assert ours.log_evidence == pytest.approx(full.log_evidence, rel=1e-10)
+
+
+def test_each_outputs_noise_is_at_its_fixed_point() -> None:
+    """MacKay's equation, with all of it read off the posterior: Σ_g (n − χ²_g) = γ = p − δ tr Σ."""
+    x = normal(40, 2)
+    y = torch.stack([x.sum(1), torch.sin(2 * x[:, 0])], 1) * torch.tensor([1.0, 20.0]).double()
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    model = doxa.Model(net, doxa.Gaussian(per_output=True), doxa.Normal(1.0))
+    ours = doxa.fit(model, (x, y), doxa.Laplace("kronecker"), steps=50, validation=None)
+    net = ours.network
+    f = net.forward(ours.layout.unflatten(ours.mean[0]), x)
+    chi = ((y - f).square() / ours.predict(x).aleatoric).sum(0)
+    gamma = ours.covariance.size - ours.covariance.diagonal().sum()
+    assert float((40 - chi).sum()) == pytest.approx(float(gamma), rel=1e-6)
+
+
 def image_data(n: int = 30) -> tuple[Tensor, Tensor]:
     return normal(n, 1, 6, 6), torch.arange(n) % 3
 

@@ -146,6 +146,7 @@ def test_a_probit_says_what_it_does_not_know() -> None:
     assert torch.allclose(p.variance, p.probs * (1 - p.probs))
     assert torch.allclose(p.entropy, torch.special.entr(p.probs).sum(1))
     assert "mutual_information" not in repr(p)
+    assert "mutual_information" not in repr(Predictive.mix([p, p]))
 
 
 def test_pixels_are_bridged_one_by_one() -> None:

@@ -36,9 +36,9 @@ CASES = {
     "mean-field-subset": Case("gaussian", doxa.MeanField()),
     "dropout-layers": Case("implicit", doxa.MCDropout(), "poisson"),
     "dropout-inserted": Case("implicit", doxa.MCDropout(p=0.3, insert="all"), "categorical"),
-    "laplace": Case("laplace", doxa.Laplace(tune=None)),
+    "laplace": Case("laplace", doxa.Laplace(tune=None, polish=0)),
     "laplace-diagonal": Case(
-        "laplace", doxa.Laplace("diagonal", "sampled", tune=None), "categorical"
+        "laplace", doxa.Laplace("diagonal", "sampled", tune=None, polish=0), "categorical"
     ),
     "linear": Case("linear", doxa.BayesianLinear(features="polynomial", degree=2)),
     "gp": Case("process", doxa.GP(kernel="rbf", refine=2)),

@@ -111,16 +111,6 @@ class Jacobians:
         own.own, own.rest, own.buffers = pick(self.own), pick(self.rest), pick(self.buffers)
         return own
 
-    def values(self, x: Any, shared: bool = True) -> Tensor:
-        """f [M, B, O] alone."""
-        each = lambda own, rest, buffers, x: flatten_outputs(  # noqa: E731
-            self.model.forward({**rest, **own}, x, buffers=buffers), 0
-        )
-        dims = (0, 0, 0, None if shared else 0)
-        with torch.no_grad():
-            f: Tensor = vmap(each, in_dims=dims)(self.own, self.rest, self.buffers, x)
-        return f
-
     def __call__(self, x: Any, shared: bool = True) -> tuple[Tensor, Tensor]:
         """f [M, B, O] and J [M, B, O, p]; x has a member axis unless it is shared."""
         if not self._rowwise:

@@ -26,6 +26,7 @@ from doxa.laplace.dual import Dual, Features
 from doxa.laplace.forms import Effective, Form, Matrix, spectral
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.laplace.statistics import some_rows
 from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 from doxa.posterior import register_posterior
@@ -148,7 +149,7 @@ class Kernel(Form):
         if root is None:
             theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
             outputs = Outputs(run.likelihood, theta, batch, run.net.output, self.kind)
-            root = outputs.root(jacobians.values(x, batch.shared), square=True).mT
+            root = outputs.root(_values(jacobians, batch), square=True).mT
         missing = root.shape[1] - batch_rows(batch)
         if missing:  # some of the members, whose rows are fewer than others': no weight is there
             axis = 0 if batch.shared else 1
@@ -162,6 +163,12 @@ class Kernel(Form):
         if self.rows is not None:
             data = replace(data, rows=[_evenly(own, self.rows) for own in data.rows])
         return Pass(data, run.split_of).batch(0)
+
+
+def _values(jacobians: Jacobians, batch: Batch) -> Tensor:
+    """f at all rows, [M, m, O]."""
+    parts = [some_rows(batch, rows) for rows in jacobians.chunks(batch_rows(batch))]
+    return torch.cat([jacobians(part.x, part.shared)[0] for part in parts], 1)
 
 
 def _longest(run: Run) -> int:

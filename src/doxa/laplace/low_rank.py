@@ -5,7 +5,9 @@
 G = SᵀS has a row of S for each row of data and output, so its eigenpairs are those of the small
 matrix S Sᵀ. Rows come in pieces: each is put below the directions kept so far, and the leading ones
 of the two together are kept (Brand 2006), twice as many as are asked for. What is dropped is lost,
-so F Fᵀ lies below G; it is G where the rank is at least rows × outputs.
+so F Fᵀ lies below G: the posterior is too wide and the evidence too high, by ½ log(1 + λ/δ) for
+each direction of curvature λ that is left to a prior of precision δ. It is G where the rank is at
+least rows × outputs.
 """
 
 from __future__ import annotations

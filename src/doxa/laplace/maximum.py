@@ -88,7 +88,7 @@ def gradient(run: Run, state: State) -> Tensor:
     """∇ log p(θ*, D) of the uncertain weights, under the prior that was found: [M, p]."""
     index, theta = run.subset_index, state["theta"]
     total = state["tau"][:, None] * run.prior.score(theta)[:, index].double()
-    rows = run.passes()
+    rows = run.passes(run.settings.batch_size)
     for t in range(rows.count):
         _, grads, _ = run.value_and_grad(log_likelihood, state, rows.batch(t), AT_REST)
         total = total + grads["theta"][:, index].double()

@@ -65,7 +65,7 @@ class Sums:
         groups = self.groups(run)
         source = self.form.source(run, state)
         for rows in source.chunks(batch_rows(batch)):
-            part = _rows(batch, rows)
+            part = some_rows(batch, rows)
             outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind)
             sums, flat = self.form.add(source, new, outputs, groups)
             fit = outputs.log_prob(flat).double()
@@ -105,7 +105,7 @@ class Sums:
         return new
 
 
-def _rows(batch: Batch, rows: slice) -> Batch:
+def some_rows(batch: Batch, rows: slice) -> Batch:
     """Some rows of a batch, for all members."""
     at = (rows,) if batch.shared else (slice(None), rows)
     weight = None if batch.weight is None else batch.weight[..., rows]

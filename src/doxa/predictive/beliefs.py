@@ -46,6 +46,10 @@ class Averaged(_NotDrawn):
     """Averages alone, in which what the functions disagree about cannot be told from noise."""
 
     @property
+    def splits(self) -> bool:
+        return False
+
+    @property
     def aleatoric(self) -> Tensor:
         raise self.unavailable("aleatoric")
 

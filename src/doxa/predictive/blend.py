@@ -26,6 +26,10 @@ class Blend(Form):
         self.likelihood = parts[0].likelihood
 
     @property
+    def splits(self) -> bool:
+        return all(part.splits for part in self.parts)
+
+    @property
     def mean(self) -> Tensor:
         return self._mix([part.mean for part in self.parts])
 

@@ -38,6 +38,10 @@ class CalibratedClasses(Form):
         self.likelihood = base.likelihood
 
     @property
+    def splits(self) -> bool:
+        return self.base.splits
+
+    @property
     def mean(self) -> Tensor:
         return self._mean
 

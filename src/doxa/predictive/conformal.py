@@ -25,6 +25,10 @@ class Conformal(Form):
         self.likelihood = base.likelihood
 
     @property
+    def splits(self) -> bool:
+        return self.base.splits
+
+    @property
     def mean(self) -> Tensor:
         return self.base.mean
 

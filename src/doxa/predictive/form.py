@@ -24,6 +24,11 @@ class Form:
     only_moments: ClassVar[bool] = False  # nothing is known of y but its moments
 
     @property
+    def splits(self) -> bool:
+        """Whether what the functions disagree about is told from noise."""
+        return True
+
+    @property
     def mean(self) -> Tensor:
         raise self.unavailable("mean")
 

@@ -28,14 +28,14 @@ LAYERS = [
     ["method", "posterior"],
     ["driver", "ensemble", "exact", "laplace", "mcmc", "vi"],
     ["density", "diagnose", "evaluate", "fit", "function"],
-    ["tune"],
     ["app", "sklearn"],
 ]
 PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 PLACE["doxa"] = len(LAYERS) - 1.5  # the front page, which shows everything; only the last read it
 PLACE["__main__"] = len(LAYERS)  # runs the app
 HEAVY = (
-    "pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base", "zuko",
+    "pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base",
+    "zuko",
 )  # fmt: skip
 
 

@@ -113,9 +113,10 @@ def hyperbola() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_a_bent_posterior_of_two_modes_is_held_better_than_by_mean_field() -> None:
+def test_a_branch_of_a_bent_posterior_is_held_whole() -> None:
     """y = w₁ w₂ x: the posterior lies along both branches of a hyperbola. The evidence from a grid
-    over the two weights; KL(q ‖ posterior) from the bounds."""
+    over the two weights; KL(q ‖ posterior) from the bounds. From a narrow start q ends in one
+    branch, log 2 lost at best: the flow is within 0.1 of that, mean-field more than 0.5 away."""
     x, y = hyperbola()
     grid = torch.linspace(-6, 6, 801, dtype=torch.float64)
     slope = grid.unsqueeze(1) * grid
@@ -133,7 +134,8 @@ def test_a_bent_posterior_of_two_modes_is_held_better_than_by_mean_field() -> No
     gap = {}
     for method in (doxa.MeanField(elbo_samples=500), doxa.FlowVI(samples=8, elbo_samples=200)):
         gap[method.name] = evidence - doxa.fit(net, (x, y), method, **options).elbo
-    assert 0 < gap["flow-vi"] < 0.3 * gap["mean-field"]
+    assert 0 < gap["flow-vi"] < math.log(2) + 0.1
+    assert gap["mean-field"] > math.log(2) + 0.5
 
 
 def test_it_is_the_last_layer_unless_told_and_not_thousands_of_weights() -> None:

@@ -135,7 +135,7 @@ class Sweep(describe.Described):
 
     def score(self, by: str = "validation") -> list[float]:
         """What `select` ranks: "validation" (mean log predictive), "evidence", "elbo", or
-        "objective" (what MC dropout ascends, which leaves out what depends on the prior's scale)."""
+        "objective" (what MC dropout ascends; it leaves out what depends on the prior's scale)."""
         names = {
             "validation": "validation", "evidence": "log_evidence", "elbo": "elbo",
             "objective": "objective",
@@ -147,7 +147,7 @@ class Sweep(describe.Described):
                 "the objective leaves out what depends on the prior's scale, so that it cannot "
                 "choose a prior: select by validation"
             )
-        scores = [getattr(posterior, names[by], None) for posterior in self]
+        scores: list[Any] = [getattr(posterior, names[by], None) for posterior in self]
         if any(score is None for score in scores):
             hint = "; pass validation=0.2 to fit" if by == "validation" else ""
             raise Unavailable(f"these runs have no {by}{hint}")

@@ -3,11 +3,11 @@
     θ = μ + σ ∘ f(z),   z ~ N(0, I),   log q(θ) = log N(z; 0, I) − log |det ∂f/∂z| − Σ log σ
     ELBO = E_q[Σ_i log p(y_i | θ) + log p(θ) − log q(θ)]
 
-Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so that
-q starts as mean-field does. It contains every Gaussian, and q may be bent, skewed or have several
-modes. All three terms are averaged over the same draws (pathwise gradients), with the entropy of z
-itself in closed form; the final bound averages log p(y, θ) − log q(θ), which is the evidence at
-every draw where q is the posterior.
+Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so
+that q starts as mean-field does. It contains every Gaussian, and q may be bent or of several
+modes; from a narrow start it is found in one of them. All three terms are averaged over the same
+draws (pathwise gradients), with the entropy of z itself in closed form; the final bound averages
+log p(y, θ) − log q(θ), which is the evidence at every draw where q is the posterior.
 
 Which weights: those of the model's `subset`; left at "all", the last layer's, since a flow is of a
 few hundred dimensions (a tuple of names takes any weights, all of them too). The others, and the
@@ -75,7 +75,7 @@ class FlowVI(DrawnWeights):
         if layout.size > _MOST:
             raise MemoryBudgetError(
                 f"a flow over {layout.size} weights ({', '.join(layout.names)}) has "
-                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} weights are taken; "
+                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are taken; "
                 "name fewer with subset=(...), or take low-rank-vi, which takes any number"
             )
         narrow = problem.rewrite(lambda name, layer: None, subset)

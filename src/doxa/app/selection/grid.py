@@ -1,4 +1,4 @@
-"""A grid of settings as one call: all runs are one stacked fit, and the best of them comes back."""
+"""`tune`: the best point of a grid, whose points are runs of one fit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def tune(
     refit: bool = False,
     **options: Any,
 ) -> Posterior:
-    """The best point of a grid, for any method.
-
-        doxa.tune(net, (x, y), "mc-dropout", {"p": [0.005, 0.01, 0.05, 0.1]})
+    """The best point of a grid as one call, for any method: all points are runs of one fit.
 
     Parameters
     ----------
@@ -55,7 +53,8 @@ def tune(
     posterior: Posterior = sweep[chosen]
     if refit:
         point = {name: [value] for name, value in sweep.specs[chosen].hyper.items()}
-        posterior = fit(model, data, method, runs=Runs(grid=point), **shown | {"validation": None})[0]
+        shown["validation"] = None
+        posterior = fit(model, data, method, runs=Runs(grid=point), **shown)[0]
     told = [{k: _plain(v) for k, v in row.items()} for row in table]
     own = {name: told[chosen][name] for name in grid}
     posterior.metadata["tuned"] = {"by": by, "chosen": own, "table": told}

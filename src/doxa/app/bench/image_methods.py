@@ -153,8 +153,8 @@ def _swag(data: Images, s: Settings) -> doxa.SWAG:
     )
 
 
-def _last_layer(structure: str) -> Fit:
-    return _with(lambda data, s: doxa.Laplace(structure=structure), subset="last_layer")
+def _last_layer(structure: str, link: str = "samples") -> Fit:
+    return _with(lambda data, s: doxa.Laplace(structure=structure, link=link), subset="last_layer")
 
 
 def _hmc(data: Images, s: Settings, seed: int) -> OnFeatures:
@@ -232,6 +232,14 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "laplace": Protocol(
         "last layer, full Gauss–Newton, linearised, {samples} samples", _last_layer("full"), True
+    ),
+    "laplace-probit": Protocol(
+        "last layer, full Gauss–Newton, linearised, MacKay's probit approximation",
+        _last_layer("full", "probit"),
+    ),
+    "laplace-bridge": Protocol(
+        "last layer, full Gauss–Newton, linearised, a Dirichlet by the Laplace bridge",
+        _last_layer("full", "bridge"),
     ),
     "laplace-last-kronecker": Protocol(
         "last layer, Kronecker-factored, linearised, {samples} samples",

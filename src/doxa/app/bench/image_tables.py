@@ -196,7 +196,7 @@ class ImageTable:
             ):  # fmt: skip
                 table = Table(f"{self.title}: {title}: {words}", ["method", *levels])
                 for method, own in rows.items():
-                    shown = [plus_minus(row[field], digits=3) for row in own]
+                    shown = [plus_minus(row.get(field), digits=3) for row in own]
                     table.rows.append([method, *shown])
                 yield table
 

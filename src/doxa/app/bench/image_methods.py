@@ -219,8 +219,8 @@ PROTOCOLS: dict[str, Protocol] = {
         _with(lambda data, s: doxa.Rank1(size=4), pieces=4), True,
     ),
     "ivon": Protocol(
-        "T = 1, all weights, rate .1, {samples} samples",
-        _with(lambda data, s: "ivon", lr=0.1), True,
+        "T = 1, all weights, rate .1, first curvature .1, {samples} samples",
+        _with(lambda data, s: doxa.IVON(initial_curvature=0.1), lr=0.1), True,
     ),
     "mc-dropout": Protocol(
         "p = {dropout} on the inputs of every layer but the first, {samples} masks",

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from doxa.app.bench.cells import Result
-from doxa.app.bench.image_methods import Settings, find, settings, wait
+from doxa.app.bench.image_methods import Settings, find, settings, wait, warm_up
 from doxa.app.bench.images import Images, load_images
 from doxa.evaluate.density import FeatureDensity
 from doxa.evaluate.ood import ood_scores
@@ -62,6 +62,7 @@ def _cell(
 ) -> tuple[Result, Any, Images]:
     protocol = find(method)
     data = load_images(folder, name, s.train_rows, s.test_rows, device)
+    warm_up(device)
     start = time.perf_counter()
     posterior = protocol.fit(data, s, seed)
     wait(device)

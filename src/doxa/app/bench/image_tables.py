@@ -203,8 +203,7 @@ class ImageTable:
     def _notes(self, cells: Grouped) -> list[str]:
         notes = [
             "mean ± standard error over seeds, where there are several",
-            "cost: the time of the fit, one MAP fit = 1; of several cells the shortest, since the "
-            "first fit of a process warms up",
+            "cost: the time of the fit, one MAP fit = 1; of several seeds the shortest",
             f"{', '.join(REGRESSION_ONLY)}: for regression only, so not in this table",
         ]
         if self.name == "mnist":

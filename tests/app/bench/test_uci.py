@@ -131,8 +131,8 @@ def test_a_table_compares_times_of_one_machine_and_counts_what_is_above(tmp_path
     assert cost["map"] == ["1.0", "1.0"] and cost["mean-field"] == ["–", "3.0"]
     dropped = {row[0]: row[1] for row in tables["probability to drop, mean over splits"].rows}
     assert dropped == {
-        "mc-dropout, of a grid": "0.020", "concrete-dropout, inputs": "0.200",
-        "concrete-dropout, hidden units": "0.500",
+        "mc-dropout, of a grid": "0.0200", "concrete-dropout, inputs": "0.2000",
+        "concrete-dropout, hidden units": "0.5000",
     }  # fmt: skip
     notes = next(iter(tables.values())).notes
     assert "mean-field: above published mean-field on 1 of 2 sets, not rounded" in notes

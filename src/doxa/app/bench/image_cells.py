@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from doxa.app.bench.cells import Result
-from doxa.app.bench.image_methods import Settings, find, settings, wait
+from doxa.app.bench.image_methods import Settings, find, settings, wait, warm_up
 from doxa.app.bench.images import Images, load_images
 from doxa.evaluate.density import FeatureDensity
 from doxa.evaluate.ood import ood_scores
@@ -62,6 +62,7 @@ def _cell(
 ) -> tuple[Result, Any, Images]:
     protocol = find(method)
     data = load_images(folder, name, s.train_rows, s.test_rows, device)
+    warm_up(device)
     start = time.perf_counter()
     posterior = protocol.fit(data, s, seed)
     wait(device)
@@ -92,11 +93,14 @@ def quality(posterior: Any, x: Tensor, y: Tensor, n: int | None) -> dict[str, fl
 
 
 def strangeness(posterior: Any, data: Images, n: int | None) -> Result:
-    """{other set: {score: AUROC, AUPR and FPR95}}. A single function has no mutual information,
-    and gets no number for it."""
+    """{other set: {score: AUROC, AUPR and FPR95}}. A single function has no mutual information, a
+    closed form no energy, and they get no number for it."""
     density = FeatureDensity.of(posterior, (data.x, data.y))
+    p = posterior.predict(data.x_test[:2], n)
     names = list(SCORES)
-    if len(posterior.predict(data.x_test[:2], n).weights) == 1:
+    if not hasattr(p, "samples"):
+        names.remove("energy")
+    if not hasattr(p, "mutual_information") or len(p.weights) == 1:
         names.remove("mutual_information")
     inside = ood_scores(posterior, data.x_test, density, names, batch=ROWS, n=n)
     found: Result = {}

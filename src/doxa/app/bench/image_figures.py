@@ -52,7 +52,8 @@ def mean_over_shifts(kinds: Mapping[str, Sweep]) -> list[dict[str, float]]:
     """The mean row at each severity, whose number is then the level."""
     table = []
     for severity, rows in enumerate(zip(*kinds.values(), strict=True)):
-        means = {field: float(np.mean([row[field] for row in rows])) for field in FIELDS}
+        known = [field for field in FIELDS if field in rows[0]]
+        means = {field: float(np.mean([row[field] for row in rows])) for field in known}
         table.append({"level": severity, **means})
     return table
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -153,8 +154,8 @@ def _swag(data: Images, s: Settings) -> doxa.SWAG:
     )
 
 
-def _last_layer(structure: str) -> Fit:
-    return _with(lambda data, s: doxa.Laplace(structure=structure), subset="last_layer")
+def _last_layer(structure: str, link: str = "samples") -> Fit:
+    return _with(lambda data, s: doxa.Laplace(structure=structure, link=link), subset="last_layer")
 
 
 def _hmc(data: Images, s: Settings, seed: int) -> OnFeatures:
@@ -219,8 +220,8 @@ PROTOCOLS: dict[str, Protocol] = {
         _with(lambda data, s: doxa.Rank1(size=4), pieces=4), True,
     ),
     "ivon": Protocol(
-        "T = 1, all weights, rate .1, {samples} samples",
-        _with(lambda data, s: "ivon", lr=0.1), True,
+        "T = 1, all weights, rate .1, first curvature .1, {samples} samples",
+        _with(lambda data, s: doxa.IVON(initial_curvature=0.1), lr=0.1), True,
     ),
     "mc-dropout": Protocol(
         "p = {dropout} on the inputs of every layer but the first, {samples} masks",
@@ -232,6 +233,14 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "laplace": Protocol(
         "last layer, full Gauss–Newton, linearised, {samples} samples", _last_layer("full"), True
+    ),
+    "laplace-probit": Protocol(
+        "last layer, full Gauss–Newton, linearised, MacKay's probit approximation",
+        _last_layer("full", "probit"),
+    ),
+    "laplace-bridge": Protocol(
+        "last layer, full Gauss–Newton, linearised, a Dirichlet by the Laplace bridge",
+        _last_layer("full", "bridge"),
     ),
     "laplace-last-kronecker": Protocol(
         "last layer, Kronecker-factored, linearised, {samples} samples",
@@ -259,6 +268,22 @@ def find(method: str) -> Protocol:
     if method not in PROTOCOLS:
         raise MethodError(f"no image protocol for {method!r}; there are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[method]
+
+
+@cache
+def warm_up(device: str) -> None:
+    """A short fit before the clock starts: the first one on a GPU pays for its libraries."""
+    if torch.device(device).type == "cuda":
+        short_fit(device)
+
+
+def short_fit(device: str) -> None:
+    x, y = torch.zeros(64, 1, 28, 28, device=device), torch.arange(64, device=device) % 10
+    doxa.fit(
+        doxa.nets.lenet5(), (x, y), "map", likelihood="categorical", device=device, steps=50,
+        validation=None, progress=False,
+    )  # fmt: skip
+    wait(device)
 
 
 def wait(device: torch.device | str) -> None:

@@ -196,15 +196,14 @@ class ImageTable:
             ):  # fmt: skip
                 table = Table(f"{self.title}: {title}: {words}", ["method", *levels])
                 for method, own in rows.items():
-                    shown = [plus_minus(row[field], digits=3) for row in own]
+                    shown = [plus_minus(row.get(field), digits=3) for row in own]
                     table.rows.append([method, *shown])
                 yield table
 
     def _notes(self, cells: Grouped) -> list[str]:
         notes = [
             "mean ± standard error over seeds, where there are several",
-            "cost: the time of the fit, one MAP fit = 1; of several cells the shortest, since the "
-            "first fit of a process warms up",
+            "cost: the time of the fit, one MAP fit = 1; of several seeds the shortest",
             f"{', '.join(REGRESSION_ONLY)}: for regression only, so not in this table",
         ]
         if self.name == "mnist":

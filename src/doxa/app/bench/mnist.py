@@ -17,7 +17,7 @@ from typing import Any
 import doxa
 from doxa.app.bench.cells import Result
 from doxa.app.bench.image_cells import quality
-from doxa.app.bench.image_methods import PROTOCOLS, Settings, run, settings, wait
+from doxa.app.bench.image_methods import PROTOCOLS, Settings, run, settings, wait, warm_up
 from doxa.app.bench.images import Images, load_images
 from doxa.errors import MethodError
 
@@ -76,6 +76,7 @@ def mnist_cell(
     data = load_images(folder, name, s.train_rows, s.test_rows, device, strangers=False)
     data = replace(data, x=data.x.flatten(1), x_test=data.x_test.flatten(1))
     choice = choose(data, s, seed, PRIORS[method]) if method in PRIORS else None
+    warm_up(device)
     start = time.perf_counter()
     if choice is None:
         words, draws = PROTOCOLS[method].words, PROTOCOLS[method].draws

@@ -140,7 +140,7 @@ def _dropped(title: str, cells: Cells, sets: Sequence[str]) -> Table:
     for site, what in zip(sites, ("inputs", "hidden units"), strict=False):
         rows[f"concrete-dropout, {what}"] = [own.get(site) for own in learned]
     for row, each in rows.items():
-        shown = [plus_minus(sum(p) / len(p) if p else None, digits=3) for p in each]
+        shown = [plus_minus(sum(p) / len(p) if p else None, digits=4) for p in each]
         if any(text != "–" for text in shown):
             table.rows.append([row, *shown])
     return table

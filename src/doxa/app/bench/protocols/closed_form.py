@@ -19,15 +19,15 @@ def _gp(problem: Problem, _name: str) -> Answer:
     return Answer(list(problem.fit(doxa.GP(ard=True), 0, steps=100)))
 
 
-def _laplace(structure: str, **options: Any) -> Fit:
+def _laplace(subset: str = "all", **settings: Any) -> Fit:
     """The prior's width is chosen by the evidence, split by split."""
 
     def fit(problem: Problem, _name: str) -> Answer:
         priors = [doxa.Normal(scale) for scale in (0.1, 0.3, 1.0, 3.0)]
         sweep = problem.fit(
-            doxa.Laplace(structure=structure), likelihood="gaussian", schedule="cosine",
+            doxa.Laplace(**settings), likelihood="gaussian", schedule="cosine", subset=subset,
             epochs=400 if problem.small else 40, batch_size=32, lr=0.01,
-            runs=doxa.Runs(rows=problem.train, grid={"prior": priors}), **options,
+            runs=doxa.Runs(rows=problem.train, grid={"prior": priors}),
         )  # fmt: skip
         best = sweep.select(by="evidence")
         chosen = [hyper["prior"].std for hyper in best.hyper]
@@ -47,17 +47,19 @@ EXACT = {
         "exact, RBF kernel with a lengthscale an input, by evidence; small sets only", _gp
     ),
 }
+_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "laplace-kronecker": ("Kronecker-factored Gauss–Newton", {"structure": "kronecker"}),
+    "laplace-low-rank": ("50 eigenpairs of the Gauss–Newton", {"structure": "low-rank"}),
+    "laplace-diagonal": ("diagonal of the Gauss–Newton", {"structure": "diagonal"}),
+    "laplace-fisher": ("full empirical Fisher", {"structure": "full", "curvature": "fisher"}),
+    "laplace-last-layer": (
+        "full Gauss–Newton of the last layer", {"structure": "full", "subset": "last_layer"}
+    ),
+}  # fmt: skip
 LAPLACE = {
-    "laplace": Protocol(f"full Gauss–Newton, {_AS_LAPLACE}", _laplace("full")),
-    "laplace-kronecker": Protocol(
-        f"Kronecker-factored Gauss–Newton, {_AS_LAPLACE}", _laplace("kronecker"), "laplace"
-    ),
-    "laplace-diagonal": Protocol(
-        f"diagonal of the Gauss–Newton, {_AS_LAPLACE}", _laplace("diagonal"), "laplace"
-    ),
-    "laplace-last-layer": Protocol(
-        f"full Gauss–Newton of the last layer, {_AS_LAPLACE}",
-        _laplace("full", subset="last_layer"),
-        "laplace",
-    ),
+    "laplace": Protocol(f"full Gauss–Newton, {_AS_LAPLACE}", _laplace(structure="full")),
+    **{
+        name: Protocol(f"{words}, {_AS_LAPLACE}", _laplace(**settings), "laplace")
+        for name, (words, settings) in _FORMS.items()
+    },
 }

@@ -38,7 +38,7 @@ def every_weight(net: Any) -> tuple[str, ...]:
     return tuple(name for name, _ in net.named_parameters())
 
 
-def widths(steps: int = 3000, draws: int = 300) -> dict[str, tuple[Tensor, Tensor]]:
+def widths(steps: int = 3000, draws: int = 500) -> dict[str, tuple[Tensor, Tensor]]:
     """The mean and the epistemic standard deviation over GRID, by method; HMC's first."""
     x, y = gap_regression(100, seed=21)
     net = small()
@@ -47,7 +47,7 @@ def widths(steps: int = 3000, draws: int = 300) -> dict[str, tuple[Tensor, Tenso
         "validation": None, "progress": False,
     }  # fmt: skip
     methods = {
-        "hmc": doxa.HMC(draws=draws, burn_in=draws, leapfrog=50),
+        "hmc": doxa.HMC(draws=draws, burn_in=draws, leapfrog=60, target_accept=0.95),
         "mean-field": doxa.MeanField(),
         "ivon": doxa.IVON(),
         "low-rank-vi": doxa.LowRankVI(rank=10),

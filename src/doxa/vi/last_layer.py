@@ -90,6 +90,11 @@ class LastLayerVI(GaussianVI):
                 f"the last layer, {name!r}, is a {type(layer).__name__}: last-layer VI needs a "
                 "linear one; low-rank-vi takes any"
             )
+        if problem.model.last not in (None, name):
+            raise ModelError(
+                f"the last layer, {problem.model.last!r}, is frozen (requires_grad=False): "
+                "last-layer VI has nothing to learn there; low-rank-vi takes weights anywhere"
+            )
         if problem.model.subset not in ("all", "last_layer"):
             raise ModelError("last-layer VI is about the last layer: leave subset= out")
         size = layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel())

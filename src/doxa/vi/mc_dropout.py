@@ -182,7 +182,8 @@ def with_masks(
     net = problem.net.net
     has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
     layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
-    chosen = layers if insert == "all" else layers[1:]
+    trained = problem.net.layout.slices  # a layer that is frozen is no weight, and is not masked
+    chosen = [n for n in (layers if insert == "all" else layers[1:]) if weight_of(n) in trained]
     uncertain = set(problem.net.subset_names)
     if not points:
         chosen = [name for name in chosen if weight_of(name) in uncertain]

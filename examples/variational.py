@@ -3,7 +3,7 @@
     python examples/variational.py [folder] [width] [dropout] [bound]
 
 width    every variational method on one small network and the demo's data, beside Hamiltonian Monte
-         Carlo on the same model: how wide is the posterior over the gap?
+         Carlo on the same model: how wide is the posterior over the gap? Two to three minutes.
 dropout  the p that concrete dropout finds, as rows are added.
 bound    the bound against the evidence as q grows richer, on f(x) = v tanh(w x + b) + c, whose
          evidence is known: given w and b the rest is Gaussian, and those two are summed on a grid.

@@ -3,7 +3,7 @@
     python examples/variational.py [folder] [width] [dropout] [bound]
 
 width    every variational method on one small network and the demo's data, beside Hamiltonian Monte
-         Carlo on the same model: how wide is the posterior over the gap?
+         Carlo on the same model: how wide is the posterior over the gap? Two to three minutes.
 dropout  the p that concrete dropout finds, as rows are added.
 bound    the bound against the evidence as q grows richer, on f(x) = v tanh(w x + b) + c, whose
          evidence is known: given w and b the rest is Gaussian, and those two are summed on a grid.
@@ -38,7 +38,7 @@ def every_weight(net: Any) -> tuple[str, ...]:
     return tuple(name for name, _ in net.named_parameters())
 
 
-def widths(steps: int = 3000, draws: int = 300) -> dict[str, tuple[Tensor, Tensor]]:
+def widths(steps: int = 3000, draws: int = 500) -> dict[str, tuple[Tensor, Tensor]]:
     """The mean and the epistemic standard deviation over GRID, by method; HMC's first."""
     x, y = gap_regression(100, seed=21)
     net = small()
@@ -47,7 +47,7 @@ def widths(steps: int = 3000, draws: int = 300) -> dict[str, tuple[Tensor, Tenso
         "validation": None, "progress": False,
     }  # fmt: skip
     methods = {
-        "hmc": doxa.HMC(draws=draws, burn_in=draws, leapfrog=50),
+        "hmc": doxa.HMC(draws=draws, burn_in=draws, leapfrog=60, target_accept=0.95),
         "mean-field": doxa.MeanField(),
         "ivon": doxa.IVON(),
         "low-rank-vi": doxa.LowRankVI(rank=10),

@@ -181,7 +181,7 @@ ROWS = (
         docs="methods.md", elbo=True),
     Row("flow-vi", "doxa.vi.flow:FlowVI", "variational",
         "A normalising flow over the last layer, or a subset of the weights, by ELBO ascent",
-        "Rezende & Mohamed 2015; Durkan et al. 2019", "up to 2,000 weights in the subset", "5–10",
+        "Rezende & Mohamed 2015; Durkan et al. 2019", "up to 2,000 weights in the subset", "10–20",
         extra="flows",
         gives="a q of any shape over a few weights, and a bound (ELBO)",
         short={"samples": 1, "flow_length": 1, "flow_width": 4, "elbo_samples": 2},

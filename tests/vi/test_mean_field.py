@@ -110,8 +110,9 @@ def flat(net: nn.Module) -> Tensor:
 def naive_elbo(
     name: str, free: Tensor, mean: Tensor, rho: Tensor, eps: Tensor, heat: float, data: Any
 ) -> Tensor:
-    """E_q log p(y | θ) by the one draw μ + σε, E_q log p(θ) exactly under a Gaussian prior and by
-    the same draw elsewhere, T times the entropy; `free` marks the weights that are uncertain."""
+    """E_q log p(y | θ) by the one draw μ + σε, E_q log p(θ) exactly under a Gaussian or a Laplace
+    prior (the mean of a folded normal) and by the same draw elsewhere, T times the entropy; `free`
+    marks the weights that are uncertain."""
     x, y = data
     std = softplus(rho)
     theta = mean.clone()
@@ -121,6 +122,11 @@ def naive_elbo(
     fit = Normal(f, NOISE).log_prob(y).sum()
     if name == "normal":
         belief = log_prior(name, mean).sum() - 0.5 * (std / STD).square().sum()
+    elif name == "laplace":
+        own, unit = mean[free], Normal(torch.zeros(()).double(), 1.0)
+        folded = std * math.sqrt(2 / math.pi) * (-(own**2) / (2 * std**2)).exp()
+        folded = folded + own * (1 - 2 * unit.cdf(-own / std))
+        belief = log_prior(name, mean[~free]).sum() - (folded / 0.4 + math.log(0.8)).sum()
     else:
         belief = log_prior(name, theta).sum()
     return fit + belief + heat * (std.log() + HALF_LOG_2PI_E).sum()
@@ -134,7 +140,7 @@ def one_step(monkeypatch: Any, eps: Tensor, model: doxa.Model, data: Any, **opti
     """A fit of one plain SGD step under given noise: (mean, ρ, loss) after it."""
     heat = options.pop("temperature", 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(Clock, "noise", lambda self, *shape: eps.expand(1, *shape))
+        patch.setattr(Clock, "alternating", lambda self, *shape: eps.expand(1, *shape))
         method = doxa.MeanField(initial_std=START, temperature=heat, average=0.0, elbo_samples=1)
         options = {"batch_size": len(data[1]), **options}
         q = doxa.fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -93,6 +94,26 @@ class BoundPrior:
             return torch.addcmul(grad, flat, first.family.at["minus_precision"])
         return grad + self.score(flat)
 
+    @cached_property
+    def widens(self) -> bool:
+        """Whether E log p under normal weights has a closed form."""
+        return all(part.family.widens for part in self.parts)
+
+    def widening(self, flat: Tensor, std: Tensor) -> Tensor:
+        """E log p(flat + std ∘ ε) − log p(flat) for standard normal ε: [..., P] to [...]."""
+        each = [p.family.widening(p.centred(flat), std[..., p.where]) for p in self.parts]
+        return sum(each[1:], each[0])
+
+    def widening_score(self, flat: Tensor, std: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Its gradients by flat (None: 0, of a Gaussian) and by std, [..., P]."""
+        parts = self.parts
+        each = [p.family.widening_score(p.centred(flat), std[..., p.where]) for p in parts]
+        by_std = self._join([own for _, own in each])
+        if self.is_gaussian:
+            return None, by_std
+        by_flat = [own.expand_as(other) for own, other in each]
+        return self._join(by_flat), by_std
+
     def curvature(self, flat: Tensor) -> Tensor:
         """Minus the second derivative of `log_prob`, elementwise: [..., P]."""
         return self._join([part.family.curvature(part.centred(flat)) for part in self.parts])
@@ -115,7 +136,7 @@ class BoundPrior:
             means.append(zero if part.loc is None else zero + part.loc)
         return self._join(means)
 
-    @property
+    @cached_property
     def precision(self) -> Tensor | None:
         """[P] where every element is Gaussian, else None."""
         if not self.is_gaussian:

@@ -3,16 +3,19 @@
     q(θ) = Π_j N(θ_j; μ_j, σ_j²),   σ = softplus(ρ)
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
-Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws θ = μ + σε a
-member and step; the entropy's gradient, and under a Gaussian prior the KL's, is in closed form.
-What is a point, and what the bound counts, is as for every Gaussian (`doxa.vi.gaussian`).
-The family cannot hold correlations, so it is too narrow where the posterior has them.
+Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws a member and
+step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`); the entropy's
+gradient, and under a Gaussian or a Laplace prior the KL's, is in closed form. A Gaussian prior's
+scale may be learned (`doxa.vi.prior_scale`). What is a point, and what the bound counts, is as for
+every Gaussian (`doxa.vi.gaussian`): prediction and the final bound draw weights, whatever the
+estimator was. The family cannot hold correlations, so it is too narrow where the posterior has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,9 +23,12 @@ from torch import Tensor
 
 from doxa import linalg, store
 from doxa.data import Batch
-from doxa.method import Clock, Known, Run, State
+from doxa.method import Clock, Known, Objective, Problem, Run, State
+from doxa.method.fields import one_of
 from doxa.model.layers import deviation
-from doxa.vi.gaussian import GaussianVI
+from doxa.vi.estimators import Deviation, Placed, rewritten
+from doxa.vi.gaussian import GaussianVI, drawn_log_prior, entropy, moved
+from doxa.vi.prior_scale import Scaled, best_priors, check_gaussian
 
 
 @store.register("mean-field")
@@ -38,10 +44,20 @@ class MeanField(GaussianVI):
         gradient noise out of the answer; 0 for the last iterate.
     elbo_samples: draws with which the final ELBO is estimated.
     initial_std: the standard deviation each weight starts with.
+    estimator: "weights": one draw for all rows of a batch; "local" (reparametrisation) and
+        "flipout": noise of each row's own, in linear, convolutional and embedding layers.
+    prior_scale: "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer"
+        (a factor for each tensor).
     """
 
     name: ClassVar[str] = "mean-field"
     shape: ClassVar[tuple[str, ...]] = ("rho",)
+
+    estimator: str = one_of("weights", "local", "flipout")
+    prior_scale: str = one_of("given", "shared", "layer")
+
+    def prepare(self, problem: Problem) -> Problem:
+        return problem if self.estimator == "weights" else rewritten(problem, self.estimator)
 
     def init_shape(self, run: Run) -> State:
         std = run.field(self, "initial_std").unsqueeze(1)
@@ -62,24 +78,68 @@ class MeanField(GaussianVI):
     def covariance(self, params: State) -> linalg.Structure:
         return linalg.Diagonal(self.variances(params))
 
-    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
-        if run.prior.precision is None:
-            value = value + self.expected_log_prior(run, params, theta)
-        return value, changed, self._known(run, {k: v.detach() for k, v in params.items()})
+    def normals(self, clock: Clock, numbers: int) -> Tensor:
+        if self.samples > 1:
+            return super().normals(clock, numbers)
+        return clock.alternating(numbers).unsqueeze(1)
 
-    def _known(self, run: Run, params: State) -> Known:
-        """T·H[q], and E_q log p(θ) under a Gaussian prior, with their gradients."""
-        mean, rho = params["mean"], params["rho"]
-        std, slope = deviation(rho), torch.sigmoid(rho)
-        temperature = run.field(self, "temperature")
-        value = temperature * self.entropy(run, params)
-        pull = temperature.unsqueeze(1) / std
+    def objective(self, run: Run) -> Objective:
+        if self.prior_scale != "given":
+            check_gaussian(run)
+        return partial(self._estimate, placed=Placed.of(run))
+
+    def _estimate(
+        self, run: Run, params: State, batch: Batch, clock: Clock, placed: Placed | None
+    ) -> Any:
+        mean = params["mean"]
+        std, slope = Deviation.apply(params["rho"])  # one exponential a step
+        given: State = {}
+        if placed is None:
+            away = std.unsqueeze(1) * self.normals(clock, std.shape[1])
+            theta = moved(run, mean.unsqueeze(1), away)
+        else:
+            eps = self.normals(clock, placed.numbers())
+            theta, given = placed.drawn(run, mean, std, eps, batch, clock)
+        value, changed = self.log_likelihood_at(run, params, batch, theta, **given)
+        if not run.subset_prior.widens:
+            if placed is not None:  # layers have no draw of the weights
+                away = std.unsqueeze(1) * clock.noise(std.shape[1]).unsqueeze(1)
+                theta = moved(run, mean.unsqueeze(1), away)
+            value = value + drawn_log_prior(run, theta)
+        return value, changed, self._known(run, mean.detach(), std.detach(), slope)
+
+    def _known(self, run: Run, mean: Tensor, std: Tensor, slope: Tensor) -> Known:
+        """T·H[q], and E_q log p(θ) where it is in closed form, with their gradients."""
+        temperature, where = run.field(self, "temperature"), run.subset_where
+        value = temperature * entropy(std)
+        by_std = temperature.unsqueeze(1) / std
         add: dict[str, Callable[[Tensor], Tensor]] = {}
-        precision = run.prior.precision
-        if precision is not None:
-            pull = pull - std * precision[..., run.subset_where]
-            value = value + self.expected_log_prior(run, params, mean)
-            add["mean"] = lambda grad: run.prior.add_score(grad, mean)
-        add["rho"] = lambda grad: torch.addcmul(grad, pull, slope)
+        if run.subset_prior.widens:
+            own, more = mean[:, where], None
+            value = value + run.prior.log_prob(mean) + run.subset_prior.widening(own, std)
+            more, wider = run.subset_prior.widening_score(own, std)
+            if self.prior_scale != "given":
+                scaled = Scaled(run, self.prior_scale, own, std)
+                value, more, wider = value + scaled.gain, scaled.more_pull(), scaled.tau * wider
+            by_std = by_std.add_(wider)
+
+            def by_mean(grad: Tensor) -> Tensor:
+                grad = run.prior.add_score(grad, mean)
+                return grad if more is None else moved(run, grad, more)
+
+            add["mean"] = by_mean
+        add["rho"] = lambda grad: torch.addcmul(grad, by_std, slope)
         return Known(value, add)
+
+    def learned_priors(self, run: Run, q: State) -> list[Any] | None:
+        if self.prior_scale == "given":
+            return None
+        own = q["mean"][:, run.subset_where]
+        return best_priors(run, self.prior_scale, own, deviation(q["rho"]))
+
+    def subset_log_prior(self, run: Run, q: State) -> Tensor | None:
+        value = super().subset_log_prior(run, q)
+        if value is None or self.prior_scale == "given":
+            return value
+        own, std = q["mean"][:, run.subset_where], deviation(q["rho"])
+        return value + Scaled(run, self.prior_scale, own, std).gain

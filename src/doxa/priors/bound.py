@@ -71,7 +71,7 @@ class BoundPrior:
             loc = None if part.loc is None else part.loc[kept.to(part.loc.device)]
             exact = {name: value[..., kept] for name, value in part.family.exact.items()}
             family = type(part.family)(exact, like.device, like.dtype)
-            parts.append(Part(places[kept].to(like.device), loc, family))
+            parts.append(Part(_span(places[kept], like.device), loc, family))
         return BoundPrior(parts, len(index))
 
     def log_prob(self, flat: Tensor) -> Tensor:
@@ -104,15 +104,20 @@ class BoundPrior:
         each = [p.family.widening(p.centred(flat), std[..., p.where]) for p in self.parts]
         return sum(each[1:], each[0])
 
-    def widening_score(self, flat: Tensor, std: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Its gradients by flat (None: 0, of a Gaussian) and by std, [..., P]."""
+    def add_widening_score(
+        self, by_std: Tensor, flat: Tensor, std: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """The gradient of `widening` by flat (None: 0, of a Gaussian), and by_std plus that by std,
+        [..., P]; in one pass where all elements share a Gaussian."""
+        first = self.parts[0].family
+        if len(self.parts) == 1 and isinstance(first, GaussianFamily) and first.same is not None:
+            return None, torch.add(by_std, std, alpha=first.same)
         parts = self.parts
         each = [p.family.widening_score(p.centred(flat), std[..., p.where]) for p in parts]
-        by_std = self._join([own for _, own in each])
+        by_std = by_std + self._join([own for _, own in each])
         if self.is_gaussian:
             return None, by_std
-        by_flat = [own.expand_as(other) for own, other in each]
-        return self._join(by_flat), by_std
+        return self._join([own.expand_as(other) for own, other in each]), by_std
 
     def curvature(self, flat: Tensor) -> Tensor:
         """Minus the second derivative of `log_prob`, elementwise: [..., P]."""
@@ -188,6 +193,13 @@ def _counterpart(part: Part, prior: BoundPrior) -> Part:
         "runs of one stack must have priors of the same families on the same parameters; only "
         "their scales may differ"
     )
+
+
+def _span(places: Tensor, device: torch.device) -> slice | Tensor:
+    """Positions as a slice where they follow each other, which is read without a copy."""
+    start = int(places[0])
+    together = torch.equal(places, torch.arange(start, start + len(places)))
+    return slice(start, start + len(places)) if together else places.to(device)
 
 
 def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:

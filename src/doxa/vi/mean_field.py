@@ -115,13 +115,14 @@ class MeanField(GaussianVI):
         by_std = temperature.unsqueeze(1) / std
         add: dict[str, Callable[[Tensor], Tensor]] = {}
         if run.subset_prior.widens:
-            own, more = mean[:, where], None
+            own = mean[:, where]
             value = value + run.prior.log_prob(mean) + run.subset_prior.widening(own, std)
-            more, wider = run.subset_prior.widening_score(own, std)
+            more, by_std = run.subset_prior.add_widening_score(by_std, own, std)
             if self.prior_scale != "given":
                 scaled = Scaled(run, self.prior_scale, own, std)
-                value, more, wider = value + scaled.gain, scaled.more_pull(), scaled.tau * wider
-            by_std = by_std.add_(wider)
+                value = value + scaled.gain
+                more, narrower = scaled.more()
+                by_std = by_std + narrower
 
             def by_mean(grad: Tensor) -> Tensor:
                 grad = run.prior.add_score(grad, mean)

@@ -33,8 +33,9 @@ class Scaled:
     def __init__(self, run: Run, kind: str, mean: Tensor, std: Tensor) -> None:
         prior = run.subset_prior
         assert prior.precision is not None
+        self.width = prior.precision * std
         self.pull = prior.precision * (mean - prior.mean)  # minus the score
-        squares = self.pull * (mean - prior.mean) + prior.precision * std.square()  # [M, subset]
+        squares = self.pull * (mean - prior.mean) + self.width * std  # [M, subset]
         if kind == "shared":
             self.each = squares.mean(1, keepdim=True).reciprocal()  # τ, [M, 1]
             self.tau = self.each
@@ -47,9 +48,9 @@ class Scaled:
             self.tau = torch.cat(wide, 1)  # [M, subset]
         self.gain = 0.5 * (self.tau.log() - (self.tau - 1) * squares).sum(1)  # over τ = 1, [M]
 
-    def more_pull(self) -> Tensor:
-        """What the mean's gradient has besides that under the given prior, [M, subset]."""
-        return (1 - self.tau) * self.pull
+    def more(self) -> tuple[Tensor, Tensor]:
+        """What the gradients by μ and σ have besides those under the given prior, [M, subset]."""
+        return (1 - self.tau) * self.pull, (1 - self.tau) * self.width
 
 
 def best_priors(run: Run, kind: str, mean: Tensor, std: Tensor) -> list[Prior | dict[str, Prior]]:

@@ -128,6 +128,7 @@ def estimates(kind: str, hidden: bool = True) -> tuple[Tensor, Tensor]:
     return mean, rho / slope
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_on_a_linear_network_are_unbiased(kind: str) -> None:
     """Four numbers at 4.5 standard errors each: 3e-5 in all."""

@@ -32,7 +32,7 @@ def applied(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         return F.embedding(x, weight, layer.padding_idx)
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
-    return layer._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
+    return layer._conv_forward(x, weight, bias)
 
 
 def root(variance: Tensor) -> Tensor:
@@ -147,4 +147,4 @@ def with_spread(layer: Any, kind: str) -> nn.Module:
         new.inputs = channels
     for buffer in (*Spread.given, new.row_noise):
         new.register_buffer(buffer, None)
-    return new  # type: ignore[no-any-return]
+    return new

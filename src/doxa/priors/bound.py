@@ -104,17 +104,11 @@ class BoundPrior:
         each = [p.family.widening(p.centred(flat), std[..., p.where]) for p in self.parts]
         return sum(each[1:], each[0])
 
-    def add_widening_score(
-        self, by_std: Tensor, flat: Tensor, std: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
-        """The gradient of `widening` by flat (None: 0, of a Gaussian), and by_std plus that by std,
-        [..., P]; in one pass where all elements share a Gaussian."""
-        first = self.parts[0].family
-        if len(self.parts) == 1 and isinstance(first, GaussianFamily) and first.same is not None:
-            return None, torch.add(by_std, std, alpha=first.same)
+    def widening_score(self, flat: Tensor, std: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Its gradients by flat (None: 0, of a Gaussian) and by std, [..., P]."""
         parts = self.parts
         each = [p.family.widening_score(p.centred(flat), std[..., p.where]) for p in parts]
-        by_std = by_std + self._join([own for _, own in each])
+        by_std = self._join([own for _, own in each])
         if self.is_gaussian:
             return None, by_std
         return self._join([own.expand_as(other) for own, other in each]), by_std

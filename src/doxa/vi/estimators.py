@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from doxa.data import Batch
@@ -117,25 +116,6 @@ class Placed:
     def numbers(self) -> int:
         """Normals a draw is made of, besides the rows'."""
         return len(self.rest) if self.local else self.subset.size
-
-
-class Deviation(torch.autograd.Function):
-    """σ = softplus(ρ) and its slope, from one exponential; the backward pass needs none."""
-
-    @staticmethod
-    def forward(ctx: object, rho: Tensor) -> tuple[Tensor, Tensor]:
-        e = rho.clamp_max(80.0).exp_()  # above, softplus(ρ) is ρ
-        slope = e / (e + 1.0)
-        least = torch.finfo(rho.dtype).tiny ** 0.5  # as `doxa.model.layers.deviation`
-        std = torch.maximum(e.log1p_(), rho).clamp_min_(least)
-        ctx.save_for_backward(slope)  # type: ignore[attr-defined]
-        ctx.mark_non_differentiable(slope)  # type: ignore[attr-defined]
-        return std, slope
-
-    @staticmethod
-    def backward(ctx: object, by_std: Tensor, _: Tensor) -> Tensor:  # type: ignore[override]
-        (slope,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return by_std * slope
 
 
 def under(path: str, leaf: str) -> str:

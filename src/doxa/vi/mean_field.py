@@ -1,11 +1,11 @@
 """Mean-field variational inference (Bayes by Backprop).
 
-    q(θ) = Π_j N(θ_j; μ_j, σ_j²),   σ = softplus(ρ)
+    q(θ) = Π_j N(θ_j; μ_j, σ_j²),   σ = exp(ρ)
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
 Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws a member and
 step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`); the entropy's
-gradient, and under a Gaussian or a Laplace prior the KL's, is in closed form. A Gaussian prior's
+gradient, by ρ just T, and under a Gaussian or a Laplace prior the KL's, is in closed form. A Gaussian prior's
 scale may be learned (`doxa.vi.prior_scale`). What is a point, and what the bound counts, is as for
 every Gaussian (`doxa.vi.gaussian`): prediction and the final bound draw weights, whatever the
 estimator was. The family cannot hold correlations, so it is too narrow where the posterior has them.
@@ -13,6 +13,7 @@ estimator was. The family cannot hold correlations, so it is too narrow where th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +26,8 @@ from doxa import linalg, store
 from doxa.data import Batch
 from doxa.method import Clock, Known, Objective, Problem, Run, State
 from doxa.method.fields import one_of
-from doxa.model.layers import deviation
-from doxa.vi.estimators import Deviation, Placed, rewritten
-from doxa.vi.gaussian import GaussianVI, drawn_log_prior, entropy, moved
+from doxa.vi.estimators import Placed, rewritten
+from doxa.vi.gaussian import GaussianVI, drawn_log_prior, moved
 from doxa.vi.prior_scale import Scaled, best_priors, check_gaussian
 
 
@@ -61,19 +61,19 @@ class MeanField(GaussianVI):
 
     def init_shape(self, run: Run) -> State:
         std = run.field(self, "initial_std").unsqueeze(1)
-        return {"rho": std.expm1().log().expand(run.size, len(run.subset_index)).clone()}
+        return {"rho": std.log().expand(run.size, len(run.subset_index)).clone()}
 
     def numbers(self, params: State) -> int:
         return params["rho"].shape[1]
 
     def away(self, params: State, eps: Tensor) -> Tensor:
-        return deviation(params["rho"]).unsqueeze(1) * eps
+        return deviation(params).unsqueeze(1) * eps
 
     def variances(self, params: State) -> Tensor:
-        return deviation(params["rho"]).square()
+        return deviation(params).square()
 
     def logdet(self, params: State) -> Tensor:
-        return 2 * deviation(params["rho"]).log().sum(1)
+        return 2 * params["rho"].sum(1)
 
     def covariance(self, params: State) -> linalg.Structure:
         return linalg.Diagonal(self.variances(params))
@@ -91,8 +91,7 @@ class MeanField(GaussianVI):
     def _estimate(
         self, run: Run, params: State, batch: Batch, clock: Clock, placed: Placed | None
     ) -> Any:
-        mean = params["mean"]
-        std, slope = Deviation.apply(params["rho"])  # one exponential a step
+        mean, std = params["mean"], deviation(params)
         given: State = {}
         if placed is None:
             away = std.unsqueeze(1) * self.normals(clock, std.shape[1])
@@ -106,18 +105,18 @@ class MeanField(GaussianVI):
                 away = std.unsqueeze(1) * clock.noise(std.shape[1]).unsqueeze(1)
                 theta = moved(run, mean.unsqueeze(1), away)
             value = value + drawn_log_prior(run, theta)
-        return value, changed, self._known(run, mean.detach(), std.detach(), slope)
+        return value, changed, self._known(run, params, std.detach())
 
-    def _known(self, run: Run, mean: Tensor, std: Tensor, slope: Tensor) -> Known:
+    def _known(self, run: Run, params: State, std: Tensor) -> Known:
         """T·H[q], and E_q log p(θ) where it is in closed form, with their gradients."""
-        temperature, where = run.field(self, "temperature"), run.subset_where
-        value = temperature * entropy(std)
-        by_std = temperature.unsqueeze(1) / std
-        add: dict[str, Callable[[Tensor], Tensor]] = {}
+        mean, heat = params["mean"].detach(), run.setting(self, "temperature")
+        entropy = self.entropy(run, {"rho": params["rho"].detach()})
+        value = run.field(self, "temperature") * entropy
+        add: dict[str, Callable[[Tensor], Tensor]] = {"rho": lambda grad: grad + heat}
         if run.subset_prior.widens:
-            own = mean[:, where]
+            own = mean[:, run.subset_where]
             value = value + run.prior.log_prob(mean) + run.subset_prior.widening(own, std)
-            more, by_std = run.subset_prior.add_widening_score(by_std, own, std)
+            more, by_std = run.subset_prior.widening_score(own, std)
             if self.prior_scale != "given":
                 scaled = Scaled(run, self.prior_scale, own, std)
                 value = value + scaled.gain
@@ -129,18 +128,24 @@ class MeanField(GaussianVI):
                 return grad if more is None else moved(run, grad, more)
 
             add["mean"] = by_mean
-        add["rho"] = lambda grad: torch.addcmul(grad, by_std, slope)
+            add["rho"] = lambda grad: torch.addcmul(grad, by_std, std).add_(heat)
         return Known(value, add)
 
     def learned_priors(self, run: Run, q: State) -> list[Any] | None:
         if self.prior_scale == "given":
             return None
         own = q["mean"][:, run.subset_where]
-        return best_priors(run, self.prior_scale, own, deviation(q["rho"]))
+        return best_priors(run, self.prior_scale, own, deviation(q))
 
     def subset_log_prior(self, run: Run, q: State) -> Tensor | None:
         value = super().subset_log_prior(run, q)
         if value is None or self.prior_scale == "given":
             return value
-        own, std = q["mean"][:, run.subset_where], deviation(q["rho"])
+        own, std = q["mean"][:, run.subset_where], deviation(q)
         return value + Scaled(run, self.prior_scale, own, std).gain
+
+
+def deviation(params: State) -> Tensor:
+    """σ = exp(ρ), never so small that its square would vanish."""
+    rho = params["rho"]
+    return rho.clamp_min(0.5 * math.log(torch.finfo(rho.dtype).tiny)).exp()

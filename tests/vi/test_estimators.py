@@ -1,5 +1,5 @@
-"""Local reparametrisation and Flipout: the noise that weights would give, unbiased gradients of less
-variance, and networks of which only some layers have it.
+"""Local reparametrisation and Flipout: the noise that weights would give, unbiased gradients of
+less variance, and networks of which only some layers have it.
 
 On a linear network with noise s the expectation of the ELBO's gradient is known:
 by μ it is Xᵀ(y − Xμ)/s² − μ, by σ it is 1/σ − σ (1 + Σ x²/s²).
@@ -57,7 +57,7 @@ def test_rows_have_the_noise_of_weights_of_their_own(name: str, kind: str) -> No
     count = 20_000
     params = {k: v.detach() for k, v in plain.named_parameters()}
     stds = {k: 0.1 + 0.5 * torch.rand_like(v) for k, v in params.items()}
-    (site, (noise_kind, shape)), = layer.noise(x).items()
+    ((site, (noise_kind, shape)),) = layer.noise(x).items()
     rows = normal(count, *shape, seed=2)
     given: dict[str, Tensor] = {site: rows if noise_kind == "normal" else rows.sigmoid()}
     for i, (k, std) in enumerate(stds.items()):

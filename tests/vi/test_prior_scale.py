@@ -118,9 +118,7 @@ def test_the_divergence_of_a_normal_from_every_prior_is_that_of_a_quadrature(nam
         mean, std = MEAN.clone().requires_grad_(), STD.clone().requires_grad_()
         value = prior.log_prob(mean) + prior.widening(mean, std)
         assert float(value.detach()) == pytest.approx(wanted, abs=2e-7)
-        wider = torch.autograd.grad(
-            prior.widening(mean, std), [mean, std], materialize_grads=True
-        )
+        wider = torch.autograd.grad(prior.widening(mean, std), [mean, std], materialize_grads=True)
         by_mean, by_std = prior.widening_score(MEAN, STD)
         torch.testing.assert_close(by_std, wider[1])
         torch.testing.assert_close(torch.zeros_like(MEAN) if by_mean is None else by_mean, wider[0])

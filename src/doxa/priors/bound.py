@@ -113,6 +113,14 @@ class BoundPrior:
             return None, by_std
         return self._join([own.expand_as(other) for own, other in each]), by_std
 
+    def add_widening_score(self, grad: Tensor, flat: Tensor, std: Tensor) -> Tensor:
+        """grad + the gradient of `widening` by log std, in one pass where all elements share a
+        Gaussian."""
+        first = self.parts[0].family
+        if len(self.parts) == 1 and isinstance(first, GaussianFamily) and first.same is not None:
+            return torch.addcmul(grad, std, std, value=first.same)
+        return torch.addcmul(grad, self.widening_score(flat, std)[1], std)
+
     def curvature(self, flat: Tensor) -> Tensor:
         """Minus the second derivative of `log_prob`, elementwise: [..., P]."""
         return self._join([part.family.curvature(part.centred(flat)) for part in self.parts])

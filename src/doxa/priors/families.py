@@ -129,14 +129,17 @@ class LaplaceFamily(Family):
         return -self.at["scale"] * u.sign() * torch.log1p(-u.abs())
 
     def widening(self, x: Tensor, std: Tensor) -> Tensor:
-        size = x.abs()
-        z = size / std * math.sqrt(0.5)
+        size, z = x.abs(), self._ratio(x, std)
         lost = std * math.sqrt(2.0 / math.pi) * (-z.square()).exp() - size * torch.erfc(z)
         return -(lost * self.at["rate"]).sum(-1)
 
     def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        z, rate = x.abs() / std * math.sqrt(0.5), self.at["rate"]
-        return x.sign() * torch.erfc(z) * rate, -math.sqrt(2.0 / math.pi) * (-z.square()).exp() * rate
+        z, rate = self._ratio(x, std), self.at["rate"]
+        by_std = -math.sqrt(2.0 / math.pi) * (-z.square()).exp() * rate
+        return x.sign() * torch.erfc(z) * rate, by_std
+
+    def _ratio(self, x: Tensor, std: Tensor) -> Tensor:
+        return x.abs() / std.clamp_min(torch.finfo(std.dtype).tiny) * math.sqrt(0.5)
 
 
 class StudentTFamily(Family):

@@ -4,8 +4,9 @@
 
 summed over the data set and over all weights, and estimated with `samples` draws a member and step
 (pathwise gradients). With a Gaussian or a Laplace prior E_q log p(θ) is exact; with another, log p
-is averaged over the same draws. T = 1 is the bound. Parameters outside the model's subset, and the likelihood's
-own, are points on the ELBO with their prior; the reported bound is that of the others given them.
+is averaged over the same draws. T = 1 is the bound. Parameters outside the model's subset, and the
+likelihood's own, are points on the ELBO with their prior; the reported bound is that of the others
+given them.
 """
 
 from __future__ import annotations

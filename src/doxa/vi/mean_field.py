@@ -4,17 +4,17 @@
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
 Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws a member and
-step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`); the entropy's
-gradient, by ρ just T, and under a Gaussian or a Laplace prior the KL's, is in closed form. A Gaussian prior's
-scale may be learned (`doxa.vi.prior_scale`). What is a point, and what the bound counts, is as for
-every Gaussian (`doxa.vi.gaussian`): prediction and the final bound draw weights, whatever the
-estimator was. The family cannot hold correlations, so it is too narrow where the posterior has them.
+step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`); the gradient of
+the entropy (by ρ it is T), and under a Gaussian or a Laplace prior that of the KL, is in closed
+form. A Gaussian prior's scale may be learned (`doxa.vi.prior_scale`). What is a point, and what the
+bound counts, is as for every Gaussian (`doxa.vi.gaussian`): prediction and the final bound draw
+weights, whatever the estimator was. The family cannot hold correlations, so it is too narrow where
+the posterior has them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -91,11 +91,14 @@ class MeanField(GaussianVI):
     def _estimate(
         self, run: Run, params: State, batch: Batch, clock: Clock, placed: Placed | None
     ) -> Any:
-        mean, std = params["mean"], deviation(params)
+        mean, std = params["mean"], params["rho"].exp()
         given: State = {}
         if placed is None:
-            away = std.unsqueeze(1) * self.normals(clock, std.shape[1])
-            theta = moved(run, mean.unsqueeze(1), away)
+            eps = self.normals(clock, std.shape[1])
+            if std.shape == mean.shape:  # in one pass
+                theta = torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), eps)
+            else:
+                theta = moved(run, mean.unsqueeze(1), std.unsqueeze(1) * eps)
         else:
             eps = self.normals(clock, placed.numbers())
             theta, given = placed.drawn(run, mean, std, eps, batch, clock)
@@ -112,24 +115,25 @@ class MeanField(GaussianVI):
         mean, heat = params["mean"].detach(), run.setting(self, "temperature")
         entropy = self.entropy(run, {"rho": params["rho"].detach()})
         value = run.field(self, "temperature") * entropy
-        add: dict[str, Callable[[Tensor], Tensor]] = {"rho": lambda grad: grad + heat}
-        if run.subset_prior.widens:
-            own = mean[:, run.subset_where]
-            value = value + run.prior.log_prob(mean) + run.subset_prior.widening(own, std)
-            more, by_std = run.subset_prior.widening_score(own, std)
-            if self.prior_scale != "given":
-                scaled = Scaled(run, self.prior_scale, own, std)
-                value = value + scaled.gain
-                more, narrower = scaled.more()
-                by_std = by_std + narrower
+        prior, own = run.subset_prior, mean[:, run.subset_where]
+        if not prior.widens:
+            return Known(value, {"rho": lambda grad: grad + heat})
+        value = value + run.prior.log_prob(mean) + prior.widening(own, std)
+        more = None if prior.is_gaussian else prior.widening_score(own, std)[0]
+        narrower = None
+        if self.prior_scale != "given":
+            scaled = Scaled(run, self.prior_scale, own, std)
+            value, (more, narrower) = value + scaled.gain, scaled.more()
 
-            def by_mean(grad: Tensor) -> Tensor:
-                grad = run.prior.add_score(grad, mean)
-                return grad if more is None else moved(run, grad, more)
+        def by_mean(grad: Tensor) -> Tensor:
+            grad = run.prior.add_score(grad, mean)
+            return grad if more is None else moved(run, grad, more)
 
-            add["mean"] = by_mean
-            add["rho"] = lambda grad: torch.addcmul(grad, by_std, std).add_(heat)
-        return Known(value, add)
+        def by_rho(grad: Tensor) -> Tensor:
+            grad = prior.add_widening_score(grad, own, std).add_(heat)
+            return grad if narrower is None else torch.addcmul(grad, narrower, std)
+
+        return Known(value, {"mean": by_mean, "rho": by_rho})
 
     def learned_priors(self, run: Run, q: State) -> list[Any] | None:
         if self.prior_scale == "given":

@@ -58,5 +58,3 @@ def best_priors(run: Run, kind: str, mean: Tensor, std: Tensor) -> list[Prior | 
     names = [name for name in run.layout.names if name in set(run.net.subset_names)]
     each = Scaled(run, kind, mean, std).each.expand(-1, len(names)).rsqrt()
     return scaled_priors(run, {name: each[:, i] for i, name in enumerate(names)})
-
-

@@ -2,8 +2,8 @@
 
 On a linear network with noise s and prior N(0, a²) the best factorised q has the mean A⁻¹Xᵀy/s² and
 the variances 1/A_jj, A = XᵀX/s² + I/a²; the best a² given q is the mean of μ² + σ². Where columns
-of X are orthogonal, q is the posterior, and that fixed point is the maximum of the evidence, which is
-known: with XᵀX = c²I, a² = (mean z² − s²)/c², z = Xᵀy/c.
+of X are orthogonal, q is the posterior, and that fixed point is the maximum of the evidence, which
+is known: with XᵀX = c²I, a² = (mean z² − s²)/c², z = Xᵀy/c.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def test_gaussian_is_a_sum() -> None:
 
 
 def test_a_peer_averages_over_weights() -> None:
-    """bayesian-torch 0.5.0, `LinearReparameterization(400, 10).kl_loss()` at these means and ρ, with
-    N(0, 1) as prior, gave 2.9728150: the mean over the weights plus the mean over the biases. The divergence
-    of the layer is their sum."""
+    """bayesian-torch 0.5.0, `LinearReparameterization(400, 10).kl_loss()`, at these means and ρ and
+    with N(0, 1) as prior, gave 2.9728150: the mean over the weights plus the mean over the biases.
+    The divergence of the layer is their sum."""
     mean, rho = torch.linspace(-1, 1, 4000), torch.linspace(-3, 0, 4000)
     weights = kl.gaussian(mean, torch.nn.functional.softplus(rho), 0.0, 1.0)
     std = torch.nn.functional.softplus(torch.full((10,), -2.0))

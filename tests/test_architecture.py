@@ -33,7 +33,10 @@ LAYERS = [
 PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 PLACE["doxa"] = len(LAYERS) - 1.5  # the front page, which shows everything; only the last read it
 PLACE["__main__"] = len(LAYERS)  # runs the app
-HEAVY = ("pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base")
+HEAVY = (
+    "pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base",
+    "zuko",
+)  # fmt: skip
 
 
 @cache

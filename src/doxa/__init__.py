@@ -33,6 +33,7 @@ from doxa.registry import ROWS, get_method, methods
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import diagnose, evaluate
     from doxa import sklearn as sklearn
+    from doxa.app.selection import evidence, tune
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
     from doxa.ensemble.map import MAP as MAP
     from doxa.exact.linear import BayesianLinear as BayesianLinear
@@ -56,14 +57,16 @@ __all__ = [
     "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "Gaussian",
     "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
     "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
-    "Sweep", "diagnose", "errors", "evaluate", "fit", "get_method", "load", "methods", "nets",
-    "sample", "transforms",
+    "Sweep", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
+    "methods", "nets", "sample", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 
 
 def __getattr__(name: str) -> Any:
     """Method classes, and what consumes a posterior, are imported when first used."""
+    if name in ("evidence", "tune"):
+        return getattr(importlib.import_module("doxa.app.selection"), name)
     if name in ("diagnose", "evaluate", "sklearn"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():

@@ -215,7 +215,9 @@ def _one_predictive(p: Any) -> Words:
     mean: Tensor = p.mean
     rows, event, name = mean.shape[0], list(mean.shape[1:]), p.likelihood.name
     moments = p._form.only_moments
-    has = "probs, entropy, mutual_information, prediction_set"
+    has = "probs, entropy, prediction_set"
+    if hasattr(p, "mutual_information"):
+        has = "probs, entropy, mutual_information, prediction_set"
     if not p.likelihood.classifies:
         facts = [("mean", _range(mean)), ("std", _range(p.std))]
         has = "mean, std, aleatoric, epistemic" + (", moment_matched" if moments else ", interval")

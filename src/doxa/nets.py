@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, ParamSpec
 
+import torch
 from torch import Tensor, nn
 
 from doxa.errors import ModelError, did_you_mean
@@ -144,45 +145,81 @@ def lenet5(
 
 
 @register_net("resnet20")
-def resnet20(inputs: int = 3, outputs: int = 10, width: int = 16, groups: int = 8) -> nn.Module:
-    """ResNet-20 for small images (He et al. 2016), with GroupNorm in place of BatchNorm.
+def resnet20(
+    inputs: int = 3, outputs: int = 10, width: int = 16, groups: int = 8, norm: str = "group"
+) -> nn.Module:
+    """ResNet-20 for small images (He et al. 2016), by default with GroupNorm.
 
-    Without batch statistics a prediction depends on its own row only, as every method here needs.
+    Without batch statistics a prediction depends on its own row only, as every method here needs;
+    so it does with norm="frn" (filter response normalisation). norm="batch" is the paper's.
     """
-    if width % groups:
+    if norm not in _NORMS:
+        raise ModelError(f"unknown norm {norm!r}{did_you_mean(norm, _NORMS)}")
+    if norm == "group" and width % groups:
         raise ModelError(f"resnet20: groups={groups} must divide width={width}")
+    make = functools.partial(_NORMS[norm], groups)
     layers: list[nn.Module] = [
-        nn.Conv2d(inputs, width, 3, padding=1, bias=False),
-        nn.GroupNorm(groups, width),
-        nn.ReLU(),
-    ]
+        nn.Conv2d(inputs, width, 3, padding=1, bias=False), make(width), nn.ReLU()
+    ]  # fmt: skip
     channels = width
     for stage in range(3):
         for block in range(3):
             stride = 2 if stage > 0 and block == 0 else 1
-            layers.append(_Residual(channels, width * 2**stage, stride, groups))
+            layers.append(_Residual(channels, width * 2**stage, stride, make))
             channels = width * 2**stage
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs)
     )
 
 
+class FilterResponseNorm(nn.Module):
+    """max(γ x / √(ν² + ε) + β, τ), with ν² the mean of x² over a channel's positions: each row by
+    itself, and a threshold that is learned (Singh & Krishnan 2020)."""
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        shape = (channels, 1, 1)
+        self.weight, self.bias, self.threshold = (
+            nn.Parameter(torch.empty(shape)) for _ in range(3)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.threshold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (x.square().mean((-2, -1), keepdim=True) + self.eps).rsqrt()
+        return torch.maximum(self.weight * x * scale + self.bias, self.threshold)
+
+
+_NORMS: dict[str, Callable[[int, int], nn.Module]] = {
+    "group": nn.GroupNorm,
+    "batch": lambda groups, channels: nn.BatchNorm2d(channels),
+    "frn": lambda groups, channels: FilterResponseNorm(channels),
+}
+
+
 class _Residual(nn.Module):
     """relu(shortcut(x) + body(x)); the shortcut is a 1x1 convolution where the shape changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, make: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            nn.GroupNorm(groups, outputs),
+            make(outputs),
             nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.GroupNorm(groups, outputs),
+            make(outputs),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs)
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), make(outputs)
             )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,12 +4,13 @@
 task; each runs on the CPU and, marked `gpu`, on a GPU. A method joins by its row in the registry,
 which also says what makes it quick; `fast` derives the rest from its fields.
 
-What is quick for every method is what its own file can get wrong: its fields, what it predicts and
-in which units, noise and hyper-parameters of each member and run, chunks of members, subsets, row
-weights, BatchNorm, saving, and one interruption. A test marked `by_family` checks what methods
-share (the driver, the engines, runs, checkpoints at other moments): there the first method of each
-family and base class stands for the others, on its first task, and the rest is `slow`. A fault of
-the shared parts is almost surely seen on some representative, and the slow suite has them all.
+What is quick for every method, on its first task, is what its own file can get wrong: its fields,
+what it predicts and in which units, noise and hyper-parameters of each member and run, chunks of
+members, subsets, row weights, BatchNorm, saving, and one interruption; the first method of each
+family and kind of answer has all its tasks. A test marked `by_family` checks what methods share
+(the driver, the engines, runs, checkpoints at other moments): there these first methods stand for
+the others. The rest of the matrix is `slow`. A fault of the shared parts is almost surely seen on
+some representative, and the slow suite has them all.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import first_of_each
 from fast import Fast, fast, trains
 from torch import Tensor
 
@@ -32,7 +34,7 @@ import doxa
 from doxa.registry import Row
 
 N = 40
-STEPS = 60
+STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -131,20 +133,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     by_family = metafunc.definition.get_closest_marker("by_family") is not None
     for name, cases in FIXTURES.items():
         if name in metafunc.fixturenames:
-            few = representatives() if by_family else frozenset(cases)
-            cpu = [pytest.param(c, marks=() if c in few else pytest.mark.slow) for c in cases]
-            gpu = [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in cases]
-            metafunc.parametrize(name, [*cpu, *gpu], ids=str, indirect=True)
+            quick = few(cases, by_family)
+            cpu = [pytest.param(c, marks=() if c in quick else pytest.mark.slow) for c in cases]
+            metafunc.parametrize(name, [*cpu, *on_gpu(cases)], ids=str, indirect=True)
 
 
-@cache
-def representatives() -> frozenset[Case]:
-    """The first method of each family and base class that can be had here, on its first task."""
-    first: dict[Any, Case] = {}
-    for case in CASES:
-        if not importable(case):
-            first.setdefault((case.row.family, case.cls.__base__), case)
-    return frozenset(first.values())
+def few(cases: list[Case], by_family: bool) -> frozenset[Case]:
+    """Those that are quick."""
+    chosen = first_of_each()
+    first = {case.name: case for case in reversed(cases)}.values()
+    if by_family:
+        return frozenset(case for case in first if case.name in chosen)
+    return frozenset(first) | {case for case in cases if case.name in chosen}
+
+
+def on_gpu(cases: list[Case]) -> list[Any]:
+    """All of them there; where there is none, one that is skipped and says so."""
+    there = cases if torch.cuda.is_available() else cases[:1]
+    return [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in there]
 
 
 def importable(case: Case) -> str:

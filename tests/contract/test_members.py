@@ -58,7 +58,8 @@ def test_members_are_averaged_in_prediction(case: Any) -> None:
     options = {"dtype": torch.float64, "steps": 10}
     together = case.fit(members=2, **options)
     assert together.members == 2
-    draws = together.kind in ("gaussian", "implicit", "laplace")  # 100 in all: 50 of each member's
+    # 100 in all: 50 of each member's
+    draws = together.kind in ("gaussian", "implicit", "laplace", "flow")
     alone = [case.fit(members=[k], **options).predict(x, n=50 if draws else None) for k in range(2)]
     mean = (alone[0].mean + alone[1].mean) / 2
     assert torch.allclose(together.predict(x).mean, mean, rtol=case.fast.rounding)

@@ -14,7 +14,7 @@ from doxa.errors import MethodError
 
 
 def test_ctrl_c(case: Any, answers: Any, tmp_path: Path) -> None:
-    got = interrupted(case, tmp_path / "run", KeyboardInterrupt, 25)
+    got = interrupted(case, tmp_path / "run", KeyboardInterrupt, 10)
     assert_same(got, case.posterior(), answers, case.data())
 
 

@@ -90,7 +90,7 @@ def known() -> doxa.Draws:
         "above": doxa.transforms.Lower(1.0), "below": doxa.transforms.Upper(1.0),
     }  # fmt: skip
     method = doxa.HMC(draws=1000, burn_in=300, leapfrog=6)
-    options = {"constraints": constraints, "seed": 3, "engine": "stack:eager"}  # by no stopwatch
+    options = {"constraints": constraints, "seed": 3, "engine": "stack:traced"}
     return doxa.sample(log_density, init, method, 6, **options)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+import rank_one_cases
 import torch
+from rank_one_cases import images, lenet
 from torch import Tensor, nn
 
 import doxa
@@ -13,34 +15,8 @@ from doxa.errors import ModelError
 from doxa.optim import SGD
 
 
-def images(n: int = 12) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 2, 6, 6, generator=g, dtype=torch.float64)
-    return x, (x.mean((1, 2, 3)) > 0).long()
-
-
-def lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5),
-        nn.Tanh(), nn.Linear(5, 2),
-    ).double()  # fmt: skip
-
-
 def explicit(posterior: doxa.Posterior, net: nn.Module, m: int, k: int) -> nn.Module:
-    """The network of one component, with its weights multiplied out."""
-    w = posterior.layout.unflatten(posterior.samples[m, k])
-    own = posterior.network.layers.unflatten(posterior.layers[m, k])
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            path = name.rpartition(".")[0]
-            value = w[name]
-            if name.endswith("weight") and f"{path}.r" in own:
-                outer = torch.outer(own[f"{path}.r"], own[f"{path}.s"])
-                value = value * outer.reshape(*outer.shape, *(1,) * (value.ndim - 2))
-            p.copy_(value)
-        for name, b in net.named_buffers():
-            b.copy_(posterior.buffers[name][m, k])
-    return net.eval()
+    return rank_one_cases.explicit(posterior, posterior.samples[m, k], net, m, k)
 
 
 def test_components_are_explicit_networks() -> None:

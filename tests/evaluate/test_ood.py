@@ -91,7 +91,7 @@ def moons() -> tuple[doxa.Posterior, torch.Tensor, torch.Tensor]:
     points = simulated.two_moons(200, seed=0)
     x, y = torch.tensor(points.x, dtype=torch.float32), torch.tensor(points.y)
     net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
-    method = doxa.HMC(draws=150, burn_in=200, leapfrog=30)
+    method = doxa.HMC(draws=60, burn_in=100, leapfrog=20)
     return doxa.fit(net, (x, y), method, likelihood="categorical", members=4), x, y
 
 

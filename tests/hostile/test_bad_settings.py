@@ -66,7 +66,7 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"prior": "flat"}, ModelError, "flat"),
     ({"prior": {"nowhere.*": doxa.Normal()}}, ModelError, "matches no parameter"),
     ({"subset": "first_layer", "method": "mean-field"}, ModelError, "first_layer"),
-    ({"subset": lambda name: False, "method": "mean-field"}, ModelError, "selects no parameter"),
+    ({"subset": lambda name: False, "method": "mean-field"}, ModelError, "selects no trainable"),
     ({"method": "deep-ensembel"}, MethodError, "did you mean 'deep-ensemble'"),
     ({"method": "quantum"}, MethodError, "known: .*map"),
     ({"method": 3}, MethodError, "method"),

@@ -303,8 +303,7 @@ def test_saved_and_loaded(tmp_path: Path, structure: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"structure": "kronecker"}, "comes later"),
-        ({"structure": "low-rank"}, "comes later"),
+        ({"structure": "kronecker", "curvature": "hessian"}, "structure='full'"),
         ({"structure": "dense"}, "structure must be one of"),
         ({"predictive": "magic"}, "predictive must be one of"),
         ({"temperature": 0.0}, "temperature > 0"),

@@ -13,7 +13,15 @@ from scipy import linalg, stats
 from torch import Tensor
 
 from doxa.errors import NumericalError, ShapeError, StoreError
-from doxa.linalg import Dense, Diagonal, Kronecker, LowRankPlusDiagonal, Structure, structure
+from doxa.linalg import (
+    Dense,
+    Diagonal,
+    Kronecker,
+    LowRankPlusDiagonal,
+    LowRankPrecision,
+    Structure,
+    structure,
+)
 
 K = 3
 
@@ -44,6 +52,13 @@ def low_rank(rank: int = 3) -> Case:
     d, f = variance.numpy(), factor.numpy()
     covariance = np.stack([np.diag(d[k]) + f[k] @ f[k].T for k in range(K)])
     return Case(LowRankPlusDiagonal(variance, factor), covariance)
+
+
+def low_rank_precision(rank: int = 3) -> Case:
+    precision, factor = normal(K, 7).exp(), normal(K, 7, rank, seed=1)
+    d, f = precision.numpy(), factor.numpy()
+    covariance = np.stack([np.linalg.inv(np.diag(d[k]) + f[k] @ f[k].T) for k in range(K)])
+    return Case(LowRankPrecision(precision, factor), covariance)
 
 
 def dense_covariance() -> Case:
@@ -91,6 +106,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "low-rank": low_rank,
     "low-rank-0": lambda: low_rank(0),
     "low-rank-more-than-P": lambda: low_rank(9),
+    "low-rank-precision": low_rank_precision,
+    "low-rank-precision-more-than-P": lambda: low_rank_precision(9),
     "dense-covariance": dense_covariance,
     "dense-precision": dense_precision,
     "kronecker": kronecker,

@@ -14,8 +14,15 @@ import doxa
 from doxa.errors import MethodError
 
 
-@pytest.mark.parametrize(("inner", "friction"), [("sgld", 1.0), ("sghmc", 0.3)])
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("inner", "friction", "temperature"),
+    [
+        ("sgld", 1.0, 1.0),
+        ("sghmc", 0.3, 0.5),
+        pytest.param("sgld", 1.0, 0.5, marks=pytest.mark.slow),
+        pytest.param("sghmc", 0.3, 1.0, marks=pytest.mark.slow),
+    ],
+)
 def test_moments_over_all_cycles(inner: str, friction: float, temperature: float) -> None:
     """Two cycles from a cold start, mini-batches shuffled anew in every stage: mean and covariance
     of the kept draws from the recursion with η_k = η₀/2 (1 + cos πk/K), without noise while it

@@ -32,7 +32,7 @@ def _exact(x: torch.Tensor, y: torch.Tensor, noise: float) -> tuple[torch.Tensor
     return (covariance @ x.mT @ y / noise**2).flatten(), covariance
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.25])
 def test_moments_of_a_linear_model(temperature: float) -> None:
     """Means and variances of 4 × 1,000 draws within 5 standard errors (12 comparisons: 1 in 10⁵);
     a temperature scales the covariance."""

@@ -47,10 +47,10 @@ def starts(chains: int, size: int) -> Tensor:
 
 CASES = {
     "nuts": (doxa.NUTS(draws=60, burn_in=100), 2, 1e2),
-    "hmc": (doxa.HMC(draws=200, burn_in=150, leapfrog=30), 2, 1e3),
-    "hmc, dense": (doxa.HMC(draws=200, burn_in=300, leapfrog=12, mass="dense"), 20, 1e3),
 }
 LONG = {
+    "hmc": (doxa.HMC(draws=200, burn_in=150, leapfrog=30), 2, 1e3),
+    "hmc, dense": (doxa.HMC(draws=200, burn_in=300, leapfrog=12, mass="dense"), 20, 1e3),
     "nuts": (doxa.NUTS(draws=150, burn_in=150), 2, 1e3),
     "nuts, dense": (doxa.NUTS(draws=120, burn_in=200, mass="dense"), 20, 1e3),
 }

@@ -146,7 +146,7 @@ def test_a_subset_can_be_traced(subset: str, caplog: pytest.LogCaptureFixture) -
 def test_a_subset_must_select_something() -> None:
     net = seeded(lambda: doxa.nets.mlp(3, 1))
     data = (numbers(12, 3), numbers(12))
-    with pytest.raises(ModelError, match="selects no parameter"):
+    with pytest.raises(ModelError, match="selects no trainable parameter"):
         doxa.fit(net, data, "mean-field", subset=lambda name: False, **QUICK)
     with pytest.raises(ModelError, match="subset"):
         doxa.fit(net, data, "mean-field", subset="first_layer", **QUICK)

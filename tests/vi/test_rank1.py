@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+import rank_one_cases
 import torch
+from rank_one_cases import images, lenet
 from torch import Tensor, nn
 from torch.distributions import Cauchy, Normal, kl_divergence
 
@@ -27,32 +29,8 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def images(n: int = 12) -> tuple[Tensor, Tensor]:
-    x = randn(n, 2, 6, 6)
-    return x, (x.mean((1, 2, 3)) > 0).long()
-
-
-def lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5),
-        nn.Tanh(), nn.Linear(5, 2),
-    ).double()  # fmt: skip
-
-
 def explicit(posterior: Any, net: nn.Module, m: int, k: int) -> nn.Module:
-    """The network of one component's means, with its weights multiplied out."""
-    w = posterior.layout.unflatten(posterior.theta[m])
-    own = posterior.network.layers.unflatten(posterior.layers[m, k])
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            path, value = name.rpartition(".")[0], w[name]
-            if name.endswith("weight") and f"{path}.r" in own:
-                outer = torch.outer(own[f"{path}.r"], own[f"{path}.s"])
-                value = value * outer.reshape(*outer.shape, *(1,) * (value.ndim - 2))
-            p.copy_(value)
-        for name, b in net.named_buffers():
-            b.copy_(posterior.buffers[name][m, k])
-    return net.eval()
+    return rank_one_cases.explicit(posterior, posterior.theta[m], net, m, k)
 
 
 def silenced(posterior: Any) -> Any:

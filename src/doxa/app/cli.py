@@ -12,7 +12,17 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from doxa.app.commands import bench, calibrate, compare, demo, fit, methods, predict, report
+from doxa.app.commands import (
+    bench,
+    calibrate,
+    compare,
+    demo,
+    evidence,
+    fit,
+    methods,
+    predict,
+    report,
+)
 from doxa.app.commands.terminal import err, out
 from doxa.errors import DoxaError
 
@@ -75,6 +85,7 @@ app.command()(predict.predict)
 app.command()(calibrate.calibrate)
 app.command()(report.report)
 app.command()(compare.compare)
+app.command()(evidence.evidence)
 app.command()(bench.bench)
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)

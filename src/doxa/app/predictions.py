@@ -60,7 +60,8 @@ def columns(
     labels = np.array(schema.classes, dtype=object)
     table["predicted"] = labels[probs.argmax(axis=1)]
     table["entropy"] = flat(p.entropy)
-    table["mutual_information"] = flat(p.mutual_information)
+    if hasattr(p, "mutual_information"):
+        table["mutual_information"] = flat(p.mutual_information)
     if sets:
         chosen = p.prediction_set(level).reshape(len(probs), -1).cpu().numpy()
         table["set"] = np.array([SEPARATOR.join(map(str, labels[row])) for row in chosen], object)

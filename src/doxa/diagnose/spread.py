@@ -176,9 +176,9 @@ def _doubt(posterior: Posterior, x: Tensor, head: Head) -> float:
         p = p.heads[int(head.label.strip(" ()").rpartition(" ")[2])]
     if not p.likelihood.classifies:
         return float(p.epistemic.double().mean())
-    if not hasattr(p, "samples"):
+    if not hasattr(p, "samples") and hasattr(p, "mutual_information"):
         return float(p.mutual_information.double().mean())
-    logits = p.samples.double()
+    logits = (p.samples if hasattr(p, "samples") else posterior.functions(x, 100)).double()
     if isinstance(p.likelihood, Categorical):
         logits = logits - logits.mean(2, keepdim=True)  # a constant changes nothing
     return float(logits.var(0, correction=0).mean())

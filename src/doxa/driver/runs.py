@@ -7,6 +7,7 @@ Members are averaged in prediction; runs never are. `fit(..., runs=Runs(...))` g
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,11 +134,20 @@ class Sweep(describe.Described):
         return [dict(spec.hyper) for spec in self.specs]
 
     def score(self, by: str = "validation") -> list[float]:
-        """What `select` ranks: "validation" (mean log predictive), "evidence", "elbo"."""
-        names = {"validation": "validation", "evidence": "log_evidence", "elbo": "elbo"}
+        """What `select` ranks: "validation" (mean log predictive), "evidence", "elbo", or
+        "objective" (what MC dropout ascends; it leaves out what depends on the prior's scale)."""
+        names = {
+            "validation": "validation", "evidence": "log_evidence", "elbo": "elbo",
+            "objective": "objective",
+        }  # fmt: skip
         if by not in names:
             raise MethodError(f"select by one of {sorted(names)}, not {by!r}")
-        scores = [getattr(posterior, names[by]) for posterior in self]
+        if by == "objective" and any("prior" in spec.hyper for spec in self.specs):
+            raise MethodError(
+                "the objective leaves out what depends on the prior's scale, so that it cannot "
+                "choose a prior: select by validation"
+            )
+        scores: list[Any] = [getattr(posterior, names[by], None) for posterior in self]
         if any(score is None for score in scores):
             hint = "; pass validation=0.2 to fit" if by == "validation" else ""
             raise Unavailable(f"these runs have no {by}{hint}")
@@ -145,12 +155,31 @@ class Sweep(describe.Described):
 
     def select(self, by: str = "validation") -> Any:
         """The best run; with several row sets, a `Sweep` of the best run of each."""
-        scores = self.score(by)
-        best: dict[int, int] = {}
-        for r, spec in enumerate(self.specs):
-            if spec.split not in best or scores[r] > scores[best[spec.split]]:
-                best[spec.split] = r
-        chosen = [best[split] for split in sorted(best)]
+        chosen = self._best(self.score(by))
         if len(chosen) == 1:
             return self[chosen[0]]
         return Sweep([self[r] for r in chosen], [self.specs[r] for r in chosen])
+
+    def table(self, by: str = "validation") -> list[dict[str, Any]]:
+        """A row a run: its hyper-parameters, split and seed where there are several, its score, and
+        whether `select` takes it."""
+        scores = self.score(by)
+        chosen = self._best(scores)
+        several = [
+            name for name in ("split", "seed")
+            if len({getattr(spec, name) for spec in self.specs}) > 1
+        ]  # fmt: skip
+        return [
+            {**spec.hyper, **{name: getattr(spec, name) for name in several},
+             by: scores[r], "chosen": r in chosen}
+            for r, spec in enumerate(self.specs)
+        ]  # fmt: skip
+
+    def _best(self, scores: list[float]) -> list[int]:
+        """The best run of each split; one whose score is not a number is never better."""
+        best: dict[int, int] = {}
+        for r, spec in enumerate(self.specs):
+            before = best.get(spec.split)
+            if before is None or scores[r] > scores[before] or math.isnan(scores[before]):
+                best[spec.split] = r
+        return [best[split] for split in sorted(best)]

@@ -7,7 +7,9 @@ Lakshminarayanan, Pritzel & Blundell (2017). Members differ in their initial wei
 order of their data, so that they end in different modes. The strongest simple baseline; its cost is
 M fits, which run as one stacked fit here. Adversarial training, an option of the paper's, also fits
 rows moved a little to where they are predicted worst (the fast gradient sign; Δ is the range of
-each input), which smooths the predictions around the data, at twice the cost.
+each input), which smooths the predictions around the data, at twice the cost. An ensemble of heads
+shares the features of one trained network, which are computed once and stay as they are: dropout is
+off in them, and BatchNorm uses its running statistics.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from doxa import store
 from doxa.data import Batch
 from doxa.ensemble.map import MAP
 from doxa.errors import MethodError
-from doxa.method import Clock, Run, Stage, State, noise_on_held_out, optimise
-from doxa.method.fields import between
+from doxa.method import Clock, Run, Stage, State, log_joint, noise_on_held_out, optimise, target
+from doxa.method.fields import between, one_of
+from doxa.model.problem import Network, Problem
 
 
 @store.register("deep-ensemble")
@@ -36,15 +39,42 @@ class DeepEnsemble(MAP):
     ----------
     adversarial: ε, how far rows are moved, as a share of each input's range; 0: not at all. The
         paper has 0.01.
+    features: "joint" trains all layers of each member; "frozen" shares those of a network that is
+        trained already (with init="given"): the members are last layers, or what `subset` says,
+        that each start anew.
     """
 
     name: ClassVar[str] = "deep-ensemble"
     default_members: ClassVar[int] = 5
 
     adversarial: float = between(0.0, 0, 1, "[)", per_run=True)
+    features: str = one_of("joint", "frozen")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frozen and self.adversarial > 0:
+            raise MethodError("adversarial training smooths the features too: use features='joint'")
+
+    @property
+    def frozen(self) -> bool:
+        return self.features == "frozen"
+
+    def prepare(self, problem: Problem) -> Problem:
+        if not self.frozen:
+            return problem
+        assert isinstance(problem, Network)
+        subset = problem.model.subset
+        return problem.freeze("last_layer" if subset == "all" else subset)
 
     def init(self, run: Run) -> State:
         state = run.init_network()
+        if self.frozen:
+            if run.settings.fresh:
+                raise MethodError(
+                    "features='frozen' leaves the layers before the last as they are: it needs a "
+                    "trained network and init='given'"
+                )
+            return state | {"theta": run.net.fresh(run.starts)}
         if not self._moves_rows(run):
             return state
         span = _range(run)
@@ -52,10 +82,10 @@ class DeepEnsemble(MAP):
         return state | {"step": span * epsilon.reshape(-1, *(1,) * (span.ndim - 1))}
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if not self._moves_rows(run):
-            yield from super().stages(run)
-            return
-        yield optimise(_with_moved_rows, run.steps, capturable=False)
+        if self._moves_rows(run):
+            yield optimise(_with_moved_rows, run.steps, capturable=False)
+        else:
+            yield optimise(target if self.frozen else log_joint, run.steps)
         yield from noise_on_held_out(self.score, run)
 
     def _moves_rows(self, run: Run) -> bool:

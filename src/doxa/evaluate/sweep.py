@@ -55,6 +55,7 @@ def sweep(
         doubts = ("entropy", "mutual_information") if p.likelihood.classifies else (
             "epistemic", "aleatoric",
         )  # fmt: skip
-        doubt = {name: float(getattr(p, name).double().mean()) for name in doubts}
+        known = [name for name in doubts if hasattr(p, name)]
+        doubt = {name: float(getattr(p, name).double().mean()) for name in known}
         table.append({"level": level, **metrics(p, y), **doubt})
     return table

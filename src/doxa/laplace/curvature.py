@@ -8,6 +8,7 @@ is linear in θ. Jacobians are vectorised over members and rows, one backward pa
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,18 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError
+from doxa.linalg import Structure
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 
 log = logging.getLogger("doxa")
 
 _CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of Jacobian at a time
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """What a piece of the rows may take: fixed, so that no result depends on what is free."""
+    return _CHUNK_BYTES.get(device.type, 64 << 20)
 
 
 def output_size(output: Any) -> int:
@@ -92,9 +99,27 @@ class Jacobians:
                 f"{self.layout.size} weights) takes {row / 2**30:.3g} GiB; use "
                 "subset='last_layer', fewer members, or another method"
             )
-        step = max(1, _CHUNK_BYTES.get(like.device.type, 64 << 20) // row)
+        step = max(1, chunk_bytes(like.device) // row)
         for start in range(0, rows, step):
             yield slice(start, min(start + step, rows))
+
+    def member(self, k: int) -> Jacobians:
+        """Of member k alone."""
+        own = copy.copy(self)
+        own.members = 1
+        pick = lambda tree: {name: v[k : k + 1] for name, v in tree.items()}  # noqa: E731
+        own.own, own.rest, own.buffers = pick(self.own), pick(self.rest), pick(self.buffers)
+        return own
+
+    def values(self, x: Any, shared: bool = True) -> Tensor:
+        """f [M, B, O] alone."""
+        each = lambda own, rest, buffers, x: flatten_outputs(  # noqa: E731
+            self.model.forward({**rest, **own}, x, buffers=buffers), 0
+        )
+        dims = (0, 0, 0, None if shared else 0)
+        with torch.no_grad():
+            f: Tensor = vmap(each, in_dims=dims)(self.own, self.rest, self.buffers, x)
+        return f
 
     def __call__(self, x: Any, shared: bool = True) -> tuple[Tensor, Tensor]:
         """f [M, B, O] and J [M, B, O, p]; x has a member axis unless it is shared."""
@@ -108,6 +133,21 @@ class Jacobians:
                 )
                 self._rowwise = True
         return self._one_by_one(x, shared)
+
+    def variance(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and the variance of each output of f + Jδ, δ ~ N(0, Σ)."""
+        f, j = self(x)
+        return f, covariance.quad(j)
+
+    def spread(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and J Σ Jᵀ, [K, B, O, O]."""
+        f, j = self(x)
+        return f, covariance.outer(j)
+
+    def along(self, x: Any, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and Jδ for draws δ [K, S, p]: [K, S, B, O]."""
+        f, j = self(x)
+        return f, torch.einsum("kbop,ksp->ksbo", j, delta)
 
     def _row(self, own: Params, rest: Params, buffers: Params, x: Any) -> tuple[Tensor, Tensor]:
         """One member at one row: f [O], twice, because jacrev hands back its auxiliary only."""

@@ -11,9 +11,10 @@ their joint maximum. Predictions are linearised unless asked otherwise. The evid
 scale explains the data, not which predicts best: where the posterior is no Gaussian, classes are
 predicted with too little confidence. So the predictive is compared with that of θ* alone, on
 held-out rows where there are any, and `status` says where it is much worse. Use it where one mode
-is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "diagonal" for any
-number, at the price of all correlations. Dropout is off and BatchNorm frozen while curvature is
-computed.
+is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
+networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
+number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
+curvature is computed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import statistics, verdict
-from doxa.laplace.curvature import output_size
-from doxa.laplace.evidence import covariance
+from doxa.laplace import functional, links, maximum, statistics, verdict
+from doxa.laplace.dual import Dual
+from doxa.laplace.forms import Form, Matrix
+from doxa.laplace.functional import FunctionalPosterior, Kernel
+from doxa.laplace.hessian import Hessian
+from doxa.laplace.kronecker import Factors
+from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.laplace.subnetwork import CHOSEN, Subnetwork
 from doxa.method import (
     Clock,
     Info,
@@ -52,9 +58,10 @@ from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
 
-_STEPS = (1.0, 0.5, 0.25, 0.1, 0.02)  # shares of a Gauss–Newton step that polishing tries
 # times the evidence's, nearest first: what validation tries; at the last, H is the prior's alone
 _PRECISIONS = tuple(10 ** (k / 2) for k in sorted(range(-2, 9), key=abs))
+
+_DIAGONAL = statistics.Sums(Matrix(diagonal=True))  # by which a subnetwork is chosen
 
 
 @store.register("laplace")
@@ -64,7 +71,8 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full" or "diagonal".
+    structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
+        leading eigenpairs over all layers; "functional": as full, by way of the kernel on rows.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
@@ -74,29 +82,49 @@ class Laplace(Method):
         validation where held-out rows show that θ* alone predicts better (by a tenth of a nat a
         row, where training stopped by the same rows).
     polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
-        re-estimation of noise and prior scale: for an exact maximum ("full" only).
+        re-estimation of noise and prior scale: for an exact maximum ("full" only). None: ten where
+        they are cheap, none after training that held-out rows could stop.
     train: False takes the weights as they are: for a trained network, with fit(init="given").
+    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
+        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
+        error where it has a negative eigenvalue that the prior does not outweigh.
+    rank: of structure="low-rank", how many eigenpairs.
+    link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
+        "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
+    rows: of structure="functional", how many rows, evenly; None: all.
+    subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
     """
 
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal")
+    structure: str = one_of("full", "diagonal", "kronecker", "low-rank", "functional")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
-    polish: int = whole(0, least=0)
+    polish: int | None = whole(None, least=0)
     train: bool = flag(True)
+    curvature: str = one_of("ggn", "fisher", "hessian")
+    rank: int = whole(50, least=1)
+    link: str = one_of("samples", "probit", "bridge")
+    rows: int | None = whole(None, least=1)
+    subnetwork: int | None = whole(None, least=1)
 
     def __post_init__(self) -> None:
-        if isinstance(self.structure, str) and self.structure in ("kronecker", "low-rank"):
-            raise MethodError(
-                f"structure={self.structure!r} comes later; use 'diagonal', or 'full' with "
-                "subset='last_layer'"
-            )
         super().__post_init__()
         if self.polish and self.structure != "full":
             raise MethodError("polish solves with the full matrix: use structure='full'")
+        if self.curvature == "hessian" and self.structure != "full":
+            raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
+        if self.rows is not None and self.structure != "functional":
+            raise MethodError("rows are those of a kernel: use structure='functional'")
+        if self.subnetwork is not None and (self.structure, self.curvature) != ("full", "ggn"):
+            raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
+        if self.link != "samples" and self.predictive != "linearised":
+            raise MethodError(
+                f"link={self.link!r} is for Gaussian logits: use predictive='linearised', or "
+                "link='samples'"
+            )
 
     def init(self, run: Run) -> State:
         if not self.train and run.settings.fresh:
@@ -113,6 +141,9 @@ class Laplace(Method):
                 "tune='validation' needs held-out rows: use fit(..., validation=0.1), or "
                 "validation=(x, y) with rows that a trained network has not seen"
             )
+        links.check(self.link, run.likelihood)
+        if self.subnetwork is not None and not run.prior.is_gaussian:
+            raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
         self._check_memory(run)
         one = torch.ones(run.size, device=run.device, dtype=torch.float64)
         return {**run.init_network(), "tau": one}
@@ -129,83 +160,68 @@ class Laplace(Method):
         return self.tune is not None
 
     def _check_memory(self, run: Run) -> None:
-        size = len(run.subset_index)
-        matrix = size if self.diagonal else size**2
-        need = 3 * 8 * run.size * statistics.noise_groups(run) * matrix  # sum, copy and factor
+        size, groups = len(run.subset_index), self._sums.groups(run)
+        need = self._sums.form.bytes(run, groups)
+        if self.structure == "functional":
+            functional.check(run, need, groups)
         if need > 0.8 * free_memory(run.device):
             raise MemoryBudgetError(
                 f"{run.size} {self.structure} matrices over {size} weights take "
-                f"{need / 2**30:.3g} GiB; use structure='diagonal', subset='last_layer', or fewer "
-                "members at once"
+                f"{need / 2**30:.3g} GiB; use structure={self._smaller!r}, subset='last_layer', or "
+                "fewer members at once"
             )
 
     @property
-    def diagonal(self) -> bool:
-        return self.structure == "diagonal"
+    def _smaller(self) -> str:
+        return "kronecker" if self.structure == "full" else "diagonal"
+
+    @property
+    def _sums(self) -> statistics.Sums:
+        forms: dict[str, Form] = {
+            "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
+            "kronecker": Factors(), "low-rank": LowRank(self.rank),
+            "functional": Kernel(self.rows, self.curvature),
+        }  # fmt: skip
+        form = Hessian() if self.curvature == "hessian" else forms[self.structure]
+        form = form if self.subnetwork is None else Subnetwork(self.subnetwork)
+        return statistics.Sums(form, self.curvature)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.train:
             yield optimise(log_joint, run.steps)
-        made = partial(Stage, capturable=False, product=self._product(run))
-        if self.polish:
-            yield made("polish", self._polish, self.polish, "all")
+        made = partial(Stage, capturable=False, product=self._sums.form.product(run))
+        polish = self.polish
+        if polish is None:
+            polish = maximum.polishing(run, self.train) if self.structure == "full" else 0
+        if polish:
+            yield made("polish", self._polish, polish, "all")
+        if self.subnetwork is not None:
+            yield Stage("choose", self._add_diagonal, 0, "pass", capturable=False,
+                        enter=lambda run, state: state | _DIAGONAL.empty(run))  # fmt: skip
         yield made("curvature", self._add, 0, "pass", enter=self._start)
         yield made("settle", self._add, 0, "all", enter=self._settle)
 
-    def _product(self, run: Run) -> float | None:
-        """Multiplications of JᵀΛJ, or of factoring it; None where there is no such matrix."""
-        if self.diagonal:
-            return None
-        size, rows = len(run.subset_index), run.settings.batch_size * output_size(run.net.output)
-        return float(run.size * size**2 * max(size, rows))
-
     def _start(self, run: Run, state: State) -> State:
-        return state | statistics.empty(run, self.diagonal)
+        form = self._sums.form
+        if isinstance(form, Subnetwork):
+            state = form.chosen(run, state, statistics.prior_curvature(run, state["theta"])[0])
+        return state | self._sums.empty(run)
+
+    def _add_diagonal(
+        self, run: Run, state: State, batch: Batch, clock: Clock
+    ) -> tuple[State, Info]:
+        return _DIAGONAL.add(run, state, batch), {}
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        return statistics.add(run, state, batch, self.diagonal), {}
+        return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        return statistics.settle(run, state, self.tunes(run))
+        return self._sums.settle(run, state, self.tunes(run))
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise and prior scale."""
-        index, theta = run.subset_index, state["theta"]
-        local, _ = self._add(run, self._start(run, state), batch, clock)
-        prior, _ = statistics.prior_curvature(run, theta)
-        tau = state["tau"][:, None]
-        _, grads, _ = run.value_and_grad(_log_likelihood, state, batch, clock)
-        slope = grads["theta"][:, index].double()
-        slope = slope + tau * run.prior.score(theta)[:, index].double()
-        ones = torch.ones_like(local["chi"])
-        direction = covariance(local["curvature"], ones, tau * prior).matmul(slope)
-        with torch.no_grad():
-            best, chosen = self._log_joint(run, state, theta, batch), theta
-            for share in _STEPS:
-                tried = theta.index_add(1, index, (share * direction).to(theta.dtype))
-                reached = self._log_joint(run, state, tried, batch)
-                better = reached > best
-                best = torch.where(better, reached, best)
-                chosen = torch.where(better[:, None], tried, chosen)
-        new = {**state, "theta": chosen}
-        if statistics.learns_noise(run) or self.tunes(run):
-            there, _ = self._add(run, self._start(run, new), batch, clock)
-            settled = self._settle(run, there)
-            new |= {"theta": settled["theta"], "tau": settled["tau"]}
-        return new, {"loss": -best / run.n, "gradient": slope.norm(dim=1)}
-
-    def _log_joint(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
-        """Up to a constant, with the prior's precision times τ where that is free: [M]."""
-        tau = state["tau"]
-        fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
-        for part in run.engine.chunks(run.size):
-            own, rows = slice_state(state, part), batch.members(part)
-            fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
-        if not self.tunes(run):
-            return fit + run.prior.log_prob(theta).double()
-        return fit - 0.5 * tau * statistics.prior_curvature(run, theta)[1]
+        return maximum.polish(run, state, batch, clock, self.tunes(run))
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         rows = verdict.judged(run)
@@ -217,10 +233,11 @@ class Laplace(Method):
             state, found = joined([own for own, _ in each]), [by for _, by in each]
         posterior = self._posterior(run, state)
         posterior.record.diagnostics["prior_from"] = found
+        heat = run.field(self, "temperature")
         if rows is not None:
-            heat = run.field(self, "temperature")
             expected = statistics.optimism(run, state, posterior.covariance, heat)
             verdict.judge(posterior, rows, expected)
+        maximum.judge(run, state, posterior, heat)
         return posterior
 
     def _checked(self, run: Run, state: State) -> tuple[State, str]:
@@ -236,7 +253,7 @@ class Laplace(Method):
         tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
             scaled = {**state, "tau": factor * state["tau"]}
-            tried.append(statistics.settle(run, scaled, scale=False))
+            tried.append(self._sums.settle(run, scaled, scale=False))
             scores.append(verdict.log_scores(self._posterior(run, tried[-1]), rows))
         best = max(scores, key=lambda each: float(each.mean()))
         behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
@@ -246,19 +263,22 @@ class Laplace(Method):
         return chosen, "validation"
 
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
-        prior, quad = statistics.prior_curvature(run, state["theta"])
+        prior, quad = statistics.prior_curvature(run, state["theta"], state.get(CHOSEN))
         tau = state["tau"]
-        ones = torch.ones_like(state["chi"])
-        inverse = covariance(state["curvature"], ones, tau[:, None] * prior)
+        inverse = self._sums.form.covariance(run, state, tau[:, None] * prior)
         temperature = run.field(self, "temperature").double()
-        spread = inverse.scaled(temperature).to(dtype=run.dtype)
-        tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
-        posterior = LaplacePosterior(
-            mean=state["theta"], covariance=spread.from_state(tidy),
+        kind, spread = LaplacePosterior, inverse.scaled(temperature).to(dtype=run.dtype)
+        if isinstance(spread, Dual):
+            kind = FunctionalPosterior
+        else:
+            tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
+            spread = spread.from_state(tidy)
+        posterior = kind(
+            mean=state["theta"], covariance=spread,
             priors=statistics.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if bool((temperature == 1.0).all()) and not run.tempered:
+        if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tunes(run):
             posterior.record.diagnostics["prior_scale"] = tau.rsqrt().tolist()
@@ -277,7 +297,3 @@ class Laplace(Method):
             log_prior = log_prior + 0.5 * math.log(2 * math.pi) * prior.shape[1]
         each = state["fit"] + log_prior + 0.5 * logdet + run.units_log_jacobian()
         return float(torch.logsumexp(each, 0) - math.log(len(each)))
-
-
-def _log_likelihood(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-    return run.log_likelihood(params["theta"], batch, params), {}

@@ -4,7 +4,8 @@
 
 The Gauss–Newton curvature is that of the linearised network, so the linearised predictive is the
 one it belongs to (Khan et al. 2019; Immer, Korzepa & Bauer 2021). With Gaussian noise it is a
-closed form; otherwise whole functions f + Jδ are drawn.
+closed form; otherwise whole functions f + Jδ are drawn, or class probabilities are approximated in
+closed form (`links.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
+from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, unflatten_outputs
+from doxa.laplace.factored import Factored
+from doxa.linalg import Kronecker
 from doxa.linalg.layout import Params
 from doxa.posterior import FunctionDraws, GaussianPosterior, register_posterior
 from doxa.predictive import Moments, Predictive
@@ -50,6 +54,8 @@ class LaplacePosterior(GaussianPosterior):
                 unflatten_outputs(f, output), self.likelihood, self._member_theta(),
                 f_variance=unflatten_outputs(variance, output),
             )  # fmt: skip
+        if self.method.link != "samples":
+            return links.predict(self, jacobians, x, self._member_theta())
         counts = self._split(n)
         theta = self._theta_of(counts)
         if keep == "moments":
@@ -72,12 +78,11 @@ class LaplacePosterior(GaussianPosterior):
         return location
 
     def _jacobians(self) -> Jacobians:
-        names = self.network.subset_names
-        return Jacobians(self.network, self.mean, names, self.buffers)
+        kind = Factored if isinstance(self.covariance, Kronecker) else Jacobians
+        return kind(self.network, self.mean, self.network.subset_names, self.buffers)
 
     def _marginal(self, jacobians: Jacobians, x: Any, rows: slice) -> tuple[Tensor, Tensor]:
-        f, j = jacobians(tree_map(lambda t: t[rows], x))
-        return f, self.covariance.quad(j)
+        return jacobians.variance(tree_map(lambda t: t[rows], x), self.covariance)
 
     def _functions(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Any:
         rows = rows_of(x, "x")
@@ -89,8 +94,8 @@ class LaplacePosterior(GaussianPosterior):
         """(rows, f + Jδ at those rows for every draw), chunk by chunk: [S, B, ...]."""
         delta = self._deltas(counts, seed)
         for rows in jacobians.chunks(rows_of(x, "x")):
-            f, j = jacobians(tree_map(lambda t, r=rows: t[r], x))  # [K, B, O], [K, B, O, p]
-            drawn = torch.einsum("kbop,ksp->ksbo", j, delta) + f.unsqueeze(1)
+            f, away = jacobians.along(tree_map(lambda t, r=rows: t[r], x), delta)
+            drawn = away + f.unsqueeze(1)  # [K, S, B, O]
             own = [drawn[k, :count] for k, count in enumerate(counts)]
             yield rows, unflatten_outputs(torch.cat(own), self.network.output)
 

@@ -1,21 +1,26 @@
 """Covariances over flat parameters in usable shapes, stacked over members.
 
 Shared by Laplace, variational inference, SWAG and Gaussian processes: choose a `Structure` by
-what can be afforded, `Diagonal`, `LowRankPlusDiagonal`, `Kronecker` or `Dense`, and use them alike.
+what can be afforded, `Diagonal`, `LowRankPlusDiagonal` (or `LowRankPrecision`, of its inverse),
+`Kronecker`, `Dense`, or `Embedded`, of a few parameters, and use them alike.
 """
 
 from doxa.linalg.base import Structure, structure
 from doxa.linalg.dense import Dense
 from doxa.linalg.diagonal import Diagonal
+from doxa.linalg.embedded import Embedded
 from doxa.linalg.kronecker import Kronecker, KroneckerBlock
 from doxa.linalg.low_rank import LowRankPlusDiagonal
+from doxa.linalg.low_rank_precision import LowRankPrecision
 
 __all__ = [
     "Dense",
     "Diagonal",
+    "Embedded",
     "Kronecker",
     "KroneckerBlock",
     "LowRankPlusDiagonal",
+    "LowRankPrecision",
     "Structure",
     "structure",
 ]

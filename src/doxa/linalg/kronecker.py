@@ -140,11 +140,11 @@ class Kronecker(Structure):
         return len(self.scale), sum(block.size for block in self.blocks)
 
     def diagonal(self) -> Tensor:
-        parts = zip(self.blocks, self._precisions(), strict=True)
+        parts = zip(self.blocks, self.precisions(), strict=True)
         return torch.cat([block.spread(1 / values) for block, values in parts], dim=-1)
 
     def logdet(self) -> Tensor:
-        return -torch.cat(self._precisions(), dim=-1).log().sum(-1)
+        return -torch.cat(self.precisions(), dim=-1).log().sum(-1)
 
     def scaled(self, t: float | Tensor) -> Kronecker:
         t = _per_block(t, self.blocks, "the scale")
@@ -159,7 +159,7 @@ class Kronecker(Structure):
     def _half(self, rows: Tensor) -> Tensor:
         parts = torch.split(rows, [block.size for block in self.blocks], dim=-1)
         turned = [block.turn(part) for block, part in zip(self.blocks, parts, strict=True)]
-        return torch.cat(turned, dim=-1) / torch.cat(self._precisions(), dim=-1).sqrt()[:, None]
+        return torch.cat(turned, dim=-1) / torch.cat(self.precisions(), dim=-1).sqrt()[:, None]
 
     def _matmul(self, rows: Tensor) -> Tensor:
         return self._powered(rows, -1)
@@ -172,11 +172,11 @@ class Kronecker(Structure):
         parts = torch.split(rows, [block.size for block in self.blocks], dim=-1)
         done = [
             block.turn_back(block.turn(part) * values.pow(power)[:, None])
-            for block, part, values in zip(self.blocks, parts, self._precisions(), strict=True)
+            for block, part, values in zip(self.blocks, parts, self.precisions(), strict=True)
         ]
         return torch.cat(done, dim=-1)
 
-    def _precisions(self) -> list[Tensor]:
+    def precisions(self) -> list[Tensor]:
         """Each block's eigenvalues scale · b aᵀ + δ: [K, size]."""
         weights = zip(self.blocks, self.scale.unbind(1), self.delta.unbind(1), strict=True)
         return [b.curvature * scale[:, None] + delta[:, None] for b, scale, delta in weights]

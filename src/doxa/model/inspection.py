@@ -18,13 +18,14 @@ from torch.utils._pytree import tree_flatten
 from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.layers import MaskedDropout, Noisy, Shape, Site
+from doxa.nets import FilterResponseNorm
 from doxa.noise import digest
 
 log = logging.getLogger("doxa")
 
 Start = tuple[int, object]  # a seed and a member's id
 
-_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
+_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, FilterResponseNorm)
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -55,11 +56,23 @@ def reset(net: nn.Module) -> set[str]:
             reset = reset or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
+        for module in net.modules():
+            _reset_adapters(module)
         missed = {name for name, p in net.named_parameters() if p.isnan().any()}
         for name, p in net.named_parameters():
             if name in missed:
                 p.copy_(given[name])
     return missed
+
+
+def _reset_adapters(module: nn.Module) -> None:
+    """Low-rank adapters as PEFT starts them: A drawn, B zero, so that they add nothing yet. Their
+    parts are linear layers, whose own way to start would make B random."""
+    reset = getattr(module, "reset_lora_parameters", None)
+    if callable(reset):
+        kinds = (getattr(module, name, None) or {} for name in ("lora_A", "lora_embedding_A"))
+        for adapter in [name for kind in kinds for name in kind]:
+            reset(adapter, True)
 
 
 def fresh_rows(
@@ -101,7 +114,8 @@ class Trace:
 
     order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
     dropouts: set[str] = field(default_factory=set)
-    head: str | None = None  # the parametrised layer that ran last
+    head: str | None = None  # the trainable layer that ran last
+    last: str | None = None  # the layer with weights that ran last, trainable or frozen
     noise: dict[str, tuple[str, Shape, str]] = field(default_factory=dict)  # what layers ask for
     widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
 
@@ -111,7 +125,9 @@ def watched(net: nn.Module) -> Iterator[Trace]:
     """Record the forward pass of one row."""
     trace = Trace()
 
-    def before(name: str, weighted: bool, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def before(
+        name: str, weighted: bool | None, module: nn.Module, args: tuple[Tensor, ...]
+    ) -> None:
         if isinstance(module, Noisy):
             prefix = f"{name}." if name else ""
             asked = module.noise(args[0])
@@ -121,9 +137,9 @@ def watched(net: nn.Module) -> Iterator[Trace]:
         if isinstance(module, MaskedDropout):
             trace.dropouts.add(name)
             trace.order.append(name)
-        elif weighted:
+        elif weighted is not None:
             trace.order.append(name)
-            trace.head = name
+            trace.head, trace.last = name if weighted else trace.head, name
 
     def after(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
         leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
@@ -132,10 +148,10 @@ def watched(net: nn.Module) -> Iterator[Trace]:
     hooks = []
     for name, module in net.named_modules():
         apart = getattr(module, "own", ()) if isinstance(module, Noisy) else ()  # no weights
-        own = module.named_parameters(recurse=False)
-        weighted = any(p.requires_grad for leaf, p in own if leaf not in apart)
+        own = [p for leaf, p in module.named_parameters(recurse=False) if leaf not in apart]
+        weighted = any(p.requires_grad for p in own) if own else None  # False: frozen
         hooks.append(module.register_forward_hook(partial(after, name)))
-        if weighted or isinstance(module, Noisy):
+        if own or isinstance(module, Noisy):
             hooks.append(module.register_forward_pre_hook(partial(before, name, weighted)))
     try:
         yield trace

@@ -66,8 +66,9 @@ class Model:
     likelihood: a string ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for
         several heads. Default: Gaussian, unless `fit` infers another from y, and says so.
     prior: a prior, or a dict {name pattern: prior} with "*" for the rest. Default: Normal(1).
-    subset: which parameters are uncertain: "all", "last_layer", a predicate on names, or a tuple of
-        names. The others are point estimates under the same prior.
+    subset: which parameters are uncertain: "all", "last_layer", a shell pattern of names
+        ("*lora_*"), a tuple of names or patterns, or a predicate on names. The others are point
+        estimates under the same prior; those with requires_grad=False are constants, without one.
     output: which output the likelihood is about, by name, where the network gives a dict or a
         dataclass; a tuple of names for several heads. Default: "logits", or the only tensor.
     """
@@ -97,7 +98,8 @@ class Model:
         self.output: Any = None  # the shape of one row's output, once seen
         self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
         self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
-        self.head: str | None = None  # the parametrised layer that ran last
+        self.head: str | None = None  # the trainable layer that ran last
+        self.last: str | None = None  # the layer with weights that ran last, perhaps a frozen one
         self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
         self._mode = False
         trainable = [p for p in self.net.parameters() if p.requires_grad]
@@ -148,7 +150,8 @@ class Model:
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
-        self.sites, self.head, self.widths = noise_sites(trace, twice), trace.head, trace.widths
+        self.sites, self.widths = noise_sites(trace, twice), trace.widths
+        self.head, self.last = trace.head, trace.last
         self.masked = masked_layers(trace.order, trace.dropouts)
         self._forget()
         return self
@@ -306,6 +309,17 @@ class Model:
                 parent, _, leaf = name.rpartition(".")
                 setattr(changed.net.get_submodule(parent), leaf, new.eval())
         return changed
+
+    def freeze(self, subset: Subset) -> Model:
+        """A copy whose weights are those of a subset alone; all others stay as they are given, and
+        are no weights."""
+        frozen = copy.copy(self)
+        frozen.net, frozen.subset = copy.deepcopy(self.net), subset
+        weights = set(frozen.subset_names)
+        for name, p in frozen.net.named_parameters():
+            p.requires_grad_(p.requires_grad and name in weights)
+        frozen._forget()
+        return frozen
 
     def given(self) -> Tensor:
         """The network's own weights and the likelihood's starting values, flat [P]."""

@@ -80,6 +80,10 @@ class Network(Problem):
         """With layers of a copy of the network replaced: see `Model.rewrite`."""
         return replace(self, model=self.model.rewrite(rule, subset))
 
+    def freeze(self, subset: Subset) -> Network:
+        """With the weights of a subset alone: see `Model.freeze`."""
+        return replace(self, model=self.model.freeze(subset))
+
 
 @dataclass(frozen=True)
 class LogDensity(Problem):

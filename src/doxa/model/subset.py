@@ -1,8 +1,13 @@
-"""Which weights are uncertain: all, the last layer's, or those that a predicate or names choose."""
+"""Which weights are uncertain: all, the last layer's, or those that a predicate, names or shell
+patterns choose ("*lora_*": a network's adapters).
+
+Only trainable weights are asked about: what has `requires_grad=False` is no weight, but part of the
+network that all members share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 from doxa.errors import ModelError
 
@@ -20,10 +25,24 @@ def chosen(subset: Subset, names: Sequence[str], head: str | None) -> tuple[str,
         found = [name for name in names if name.startswith(prefix)]
     elif callable(subset):
         found = [name for name in names if subset(name)]
-    elif isinstance(subset, tuple):
-        found = [name for name in names if name in subset]
+    elif isinstance(subset, tuple) or _is_pattern(subset):
+        found = _matched(subset if isinstance(subset, tuple) else (subset,), names)
     else:
-        raise ModelError(f"subset must be 'all', 'last_layer' or a predicate, not {subset!r}")
+        raise ModelError(
+            "subset must be 'all', 'last_layer', a pattern such as '*lora_*', a tuple of names or "
+            f"a predicate, not {subset!r}"
+        )
     if not found:
-        raise ModelError(f"subset {subset!r} selects no parameter; there are {list(names)}")
+        raise ModelError(
+            f"subset {subset!r} selects no trainable parameter; there are {list(names)}"
+        )
     return tuple(found)
+
+
+def _is_pattern(subset: object) -> bool:
+    return isinstance(subset, str) and any(mark in subset for mark in "*?[")
+
+
+def _matched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names that are listed, or that a pattern matches."""
+    return [n for n in names if any(n == p or fnmatchcase(n, p) for p in patterns)]

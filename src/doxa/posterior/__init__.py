@@ -1,6 +1,7 @@
 """What comes back from a fit."""
 
 from doxa.posterior.base import Posterior, Record, Status, register_posterior
+from doxa.posterior.centred import CentredPosterior
 from doxa.posterior.gaussian import GaussianPosterior
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior
@@ -11,6 +12,7 @@ from doxa.posterior.transformed import PredictiveTransform, TransformedPosterior
 from doxa.posterior.weights import FunctionDraws, WeightPosterior
 
 __all__ = [
+    "CentredPosterior",
     "FunctionDraws",
     "GaussianPosterior",
     "ImplicitPosterior",

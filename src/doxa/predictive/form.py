@@ -106,7 +106,21 @@ class Form:
 
     @property
     def variance(self) -> Tensor:
-        return self.aleatoric + self.epistemic
+        try:
+            return self.aleatoric + self.epistemic
+        except Unavailable:
+            if not self.likelihood.classifies:
+                raise
+            return self.mean * (1.0 - self.mean)  # of a class, whatever its parts
+
+    @property
+    def entropy(self) -> Tensor:
+        try:
+            return self.expected_entropy + self.mutual_information
+        except Unavailable:
+            if not self.likelihood.classifies:
+                raise
+            return self.marginal_entropy
 
     @property
     def std(self) -> Tensor:

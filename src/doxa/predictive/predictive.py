@@ -142,7 +142,7 @@ class Predictive(describe.Described):
 
     @property
     def variance(self) -> Tensor:
-        """aleatoric + epistemic."""
+        """aleatoric + epistemic, where it splits; p (1 − p) of classes."""
         return self._form.variance
 
     @property
@@ -166,8 +166,8 @@ class Predictive(describe.Described):
 
     @property
     def entropy(self) -> Tensor:
-        """H[y] in nats: expected_entropy + mutual_information."""
-        return self.expected_entropy + self.mutual_information
+        """H[y] in nats: expected_entropy + mutual_information, where it splits."""
+        return self._form.entropy
 
     @property
     def variation_ratio(self) -> Tensor:

@@ -43,9 +43,8 @@ LOG_2PI_E = math.log(2 * math.pi * math.e)
 
 
 @dataclass(frozen=True)
-class VariationalGaussian(Method):
-    """A Gaussian q over the subset's weights, drawn from in every step, and its bound at the end;
-    subclasses say how its covariance is held, and how it is found.
+class DrawnWeights(Method):
+    """Weights drawn from q in every step: what a Gaussian and a flow have in common.
 
     Parameters
     ----------
@@ -57,7 +56,6 @@ class VariationalGaussian(Method):
 
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True
-    shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
 
     temperature: float = positive(1.0, per_run=True)
     samples: int = whole(1, least=1)
@@ -67,6 +65,43 @@ class VariationalGaussian(Method):
     @property
     def width(self) -> int:
         return self.samples
+
+    def log_likelihood_at(
+        self, run: Run, params: State, batch: Batch, theta: Tensor, **buffers: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean over draws θ [M, S, P] of Σ log p(y | θ), [M], and what the pass changed;
+        `buffers` [M·S, ...] are given to layers."""
+        s = theta.shape[1]
+        if s == 1:
+            fit = run.train(theta.squeeze(1), params, batch, None, **buffers)
+            return fit.value, fit.changed
+        inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
+        fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None, **buffers)
+        changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
+        return fit.value.unflatten(0, (-1, s)).mean(1), changed
+
+    def normals(self, clock: Clock, numbers: int) -> Tensor:
+        """ε, [M, S, numbers]; an even number of draws comes in pairs ±ε, in which what is odd in ε
+        cancels."""
+        if self.samples == 1:
+            return clock.noise(numbers).unsqueeze(1)
+        paired = self.samples % 2 == 0
+        count = self.samples // 2 if paired else self.samples
+        eps = clock.times(count).noise(numbers).unflatten(0, (-1, count))
+        return torch.cat([eps, -eps], 1) if paired else eps
+
+    def log_prior_at(self, run: Run, theta: Tensor) -> Tensor:
+        """The mean over draws θ [M, S, P] of log p(θ), [M], of all weights, also of points."""
+        many = run.times(theta.shape[1])
+        return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
+
+
+@dataclass(frozen=True)
+class VariationalGaussian(DrawnWeights):
+    """A Gaussian q over the subset's weights, and its bound at the end; subclasses say how its
+    covariance is held, and how it is found. Settings are those of `DrawnWeights`."""
+
+    shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
 
     @abstractmethod
     def init_shape(self, run: Run) -> State:
@@ -95,30 +130,6 @@ class VariationalGaussian(Method):
     def init(self, run: Run) -> State:
         state = run.init_network()
         return {**state, "mean": state.pop("theta"), **self.init_shape(run)}
-
-    def log_likelihood_at(
-        self, run: Run, params: State, batch: Batch, theta: Tensor, **buffers: Tensor
-    ) -> tuple[Tensor, State]:
-        """The mean over draws θ [M, S, P] of Σ log p(y | θ), [M], and what the pass changed;
-        `buffers` [M·S, ...] are given to layers."""
-        s = theta.shape[1]
-        if s == 1:
-            fit = run.train(theta.squeeze(1), params, batch, None, **buffers)
-            return fit.value, fit.changed
-        inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
-        fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None, **buffers)
-        changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
-        return fit.value.unflatten(0, (-1, s)).mean(1), changed
-
-    def normals(self, clock: Clock, numbers: int) -> Tensor:
-        """ε, [M, S, numbers]; an even number of draws comes in pairs ±ε, in which what is odd in ε
-        cancels."""
-        if self.samples == 1:
-            return clock.noise(numbers).unsqueeze(1)
-        paired = self.samples % 2 == 0
-        count = self.samples // 2 if paired else self.samples
-        eps = clock.times(count).noise(numbers).unflatten(0, (-1, count))
-        return torch.cat([eps, -eps], 1) if paired else eps
 
     def entropy(self, run: Run, params: State) -> Tensor:
         """H[q], [M]."""
@@ -210,13 +221,7 @@ class GaussianVI(VariationalGaussian):
         if run.subset_prior.widens:
             own, std = params["mean"][:, run.subset_where], self.variances(params).sqrt()
             return run.prior.log_prob(params["mean"]) + run.subset_prior.widening(own, std)
-        return drawn_log_prior(run, theta)
-
-
-def drawn_log_prior(run: Run, theta: Tensor) -> Tensor:
-    """The mean of log p over draws [M, S, P]: [M]."""
-    each = run.times(theta.shape[1]).prior.log_prob(theta.flatten(0, 1))
-    return each.unflatten(0, theta.shape[:2]).mean(1)
+        return self.log_prior_at(run, theta)
 
 
 def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:

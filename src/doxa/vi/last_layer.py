@@ -90,6 +90,11 @@ class LastLayerVI(GaussianVI):
                 f"the last layer, {name!r}, is a {type(layer).__name__}: last-layer VI needs a "
                 "linear one; low-rank-vi takes any"
             )
+        if problem.model.last not in (None, name):
+            raise ModelError(
+                f"the last layer, {problem.model.last!r}, is frozen (requires_grad=False): "
+                "last-layer VI has nothing to learn there; low-rank-vi takes weights anywhere"
+            )
         if problem.model.subset not in ("all", "last_layer"):
             raise ModelError("last-layer VI is about the last layer: leave subset= out")
         size = layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel())
@@ -159,7 +164,7 @@ class LastLayerVI(GaussianVI):
             noise = given["log_noise"].reshape(run.size, *(1,) * (variance.ndim - 2), -1)
             lost = 0.5 * (variance * (-2 * noise).exp()).flatten(2).sum(2)  # [M, B]
         else:
-            lost = self._lost_to_softmax(run, mean, features, variance, batch)
+            lost = lost_to_softmax(_logits(run, mean, features), variance)
         if batch.weight is not None:
             lost = lost * batch.weight
         return fit.value - lost.sum(1) * batch.scale, fit.changed, mean.unsqueeze(1)
@@ -168,17 +173,6 @@ class LastLayerVI(GaussianVI):
         likelihood = run.likelihood
         plain = isinstance(likelihood, Categorical) and len(run.net.output) == 1
         return self.softmax == "bound" and plain and likelihood == Categorical()
-
-    def _lost_to_softmax(
-        self, run: Run, mean: Tensor, features: Tensor, variance: Tensor, batch: Batch
-    ) -> Tensor:
-        """log Σ_k exp(m_k + v_k/2) − log Σ_k exp(m_k), [M, B]."""
-        weights = run.layout.unflatten(mean)
-        head = run.net.head
-        logits = features @ weights[_under(head, "weight")].mT
-        bias = weights.get(_under(head, "bias"))
-        logits = logits if bias is None else logits + bias.unsqueeze(1)
-        return torch.logsumexp(logits + 0.5 * variance, 2) - torch.logsumexp(logits, 2)
 
     def _variance(self, run: Run, params: State, features: Tensor) -> Tensor:
         """φ̃ᵀ Σ_kk φ̃ of each row and output, [M, B, ..., K]."""
@@ -193,6 +187,19 @@ class LastLayerVI(GaussianVI):
         if layer.bias is not None:
             half = half + biases.unsqueeze(1)
         return half.square().sum(3).reshape(*features.shape[:-1], -1)
+
+
+def lost_to_softmax(mean: Tensor, variance: Tensor) -> Tensor:
+    """log E Σ_k exp f_k − log Σ_k exp m_k of normal logits, [M, B]: what Jensen's bound takes."""
+    return torch.logsumexp(mean + 0.5 * variance, 2) - torch.logsumexp(mean, 2)
+
+
+def _logits(run: Run, mean: Tensor, features: Tensor) -> Tensor:
+    """Of the mean weights, [M, B, K]."""
+    weights, head = run.layout.unflatten(mean), run.net.head
+    logits = features @ weights[_under(head, "weight")].mT
+    bias = weights.get(_under(head, "bias"))
+    return logits if bias is None else logits + bias.unsqueeze(1)
 
 
 def _under(layer: str | None, name: str) -> str:

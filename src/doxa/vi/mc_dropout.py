@@ -8,6 +8,16 @@ inputs of layer l, s is the prior's standard deviation. Gal & Ghahramani (2016).
 dropped from the KL, so the objective is no bound on the evidence: it is reported as `objective`,
 with the standard error of its masks as `objective_error`, and serves to choose p on a grid.
 Prediction keeps the masks on, one mask a function.
+
+In the lecture's letters: a prior length-scale l is s = 1/l, `prior=doxa.Normal(1 / l)`, and a noise
+precision τ is σ = τ^(−1/2), `likelihood=doxa.Gaussian(noise=tau**-0.5)`. Divided by N and times σ²
+the objective is standard dropout training, ½ mean (y − f)² + ½ Σ_l λ_l ‖M_l‖², with weight decay
+
+    λ = σ² / (s² N (1 − p)) = l² / (τ N (1 − p)),   without 1 − p where nothing is masked
+
+so that p, l and τ are one choice. `doxa.tune(net, data, "mc-dropout", {"p": [...], "likelihood":
+[...], "prior": [...]})` tries them as runs of one stacked fit; `by="objective"` chooses among p and
+τ without held-out rows.
 """
 
 from __future__ import annotations
@@ -172,7 +182,8 @@ def with_masks(
     net = problem.net.net
     has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
     layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
-    chosen = layers if insert == "all" else layers[1:]
+    trained = problem.net.layout.slices  # a layer that is frozen is no weight, and is not masked
+    chosen = [n for n in (layers if insert == "all" else layers[1:]) if weight_of(n) in trained]
     uncertain = set(problem.net.subset_names)
     if not points:
         chosen = [name for name in chosen if weight_of(name) in uncertain]

@@ -27,7 +27,7 @@ from doxa.data import Batch
 from doxa.method import Clock, Known, Objective, Problem, Run, State
 from doxa.method.fields import one_of
 from doxa.vi.estimators import Placed, rewritten
-from doxa.vi.gaussian import GaussianVI, drawn_log_prior, moved
+from doxa.vi.gaussian import GaussianVI, moved
 from doxa.vi.prior_scale import Scaled, best_priors, check_gaussian
 
 
@@ -107,7 +107,7 @@ class MeanField(GaussianVI):
             if placed is not None:  # layers have no draw of the weights
                 away = std.unsqueeze(1) * clock.noise(std.shape[1]).unsqueeze(1)
                 theta = moved(run, mean.unsqueeze(1), away)
-            value = value + drawn_log_prior(run, theta)
+            value = value + self.log_prior_at(run, theta)
         return value, changed, self._known(run, params, std.detach())
 
     def _known(self, run: Run, params: State, std: Tensor) -> Known:

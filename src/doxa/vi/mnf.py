@@ -45,6 +45,7 @@ from doxa.model.multiplicative import with_multiplicative
 from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
 from doxa.posterior import ImplicitPosterior, Posterior
+from doxa.priors import BoundPrior
 from doxa.vi.gaussian import entropy, moved
 from doxa.vi.layer_noise import alone, layer_noise
 
@@ -115,13 +116,8 @@ class MNF(Method):
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         fit = run.train(params["theta"], params, batch, None, **layer_noise(run, batch, clock))
         theta, std, log_ratio = given_z(run, params, fit.terms)
-        precision = run.prior.precision
-        if precision is None:
-            draw = moved(run, theta, std * clock.noise(std.shape[1]))
-            prior = run.prior.log_prob(draw)
-        else:
-            spread = (std.square() * precision[..., run.subset_where]).sum(1)
-            prior = run.prior.log_prob(theta) - 0.5 * spread
+        every = moved(run, torch.zeros_like(theta), std)  # 0 where a weight is a point
+        prior = expected_log_prior(run.prior, theta, every, clock)
         freedom = entropy(std) - log_ratio
         return fit.value + prior + run.field(self, "temperature") * freedom, fit.changed
 
@@ -155,13 +151,16 @@ class MNF(Method):
                 fit = run.train(state["theta"], state, batch, None, **drawn)
                 theta, std, log_ratio = given_z(run, state, fit.terms)
                 own = theta[:, run.subset_where]
-                if prior.precision is None:
-                    inside = prior.log_prob(own + std * clock.noise(std.shape[1]))
-                else:
-                    spread = 0.5 * (std.square() * prior.precision).sum(1)
-                    inside = prior.log_prob(own) - spread
+                inside = expected_log_prior(prior, own, std, clock)
                 total += (fit.value + (inside + entropy(std) - log_ratio) / rows.count).double()
         return float((total / self.elbo_samples + run.units_log_jacobian()).mean())
+
+
+def expected_log_prior(prior: BoundPrior, mean: Tensor, std: Tensor, clock: Clock) -> Tensor:
+    """E log p(W) over independent normals, [M]: exact for a normal prior, else by one draw."""
+    if prior.precision is None:
+        return prior.log_prob(mean + std * clock.noise(std.shape[1]))
+    return prior.log_prob(mean) - 0.5 * (std.square() * prior.precision).sum(1)
 
 
 def given_z(run: Run, params: State, terms: Params) -> tuple[Tensor, Tensor, Tensor]:

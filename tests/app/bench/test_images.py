@@ -20,7 +20,7 @@ from doxa.app.bench.image_cells import SCORES, cifar_cell, ood_cell, strangeness
 from doxa.app.bench.image_figures import PALETTE, coloured, mean_over_shifts, rotation_figure
 from doxa.app.bench.image_methods import PROTOCOLS, OnFeatures, settings
 from doxa.app.bench.image_nets import unet
-from doxa.app.bench.image_tables import CIFAR, OOD
+from doxa.app.bench.image_tables import CIFAR, MNIST, OOD
 from doxa.app.bench.images import Images, load_images, load_scenes, patches
 from doxa.app.bench.scene_tables import CAMVID
 from doxa.errors import DataError, MethodError
@@ -91,6 +91,8 @@ def test_regression_methods_are_refused_with_a_reason(tmp_path: Path) -> None:
         ood_cell(tmp_path, "mnist", "map")
     with pytest.raises(DataError, match="no image set"):
         load_images(tmp_path, "svhn")
+    with pytest.raises(DataError, match="no method 'hmc' here"):
+        MNIST.tasks(tmp_path, None, ["hmc"])
     with pytest.raises(MethodError, match="CamVid is run with"):
         scenes.words("laplace", scenes.SMALL)
 
@@ -175,6 +177,26 @@ def test_ignored_pixels_count_nowhere() -> None:
 
 def images_of(x: torch.Tensor, y: torch.Tensor) -> scenes.Scenes:
     return scenes.Scenes(x[:0], y[:0], x, y, ())
+
+
+def test_seeds_side_by_side_are_rows_of_one_table(tmp_path: Path) -> None:
+    """A set of MNIST's form, of scikit-learn's digits, is all that the table needs."""
+    data = digits()
+    x, x_test = ((255 * part[:, 0]).byte().numpy() for part in (data.x, data.x_test))
+    np.savez(
+        tmp_path / "mnist.npz", x_train=x, y_train=data.y.numpy(), x_test=x_test,
+        y_test=data.y_test.numpy(),
+    )  # fmt: skip
+    store = Store(tmp_path)
+    tasks = MNIST.tasks(tmp_path, None, ["map"], None, 0, scale="small")
+    compute(tasks, store, tell=lambda line: None)
+    (cell,) = store.cells(table="mnist")
+    errors = [100 - 100 * seed["scores"]["accuracy"] for seed in cell["result"]["seeds"]]
+    assert len(errors) == 3 and max(errors) < 60  # a guess is wrong nine times in ten
+    (table,) = MNIST.tables(store)
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["error %"].startswith(f"{sum(errors) / 3:.2f} ±") and row["cost"] == "1.0"
+    assert table.rows[-1][1].startswith("published")
 
 
 @pytest.mark.data

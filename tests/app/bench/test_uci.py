@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from doxa.app.bench import Store, find, names
-from doxa.app.bench.protocols import PROTOCOLS
+from doxa.app.bench.protocols import PROTOCOLS, Problem
+from doxa.app.bench.protocols.problem import best
 from doxa.app.bench.published import BEST_LL, COLUMNS
 from doxa.app.bench.uci import SETS, cell, gap_splits, load, summary
 from doxa.app.cli import app
@@ -70,6 +72,73 @@ def test_summary_is_the_standard_error_of_the_mean() -> None:
     assert summary([1.0]) == {"mean": 1.0, "error": None}
 
 
+class Guess:
+    """Predicts one number everywhere."""
+
+    def __init__(self, value: float, std: float = 1.0) -> None:
+        self.value, self.std = value, torch.tensor(std)
+
+    def predict(self, x: torch.Tensor, n: int | None = None) -> Any:
+        return SimpleNamespace(log_prob=lambda y: -((y - self.value) ** 2), std=self.std)
+
+
+def test_settings_are_chosen_by_the_last_fifth_of_the_training_rows_alone() -> None:
+    """Those rows are 2, all others 1, and the rows of no split 0: the guess 2 wins, and not one
+    whose spread is infinite."""
+    y = torch.zeros(30)
+    y[:8], y[8:10], y[10:18], y[18:20] = 1.0, 2.0, 1.0, 2.0
+    problem = Problem(y[:, None], y, [torch.arange(10), torch.arange(10, 20)], 50, 0)
+    seen = []
+
+    def train(rows: Any, std: float, grid: Any) -> Any:
+        seen.extend(own.tolist() for own in rows)
+        specs = [SimpleNamespace(hyper={"lr": v}, split=i)
+                 for i in range(len(rows)) for v in grid["lr"]]  # fmt: skip
+        return Sweep([Guess(spec.hyper["lr"], std) for spec in specs], specs)
+
+    chosen = best(problem, train, [1.0, float("inf")], {"lr": (0.0, 1.0, 2.1)})
+    assert chosen == (1.0, {"lr": 2.1})
+    assert best(problem, train, [float("inf"), 1.0], {"lr": (0.0, 2.0)}, splits=1)[0] == 1.0
+    assert seen[:2] == [list(range(8)), list(range(10, 18))]
+
+
+class Sweep(list[Any]):
+    def __init__(self, posteriors: list[Any], specs: list[Any]) -> None:
+        super().__init__(posteriors)
+        self.specs = specs
+
+
+def test_a_table_compares_times_of_one_machine_and_counts_what_is_above(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    scores = ("log_likelihood_matched", "rmse", "crps", "coverage")
+
+    def put(name: str, method: str, ll: float, seconds: float, **facts: Any) -> Path:
+        all_scores = {score: {"mean": 0.5, "error": None} for score in scores}
+        all_scores["log_likelihood"] = {"mean": ll, "error": 0.1}
+        key = {"table": "uci", "set": name, "method": method, "seed": 0}
+        store.put(key, {"scores": all_scores, "last_fit_seconds": seconds, **facts}, 9.0)
+        return store.path(key)
+
+    for name in ("boston_housing", "yacht"):
+        put(name, "map", -2.0, 2.0)
+        put(name, "mc-dropout", -2.0, 3.0, chosen={"p": [0.01, 0.03]})
+        put(name, "concrete-dropout", -2.0, 3.0, p={"a": [0.1, 0.3], "b": [0.5, 0.5]})
+    put("yacht", "mean-field", -1.9, 6.0, protocol="as before")  # published: −2.01
+    other = put("boston_housing", "mean-field", -3.2, 6.0)  # published: −3.12
+    other.write_text(other.read_text().replace('"system": "', '"system": "another '))
+    tables = {table.title.split(": ")[1]: table for table in find("uci").tables(store)}
+    cost = {row[0]: row[1:] for row in tables["time of the last fit, one MAP fit = 1"].rows}
+    assert cost["map"] == ["1.0", "1.0"] and cost["mean-field"] == ["–", "3.0"]
+    dropped = {row[0]: row[1] for row in tables["probability to drop, mean over splits"].rows}
+    assert dropped == {
+        "mc-dropout, of a grid": "0.020", "concrete-dropout, inputs": "0.200",
+        "concrete-dropout, hidden units": "0.500",
+    }  # fmt: skip
+    notes = next(iter(tables.values())).notes
+    assert "mean-field: above published mean-field on 1 of 2 sets, not rounded" in notes
+    assert "mean-field on yacht: as before" in notes and f"map: {PROTOCOLS['map'].words}" in notes
+
+
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench", *arguments])
 
@@ -123,7 +192,8 @@ def test_data_that_is_not_there_is_said(
 def test_every_regression_method_has_a_protocol_and_every_set_its_published_figures() -> None:
     import doxa
 
-    assert set(PROTOCOLS) == {row.name for row in doxa.methods() if "regression" in row.tasks}
+    own = {protocol.of or name for name, protocol in PROTOCOLS.items()}
+    assert own == {row.name for row in doxa.methods() if "regression" in row.tasks}
     assert set(COLUMNS) == set(BEST_LL) == set(SETS)
     for name in names():
         assert find(name).name == name

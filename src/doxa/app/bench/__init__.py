@@ -22,6 +22,7 @@ __all__ = ["Store", "Task", "compute", "find", "names", "publish"]
 _TABLES = {
     "uci": "doxa.app.bench.uci_tables:STANDARD",
     "gap": "doxa.app.bench.uci_tables:GAP",
+    "mnist": "doxa.app.bench.image_tables:MNIST",
     "ood": "doxa.app.bench.image_tables:OOD",
     "cifar": "doxa.app.bench.image_tables:CIFAR",
     "camvid": "doxa.app.bench.scene_tables:CAMVID",

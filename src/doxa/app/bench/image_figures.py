@@ -13,9 +13,11 @@ from doxa.app.bench.scenes import Array, Panel
 from doxa.errors import MissingExtra
 
 INK = "#22303c"
+# Of the methods that are drawn: a line for each of twenty would show none.
 COLOURS = {
     "map": "#8a949c", "deep-ensemble": "#0b4f8a", "mean-field": "#3f8f6b", "mc-dropout": "#c8553d",
-    "laplace": "#8a5fa8", "hmc": "#d19a2a",
+    "laplace": "#8a5fa8", "hmc": "#d19a2a", "multiswag": "#2fa4a8", "ivon": "#7a9a1f",
+    "rank1": "#b0417a",
 }  # fmt: skip
 FIELDS = {
     "accuracy": "accuracy",

@@ -45,13 +45,17 @@ class Settings:
     sweep_samples: int = 50
     train_rows: int | None = None
     test_rows: int | None = None
+    seeds: int = 1  # fitted side by side
 
     def build(self, data: Images) -> nn.Module:
         classes = int(data.y.max()) + 1
+        if self.net == "mlp":
+            return doxa.nets.mlp(data.x.shape[1], classes, hidden=(400, 400))
         return doxa.nets.build(self.net, {"inputs": data.channels, "outputs": classes})
 
 
 OOD = Settings("lenet5", epochs=20)
+MNIST = Settings("mlp", epochs=60, batch=128, rate=1e-3, dropout=0.5, seeds=3)
 CIFAR = Settings(
     "resnet20", epochs=30, batch=128, rate=2e-3, sweep_rows=1000, sweep_samples=20
 )  # fmt: skip
@@ -63,7 +67,7 @@ _SMALL: dict[str, Any] = {
 
 def settings(table: str, scale: str = "full") -> Settings:
     """Of a table, at "full" scale or "small" (under a minute on one core, for tests)."""
-    full = {"ood": OOD, "cifar": CIFAR}[table]
+    full = {"ood": OOD, "cifar": CIFAR, "mnist": MNIST}[table]
     if scale == "full":
         return full
     if scale != "small":
@@ -94,47 +98,67 @@ class OnFeatures:
         return self.trunk.read(x)
 
 
+Fit = Callable[[Images, Settings, int], Any]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """What is done, in words that stand under the table, and the doing. `draws`: predictions are
     of as many samples as the settings say, not of all that were kept."""
 
     words: str
-    fit: Callable[[Images, Settings, int], Any]
+    fit: Fit
     draws: bool = False
 
 
-def _fit(data: Images, s: Settings, seed: int, method: Any, **options: Any) -> doxa.Posterior:
-    model = doxa.Model(s.build(data), "categorical", doxa.Normal(1.0), options.pop("subset", "all"))
-    posterior: doxa.Posterior = doxa.fit(
-        model, (data.x, data.y), method, seed=seed, device=data.x.device, epochs=s.epochs,
-        batch_size=s.batch, lr=s.rate, progress=False, validation=None, **options,
+def run(
+    data: Images,
+    s: Settings,
+    seed: int,
+    method: Any,
+    *,
+    pieces: int = 1,
+    length: float = 1,
+    prior: Any = None,
+    **options: Any,
+) -> Any:
+    """A fit with the table's settings; where a method cuts its batches into `pieces`, in batches so
+    many times as large, for so many times the epochs. A sweep where there are several seeds."""
+    if s.seeds > 1:
+        options.setdefault("runs", doxa.Runs(seeds=range(seed, seed + s.seeds)))
+    subset = options.pop("subset", "all")
+    model = doxa.Model(s.build(data), "categorical", prior or doxa.Normal(1.0), subset)
+    asked = {"epochs": length * pieces * s.epochs, "batch_size": pieces * s.batch, "lr": s.rate}
+    return doxa.fit(
+        model, (data.x, data.y), method, seed=seed, device=data.x.device, progress=False,
+        validation=None, **asked | options,
     )  # fmt: skip
-    return posterior
 
 
-def _map(data: Images, s: Settings, seed: int) -> doxa.Posterior:
-    return _fit(data, s, seed, "map")
+def _with(method: Callable[[Images, Settings], Any], members: bool = False, **how: Any) -> Fit:
+    """`method(data, settings)` fitted by `run`, with as many members as the settings say."""
+
+    def fit(data: Images, s: Settings, seed: int) -> Any:
+        more = {"members": s.members} if members else {}
+        return run(data, s, seed, method(data, s), **how, **more)
+
+    return fit
 
 
-def _deep_ensemble(data: Images, s: Settings, seed: int) -> doxa.Posterior:
-    return _fit(data, s, seed, "deep-ensemble", members=s.members)
+def _swag(data: Images, s: Settings) -> doxa.SWAG:
+    """Half of the epochs to train, half for the trajectory, a point at the end of each."""
+    steps = -(-len(data.x) // s.batch)
+    return doxa.SWAG(
+        share=0.5, cycle=steps, rank=min(20, s.epochs) if s.epochs > 1 else 0, samples=s.samples
+    )
 
 
-def _mean_field(data: Images, s: Settings, seed: int) -> doxa.Posterior:
-    return _fit(data, s, seed, "mean-field")
-
-
-def _mc_dropout(data: Images, s: Settings, seed: int) -> doxa.Posterior:
-    return _fit(data, s, seed, doxa.MCDropout(p=s.dropout))
-
-
-def _laplace(data: Images, s: Settings, seed: int) -> doxa.Posterior:
-    return _fit(data, s, seed, doxa.Laplace(structure="full"), subset="last_layer")
+def _last_layer(structure: str) -> Fit:
+    return _with(lambda data, s: doxa.Laplace(structure=structure), subset="last_layer")
 
 
 def _hmc(data: Images, s: Settings, seed: int) -> OnFeatures:
-    trunk = _map(data, s, seed)
+    trunk = run(data, s, seed, "map")
     z = features(trunk, data.x)
     layer = nn.Linear(z.shape[1], int(data.y.max()) + 1, device=z.device)
     _, (weight, bias) = zip(*list(trunk.draw(1).items())[-2:], strict=True)
@@ -147,16 +171,78 @@ def _hmc(data: Images, s: Settings, seed: int) -> OnFeatures:
     return OnFeatures(trunk, head)
 
 
+_COMPONENTS = (
+    "4 components; batches and epochs four times MAP's, of which each component has a quarter: as "
+    "many steps and rows a component"
+)
+_TRAJECTORY = (
+    "{epochs} epochs of training and {epochs} of trajectory at half the rate, a point an epoch, "
+    "rank 20; {samples} samples"
+)
+
 PROTOCOLS: dict[str, Protocol] = {
-    "map": Protocol("one network", _map),
-    "deep-ensemble": Protocol("{members} networks from different starts", _deep_ensemble),
-    "mean-field": Protocol("T = 1, all weights, {samples} samples", _mean_field, True),
+    "map": Protocol("one network", _with(lambda data, s: "map")),
+    "deep-ensemble": Protocol(
+        "{members} networks from different starts", _with(lambda data, s: "deep-ensemble", True)
+    ),
+    "adversarial-ensemble": Protocol(
+        "{members} networks from different starts, half of each step on images moved by .01 of a "
+        "pixel's range",
+        _with(lambda data, s: doxa.DeepEnsemble(adversarial=0.01), True),
+    ),
+    "bootstrap": Protocol(
+        "{members} networks from different starts, each under Dirichlet weights of the images",
+        _with(lambda data, s: "bootstrap", True),
+    ),
+    "snapshot": Protocol(
+        "one network, {members} cycles in as many epochs as MAP has",
+        _with(lambda data, s: doxa.SnapshotEnsemble(size=s.members)),
+    ),
+    "batch-ensemble": Protocol(
+        _COMPONENTS, _with(lambda data, s: doxa.BatchEnsemble(size=4), pieces=4)
+    ),
+    "swag": Protocol(_TRAJECTORY, _with(_swag, length=2), True),
+    "multiswag": Protocol(
+        f"{{members}} networks from different starts, each with {_TRAJECTORY}",
+        _with(_swag, True, length=2), True,
+    ),
+    "mean-field": Protocol(
+        "T = 1, all weights, {samples} samples", _with(lambda data, s: "mean-field"), True
+    ),
+    "last-layer-vi": Protocol(
+        "features learned on the same bound, {samples} samples",
+        _with(lambda data, s: "last-layer-vi"), True,
+    ),
+    "mnf": Protocol("T = 1, all weights, {samples} samples", _with(lambda data, s: "mnf"), True),
+    "rank1": Protocol(
+        f"{_COMPONENTS}; factors N(1, .3²), {{samples}} samples",
+        _with(lambda data, s: doxa.Rank1(size=4), pieces=4), True,
+    ),
+    "ivon": Protocol(
+        "T = 1, all weights, rate .1, {samples} samples",
+        _with(lambda data, s: "ivon", lr=0.1), True,
+    ),
     "mc-dropout": Protocol(
         "p = {dropout} on the inputs of every layer but the first, {samples} masks",
-        _mc_dropout, True,
+        _with(lambda data, s: doxa.MCDropout(p=s.dropout)), True,
+    ),
+    "concrete-dropout": Protocol(
+        "p learned, from .1, on the inputs of every layer but the first, {samples} masks",
+        _with(lambda data, s: doxa.ConcreteDropout(initial=0.1)), True,
     ),
     "laplace": Protocol(
-        "last layer, full Gauss–Newton, linearised, {samples} samples", _laplace, True
+        "last layer, full Gauss–Newton, linearised, {samples} samples", _last_layer("full"), True
+    ),
+    "laplace-last-kronecker": Protocol(
+        "last layer, Kronecker-factored, linearised, {samples} samples",
+        _last_layer("kronecker"), True,
+    ),
+    "laplace-last-diagonal": Protocol(
+        "last layer, diagonal, linearised, {samples} samples", _last_layer("diagonal"), True
+    ),
+    "laplace-kronecker": Protocol(
+        "all weights, Kronecker-factored, linearised, {samples} samples",
+        _with(lambda data, s: doxa.Laplace(structure="kronecker")), True,
     ),
     "hmc": Protocol(
         "last layer, on the features of the MAP network and all rows: {chains} chains from its "

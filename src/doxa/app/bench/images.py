@@ -65,8 +65,9 @@ def load_images(
     train_rows: int | None = None,
     test_rows: int | None = None,
     device: Any = "cpu",
+    strangers: bool = True,
 ) -> Images:
-    """A set with its strangers, as many rows of each as asked for."""
+    """A set, with its strangers unless told otherwise, as many rows of each as asked for."""
     if name not in STRANGERS:
         raise DataError(f"no image set {name!r}; there are {', '.join(STRANGERS)}")
     with _opened(folder, name) as stored:
@@ -78,10 +79,13 @@ def load_images(
             with _opened(folder, name) as stored:
                 x, y = _mixed(_pixels(stored["x_train"]), y)
             x = x[:train_rows]
-    strangers = {other: stranger(folder, other)[:test_rows].to(device) for other in STRANGERS[name]}
+    others = {
+        other: stranger(folder, other)[:test_rows].to(device)
+        for other in (STRANGERS[name] if strangers else ())
+    }
     return Images(
         name, x.to(device), y[: len(x)].to(device), x_test[:test_rows].to(device),
-        y_test[:test_rows].to(device), strangers,
+        y_test[:test_rows].to(device), others,
     )  # fmt: skip
 
 

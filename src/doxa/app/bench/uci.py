@@ -126,6 +126,7 @@ def cell(folder: Path, splits: str, name: str, method: str, seed: int) -> Result
         "rows": [len(data.train[0]), len(data.test[0])],
         "scores": {key: summary(values) | {"each": values} for key, values in each.items()},
         "fit_seconds": fitted,
+        "last_fit_seconds": problem.seconds[-1],  # with the settings that were chosen
         "predict_seconds": time.perf_counter() - start - fitted,
         "status": answer.statuses(),
         **answer.facts,

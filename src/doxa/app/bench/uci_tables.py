@@ -10,7 +10,7 @@ from typing import Any
 from doxa.app.bench import uci
 from doxa.app.bench.cells import Store
 from doxa.app.bench.protocols import PROTOCOLS
-from doxa.app.bench.published import BEST_LL, COLUMNS
+from doxa.app.bench.published import BEST_LL, COLUMNS, SAME_METHOD
 from doxa.app.bench.tables import Table, plus_minus
 from doxa.app.bench.work import Task
 
@@ -55,7 +55,9 @@ class UCITable:
         }
         made = [self._scores(cells, sets, methods, *score) for score in scores.items()]
         made[0].notes += self._notes(cells, methods)
-        return [*made, self._times(cells, sets, methods)]
+        made.append(self._times(cells, sets, methods))
+        more = _costs(self.title, cells, sets, methods), _dropped(self.title, cells, sets)
+        return [*made, *(table for table in more if table.rows)]
 
     def figures(self, store: Store, folder: Path) -> list[Path]:
         return []
@@ -88,7 +90,10 @@ class UCITable:
         notes = ["mean ± standard error over splits (20; protein 5), in units of y"]
         if self.splits == "gap":
             notes = ["mean ± standard error over splits, one a feature, in units of y"]
-        notes += [f"{method}: {PROTOCOLS[method].words}" for method in methods]
+        else:
+            notes += [note for method in methods if (note := _against(cells, method))]
+        for method in methods:
+            notes += _protocols(cells, method)
         for (name, method), cell in cells.items():
             status = cell["result"].get("status", {})
             bad = {k: v for k, v in status.items() if k != "ok"}
@@ -98,6 +103,49 @@ class UCITable:
         return notes
 
 
+def _costs(title: str, cells: Cells, sets: Sequence[str], methods: Sequence[str]) -> Table:
+    """Seconds of different machines say nothing about methods."""
+    words = "time of the last fit, one MAP fit = 1"
+    table = Table(f"{title}: {words}", ["method", *(SHORT.get(name, name) for name in sets)])
+    for method in methods:
+        row = []
+        for name in sets:
+            own, reference = cells.get((name, method)), cells.get((name, "map"))
+            spent, one = _last_fit(own), _last_fit(reference)
+            alike = own and reference and own["machine"] == reference["machine"]
+            row.append(plus_minus(spent / one, digits=1) if spent and one and alike else "–")
+        if any(text != "–" for text in row):
+            table.rows.append([method, *row])
+    table.notes.append(
+        "all splits and members in one stacked fit, without the search for settings (Laplace: with "
+        "its four priors); – where the cell is of another machine than MAP's, or older than this"
+    )
+    return table
+
+
+def _last_fit(cell: dict[str, Any] | None) -> float | None:
+    return None if cell is None else cell["result"].get("last_fit_seconds")
+
+
+def _dropped(title: str, cells: Cells, sets: Sequence[str]) -> Table:
+    """The probability to drop that validation chose from a grid, beside the learned ones."""
+    words = "probability to drop, mean over splits"
+    table = Table(f"{title}: {words}", ["", *(SHORT.get(name, name) for name in sets)])
+    grid = [cells.get((name, "mc-dropout"), {}).get("result", {}) for name in sets]
+    rows = {"mc-dropout, of a grid": [r.get("chosen", {}).get("p") for r in grid]}
+    learned = [
+        cells.get((name, "concrete-dropout"), {}).get("result", {}).get("p", {}) for name in sets
+    ]
+    sites = next((list(own) for own in learned if own), [])
+    for site, what in zip(sites, ("inputs", "hidden units"), strict=False):
+        rows[f"concrete-dropout, {what}"] = [own.get(site) for own in learned]
+    for row, each in rows.items():
+        shown = [plus_minus(sum(p) / len(p) if p else None, digits=3) for p in each]
+        if any(text != "–" for text in shown):
+            table.rows.append([row, *shown])
+    return table
+
+
 def _score(cells: Cells, name: str, method: str, score: str) -> str:
     result = cells.get((name, method), {}).get("result", {})
     if "scores" not in result:
@@ -105,6 +153,33 @@ def _score(cells: Cells, name: str, method: str, score: str) -> str:
     value = result["scores"][score]
     digits = DIGITS.get(name, 2) if score in ("rmse", "crps") else 2
     return plus_minus(value["mean"], value["error"], digits)
+
+
+def _protocols(cells: Cells, method: str) -> list[str]:
+    """What was done, as the cells have it: on which sets, where that is not the same for all."""
+    sets: dict[str, list[str]] = {}
+    for (name, other), cell in cells.items():
+        if other == method:
+            words = cell["result"].get("protocol", PROTOCOLS[method].words)
+            sets.setdefault(words, []).append(SHORT.get(name, name))
+    if len(sets) == 1:
+        return [f"{method}: {words}" for words in sets]
+    return [f"{method} on {', '.join(own)}: {words}" for words, own in sets.items()]
+
+
+def _against(cells: Cells, method: str) -> str | None:
+    """On how many sets a method is above what others report for it."""
+    column = SAME_METHOD.get(method, "")
+    pairs = []
+    for name in uci.SETS:
+        scores = cells.get((name, method), {}).get("result", {}).get("scores")
+        _, theirs = COLUMNS[name].get(column, (None, None))
+        if scores is not None and theirs is not None:
+            pairs.append((scores["log_likelihood"]["mean"], theirs))
+    if not pairs:
+        return None
+    above = sum(own > theirs for own, theirs in pairs)
+    return f"{method}: above published {column} on {above} of {len(pairs)} sets, not rounded"
 
 
 def _published(sets: Sequence[str], score: str) -> list[list[str]]:

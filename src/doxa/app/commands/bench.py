@@ -15,7 +15,9 @@ from doxa.app.options import Device, Seed, Verbose
 
 
 def bench(
-    table: Annotated[str, typer.Argument(help="uci, gap, ood (with rotation), cifar or camvid.")],
+    table: Annotated[
+        str, typer.Argument(help="uci, gap, mnist, ood (and rotation), cifar, camvid.")
+    ],
     data: Annotated[
         Path | None, typer.Option(help="The folder of data sets; default: DOXA_DATA.")
     ] = None,

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -30,7 +29,7 @@ from doxa.app.comparison.reference import (
     too_dear,
 )
 from doxa.app.comparison.result import Comparison, Row, ranked
-from doxa.app.comparison.splits import Split, random_splits
+from doxa.app.comparison.splits import Split, indexable, random_splits, rows_in
 from doxa.app.cost import cost_words
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.evaluate.closeness import closeness
@@ -78,8 +77,8 @@ def compare_arrays(
     for name, method in chosen.items():
         if meant.classifies and method.regression_only:
             raise MethodError(f"method {name!r} is for regression only, and the target is a class")
-    x, y = _indexable(x), _indexable(y)
-    rows = _length(x, y)
+    x, y = indexable(x), indexable(y)
+    rows = rows_in(x, y)
     if isinstance(splits, int):
         labels = torch.as_tensor(y).cpu().numpy() if meant.classifies and y.ndim == 1 else None
         splits = random_splits(rows, test_fraction, splits, seed, labels)
@@ -166,19 +165,6 @@ def _chosen(methods: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
     if twice is not None:
         raise MethodError(f"method {twice!r} is given twice; a mapping gives each a label")
     return {n: doxa.get_method(m)() if isinstance(m, str) else m for n, m in pairs}
-
-
-def _indexable(values: Any) -> Any:
-    """Something that row numbers index: lists and frames become arrays."""
-    return values if isinstance(values, np.ndarray | torch.Tensor) else np.asarray(values)
-
-
-def _length(x: Any, y: Any) -> int:
-    if len(x) != len(y):
-        raise DataError(f"x has {len(x)} rows and y {len(y)}")
-    if len(x) < 2:
-        raise DataError(f"{len(x)} rows cannot be split into training and held-out ones")
-    return len(x)
 
 
 def _width(x: Any) -> int:

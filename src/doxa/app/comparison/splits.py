@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from doxa.app.held_out import shuffled
 from doxa.app.tables import Array
@@ -37,3 +38,17 @@ def random_splits(
         order = shuffled(n, np.random.default_rng([seed, k]), labels)
         made.append(Split(np.sort(order[held:]), np.sort(order[:held])))
     return made
+
+
+def indexable(values: Any) -> Any:
+    """Something that row numbers index: lists and frames become arrays."""
+    return values if isinstance(values, np.ndarray | torch.Tensor) else np.asarray(values)
+
+
+def rows_in(x: Any, y: Any) -> int:
+    """How many rows both have, at least two."""
+    if len(x) != len(y):
+        raise DataError(f"x has {len(x)} rows and y {len(y)}")
+    if len(x) < 2:
+        raise DataError(f"{len(x)} rows cannot be split into training and held-out ones")
+    return len(x)

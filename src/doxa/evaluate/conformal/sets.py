@@ -127,7 +127,7 @@ def adaptive_scores(probs: Tensor, u: Tensor) -> Tensor:
 
 
 def check_one_label(form: Form) -> None:
-    if math.prod(form.expected_entropy.shape[1:]) != 1:
+    if math.prod(form.marginal_entropy.shape[1:]) != 1:
         raise MethodError(
             "conformal sets are for one label a row; labels of one row (pixels) are not "
             "exchangeable with those of others, which the guarantee needs"

@@ -1,0 +1,211 @@
+"""`evidence`: networks and priors compared by what they make of the same rows.
+
+    log p(D | M) ≈ log p(D, θ*) + (p/2) log 2π − ½ log |H|      Laplace's evidence
+    log p(D | M) ≥ E_q[log p(D | θ)] − KL(q ‖ p)                a variational bound
+
+MacKay (1992); Immer et al. (2021). Both are of all training rows and need none held out; how well
+they rank is seen beside the log-likelihood of held-out rows. Priors of one family, splits and
+restarts of one network are runs of one stacked fit; networks of different shapes follow each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import doxa
+from doxa.app.comparison.candidates import worst_status
+from doxa.app.comparison.splits import Split, indexable, rows_in
+from doxa.app.selection import asked
+from doxa.app.selection.result import Candidate, Evidence, ranked
+from doxa.app.tables import Array
+from doxa.errors import DoxaError, MethodError
+from doxa.evaluate.scores import log_likelihood
+from doxa.method import Method, as_method
+from doxa.priors import Normal
+
+log = logging.getLogger("doxa")
+Say = Callable[[str], None]
+
+
+def evidence(
+    nets: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module],
+    data: tuple[Any, Any],
+    *,
+    priors: Sequence[Any] | Mapping[str, Any] = (None,),
+    likelihood: Any = None,
+    subset: Any = None,
+    laplace: Method | None = None,
+    bound: str | Method | None = "mean-field",
+    splits: int | Sequence[Split] = 1,
+    test_fraction: float = 0.2,
+    validation: float | None = None,
+    restarts: int = 1,
+    standardize: bool = True,
+    seed: int = 0,
+    say: Say | None = None,
+    **options: Any,
+) -> Evidence:
+    """Which network, under which prior? Every pair, by evidence, by a bound, by held-out rows.
+
+    Parameters
+    ----------
+    nets: a network, a list, or {label: network}.
+    data: (x, y), arrays or tensors.
+    priors: a list or {label: prior} of names, objects or {pattern: prior}; a number is the standard
+        deviation of a Normal; None is a Normal whose scale Laplace finds by evidence.
+    likelihood, subset: as in `doxa.fit`, the same for all.
+    laplace: the method that gives the evidence; default `Laplace(polish=10)`, at an exact maximum.
+    bound: the method that gives the bound: "mean-field", "last-layer-vi", ...; None for none. Where
+        a prior's scale is found, it is the one that Laplace found.
+    splits: how many random ones, each holding out `test_fraction` (0: every row is trained on, and
+        there is no held-out score); or the splits themselves.
+    validation: a share of the training rows, to choose by in the usual way: a second fit without
+        them (runs of the same stack) is scored on them.
+    restarts: fits from different starts, of which the one with the most evidence (bound) counts.
+    say: told what is being done, for people who wait.
+    options: of `doxa.fit`, for every fit: steps, lr, batch_size, device, progress, ...
+
+    Returns
+    -------
+    An `Evidence`: `best()`, `gain()`, `agreement()`, `average()`, `frame()`, `figure()`.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> x = torch.linspace(-2, 2, 60)[:, None]
+    >>> y = torch.tanh(3 * x) + 0.1 * torch.sin(40 * x)
+    >>> nets = {str(h): doxa.nets.mlp(1, 1, h, activation="tanh") for h in [(), (5,)]}
+    >>> found = doxa.evidence(nets, (x, y), bound=None, steps=300)
+    >>> found.best().net
+    '(5,)'
+    """
+    began = time.monotonic()
+    x, y = (indexable(part) for part in asked.pair(data))
+    rows = rows_in(x, y)
+    if "members" in options or "runs" in options or "checkpoint" in options:
+        raise MethodError(
+            "evidence makes its own runs of one member each: leave members, runs and checkpoint "
+            "out; restarts=4 fits each candidate from four starts"
+        )
+    if restarts < 1:
+        raise MethodError(f"restarts must be at least 1, not {restarts}")
+    named, beliefs = asked.labelled(nets), asked.beliefs(priors)
+    inner = None
+    chosen = asked.splits(splits, rows, test_fraction, seed)
+    if validation is not None:
+        inner = [asked.inner(split, validation, seed, k) for k, split in enumerate(chosen)]
+    common = {"likelihood": likelihood, "subset": subset, "standardize": standardize}
+    task = Task(
+        x, y, chosen, inner, common | {"seed": seed, **options},
+        [seed + 1000 * r for r in range(restarts)],
+        doxa.Laplace(polish=10) if laplace is None else as_method(laplace),
+        None if bound is None else as_method(bound),
+    )  # fmt: skip
+    say = say or log.info
+    found: list[Candidate] = []
+    for k, (label, net) in enumerate(named.items()):
+        size = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        runs = len(task.row_sets) * restarts * len(beliefs)
+        say(f"{k + 1}/{len(named)} {label}: {size:,} weights, {runs} runs")
+        for group in asked.families(beliefs):
+            found += _attempt(task, label, net, size, group, say)
+    if all(row.failed for row in found):
+        raise MethodError(f"no candidate could be fitted; {found[0].name}: {found[0].reason}")
+    return Evidence(
+        ranked(found), tuple(named), tuple(beliefs), len(chosen), len(chosen[0].train),
+        len(chosen[0].test), time.monotonic() - began,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every candidate is given. `inner`: training rows divided once more, for validation."""
+
+    x: Any
+    y: Any
+    splits: Sequence[Split]
+    inner: Sequence[Split] | None
+    options: Mapping[str, Any]
+    seeds: Sequence[int]
+    laplace: Method
+    bound: Method | None
+
+    @property
+    def row_sets(self) -> list[Array]:
+        return [split.train for split in [*self.splits, *(self.inner or ())]]
+
+    def fit(
+        self, net: nn.Module, method: Method, rows: list[Array], by: str, **runs: Any
+    ) -> list[list[Any]]:
+        """The best restart of each row set and grid point, [row sets][points]."""
+        sweep = doxa.fit(
+            net, (self.x, self.y), method, validation=None,
+            runs=doxa.Runs(rows=rows, seeds=self.seeds, **runs), **self.options,
+        )  # fmt: skip
+        count = len(self.seeds)
+        score = dict(zip(map(id, sweep), sweep.score(by), strict=True))
+        each = [list(sweep)[k : k + count] for k in range(0, len(sweep), count)]
+        best = [max(starts, key=lambda p: score[id(p)]) for starts in each]
+        points = len(best) // len(rows)
+        return [best[k : k + points] for k in range(0, len(best), points)]
+
+    def score(self, posteriors: Sequence[Any], splits: Sequence[Split]) -> tuple[float, ...]:
+        return tuple(
+            log_likelihood(posterior.predict(self.x[split.test]), self.y[split.test])
+            for posterior, split in zip(posteriors, splits, strict=True)
+            if len(split.test)
+        )
+
+
+def _attempt(
+    task: Task, label: str, net: nn.Module, size: int, group: Mapping[str, Any], say: Say
+) -> list[Candidate]:
+    """The candidates of one network under priors of one family; the others go on if they fail."""
+    try:
+        return _candidates(task, label, net, size, group)
+    except (DoxaError, torch.OutOfMemoryError) as error:
+        reason = " ".join(str(error).split())
+        say(f"{label} failed: {reason}")
+        return [Candidate(label, name, size, status="failed", reason=reason) for name in group]
+
+
+def _candidates(
+    task: Task, label: str, net: nn.Module, size: int, group: Mapping[str, Any]
+) -> list[Candidate]:
+    outer, beliefs = len(task.splits), list(group.values())
+    found = beliefs == [None]
+    grid = {} if found else {"grid": {"prior": beliefs}}
+    table = task.fit(net, task.laplace, task.row_sets, "evidence", **grid)
+    made = []
+    for k, name in enumerate(group):
+        full, rest = (
+            [points[k] for points in table[:outer]],
+            [points[k] for points in table[outer:]],
+        )
+        status, reason = worst_status(full)
+        row = Candidate(
+            label, name, size, tuple(p.log_evidence for p in full),
+            held_out=task.score(full, task.splits),
+            validation=task.score(rest, task.inner or ()),
+            scale=tuple(s for p in full for s in p.diagnostics.get("prior_scale", ())),
+            status=status, reason=reason, posteriors=tuple(full),
+        )  # fmt: skip
+        made.append(row)
+    if task.bound is None:
+        return made
+    if found:
+        used = [posterior.priors for posterior in made[0].posteriors]
+        grid = {"per_split": {"prior": [p[0] if p else Normal() for p in used]}}
+    bounds = task.fit(net, task.bound, task.row_sets[:outer], "elbo", **grid)
+    each = [[points[k] for points in bounds] for k in range(len(made))]
+    return [
+        replace(row, elbo=tuple(p.elbo for p in own), elbo_held_out=task.score(own, task.splits))
+        for row, own in zip(made, each, strict=True)
+    ]

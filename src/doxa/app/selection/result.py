@@ -1,0 +1,201 @@
+"""What a comparison of networks and priors found: a row for each pair of them.
+
+    p(M_i | D) = p(D | M_i) / Σ_j p(D | M_j)
+
+Choices are made split by split, so that every criterion is judged on rows it has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from doxa import describe
+from doxa.app.comparison.result import standard_error
+from doxa.app.tables import Array, import_pandas
+from doxa.errors import MethodError, Unavailable
+from doxa.exact import model_average
+from doxa.posterior import MixturePosterior
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Values = tuple[float, ...]  # one a split
+
+# What a candidate can be chosen by, and what a table calls it.
+CRITERIA = {
+    "evidence": "log evidence", "elbo": "ELBO", "validation": "validation",
+    "held_out": "held-out log-likelihood",
+}  # fmt: skip
+_SHOWN = 12  # rows in a prompt
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One network under one prior; one that failed has a reason, and no numbers.
+
+    evidence, elbo: log p(D | M) by Laplace, and a bound on it; of all training rows, in units of y.
+    held_out, elbo_held_out: mean log-likelihood of a held-out row under Laplace's predictive, and
+        under that of the bound's posterior. validation: of rows that a second fit was not given.
+    scale: the prior's scale in units of the one given, where it was found.
+    posteriors: Laplace's, one a split.
+    """
+
+    net: str
+    prior: str
+    weights: int = 0
+    evidence: Values = ()
+    elbo: Values = ()
+    held_out: Values = ()
+    elbo_held_out: Values = ()
+    validation: Values = ()
+    scale: Values = ()
+    status: str = "ok"
+    reason: str = ""
+    posteriors: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.net}, {self.prior}"
+
+    @property
+    def failed(self) -> bool:
+        return not self.evidence
+
+    def mean(self, what: str) -> float:
+        values: Values = getattr(self, what)
+        return float(np.mean(values)) if values else math.nan
+
+
+@dataclass(frozen=True, repr=False)
+class Evidence(describe.Described):
+    """The candidates, the most evidence first; networks and priors as they were given."""
+
+    rows: tuple[Candidate, ...]
+    nets: tuple[str, ...]
+    priors: tuple[str, ...]
+    splits: int
+    train_rows: int
+    test_rows: int
+    seconds: float
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, k: int) -> Candidate:
+        return self.rows[k]
+
+    @property
+    def fitted(self) -> list[Candidate]:
+        """Those that did not fail."""
+        return [row for row in self.rows if not row.failed]
+
+    def values(self, by: str) -> Array:
+        """What a criterion says of each fitted candidate and split, [candidates, splits]."""
+        if by not in CRITERIA:
+            raise MethodError(f"choose by one of {list(CRITERIA)}, not {by!r}")
+        table = [getattr(row, by) for row in self.fitted]
+        if not table or not all(table):
+            raise Unavailable(f"no {CRITERIA[by]} was asked for: see doxa.evidence's arguments")
+        return np.array(table)
+
+    def best(self, by: str = "evidence") -> Candidate:
+        """The candidate with the highest mean over splits."""
+        return self.fitted[int(self.values(by).mean(1).argmax())]
+
+    def chosen(self, by: str = "evidence") -> list[Candidate]:
+        """The choice in each split."""
+        return [self.fitted[k] for k in self.values(by).argmax(0)]
+
+    def held_out_of(self, by: str) -> Values:
+        """Held-out log-likelihood, a row, of what a criterion chooses in each split."""
+        at = self.values(by).argmax(0)
+        return tuple(float(v) for v in self.values("held_out")[at, np.arange(self.splits)])
+
+    def gain(self, by: str = "evidence", over: str = "validation") -> tuple[float, float]:
+        """How much more held-out log-likelihood a row one criterion's choices have than another's:
+        the mean over splits, and its standard error. "held_out" is the choice in hindsight."""
+        away = np.subtract(self.held_out_of(by), self.held_out_of(over))
+        return float(away.mean()), standard_error(away)
+
+    def agreement(self, by: str = "evidence", with_: str = "held_out") -> float:
+        """Spearman's rank correlation of two criteria over candidates, the mean over splits."""
+        one, other = _ranks(self.values(by)), _ranks(self.values(with_))
+        pairs = zip(one.T, other.T, strict=True)
+        return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs]))
+
+    def probabilities(self, split: int = 0) -> Array:
+        """p(M_i | D) of each fitted candidate, equal beforehand."""
+        logs = self.values("evidence")[:, split]
+        weight: Array = np.exp(logs - logs.max())
+        return weight / weight.sum()
+
+    def average(self, split: int = 0) -> MixturePosterior:
+        """The posterior that averages over candidates, each by p(M_i | D)."""
+        return model_average([row.posteriors[split] for row in self.fitted])
+
+    def records(self) -> list[dict[str, Any]]:
+        """A flat dictionary a candidate: means over splits, and their standard errors."""
+        names = [name for name in (*CRITERIA, "elbo_held_out", "scale") if self._has(name)]
+        return [
+            {"net": row.net, "prior": row.prior, "weights": row.weights}
+            | {name: row.mean(name) for name in names}
+            | {f"{name}_se": standard_error(np.array(getattr(row, name))) for name in names}
+            | {"status": row.status, "reason": row.reason}
+            for row in self.rows
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """The table, by network and prior."""
+        return import_pandas().DataFrame(self.records()).set_index(["net", "prior"])
+
+    def figure(self, path: str | Path | None = None) -> Any:
+        """Evidence, bound and held-out log-likelihood of every candidate, drawn; written to `path`
+        where one is given."""
+        from doxa.app.selection.figure import draw
+
+        return draw(self, path)
+
+    def described(self) -> describe.Words:
+        shown = [name for name in CRITERIA if self._has(name)]
+        facts = [(row.name, _line(row, shown)) for row in self.rows[:_SHOWN]]
+        if len(self.rows) > _SHOWN:
+            facts.append(("…", f"{len(self.rows) - _SHOWN} more: frame() has them all"))
+        for by in shown[:-1] if self._has("held_out") else ():
+            gain, error = self.gain(by, "held_out")
+            lost = describe.number(-gain) + (f" ± {error:.2g}" if error > 0 else "")
+            facts.append((f"chosen by {by}", f"{lost} nats a row behind hindsight"))
+        runs = describe.plural(self.splits, "split")
+        state = f"{self.train_rows} training and {self.test_rows} held-out rows, {runs}"
+        return describe.Words(f"Evidence of {len(self.rows)} candidates", state, facts)
+
+    def _has(self, name: str) -> bool:
+        return any(getattr(row, name) for row in self.fitted)
+
+
+def ranked(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The most evidence first; what failed comes last."""
+    return tuple(sorted(rows, key=lambda r: math.inf if r.failed else -r.mean("evidence")))
+
+
+def _line(row: Candidate, shown: Sequence[str]) -> str:
+    if row.failed:
+        return f"failed: {row.reason}"
+    parts = [f"{CRITERIA[name]} {_decimals(row.mean(name))}" for name in shown]
+    return ", ".join(parts) + ("" if row.status == "ok" else f" [{row.status}]")
+
+
+def _decimals(value: float) -> str:
+    """Nats: their differences count, not their leading digits."""
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def _ranks(values: Array) -> Array:
+    """The rank of each entry in its column, equal ones sharing theirs."""
+    below = (values[None] < values[:, None]).sum(1)
+    return below + 0.5 * ((values[None] == values[:, None]).sum(1) - 1)

@@ -1,0 +1,119 @@
+"""Is θ* a maximum of the log joint, and is it worth while to make it one?
+
+    λ² = gᵀ H⁻¹ g,    g = ∇ log p(θ*, D)
+
+is the Newton decrement squared: a Newton step from θ* gains λ²/2 nats, and moves by λ posterior
+standard deviations. Were θ* a draw from the posterior itself, λ² would be χ² with p degrees of
+freedom. Where it is above all but a thousandth of those, the Gaussian stands in a place that it
+would hardly visit, and the status says so. Training that was stopped by held-out rows ended
+before the maximum on purpose; there λ is recorded and nothing is said.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from doxa.data import Batch
+from doxa.laplace import statistics
+from doxa.laplace.curvature import output_size
+from doxa.laplace.forms import Matrix
+from doxa.laplace.posterior import LaplacePosterior
+from doxa.linalg import Embedded
+from doxa.method import Clock, Info, Run, State, slice_state
+from doxa.method.run import AT_REST
+from doxa.posterior import Status
+
+_COUNT = 10  # Gauss–Newton steps, where nobody said how many
+_SHORT = 100  # steps of training: what is polished is nearly there
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.02)  # of a step that are tried
+_WORK = 4e9  # multiplications that they may take: a second or so of one core
+_RARE = 3.09  # standard normals: once in a thousand
+
+
+def polishing(run: Run, trained: bool) -> int:
+    """How many Gauss–Newton steps follow training by default: a few where they are cheap, none
+    where held-out rows stopped the training, it was too short to come near a maximum, or the
+    weights were to be taken as they are."""
+    if not trained or run.rows.validation is not None or run.steps < _SHORT:
+        return 0
+    size, rows = len(run.subset_index), max(len(own) for own in run.rows.rows)
+    matrices = 2 * rows * output_size(run.net.output) * size**2 + size**3  # two sums and a factor
+    return _COUNT if _COUNT * run.size * matrices <= _WORK else 0
+
+
+def log_likelihood(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
+    return run.log_likelihood(params["theta"], batch, params), {}
+
+
+def polish(run: Run, state: State, batch: Batch, clock: Clock, tunes: bool) -> tuple[State, Info]:
+    """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise, and the prior's scale where that is
+    free."""
+    index, theta = run.subset_index, state["theta"]
+    sums = statistics.Sums(Matrix(diagonal=False))  # positive wherever it is
+    local = sums.add(run, state | sums.empty(run), batch)
+    prior, _ = statistics.prior_curvature(run, theta)
+    tau = state["tau"][:, None]
+    _, grads, _ = run.value_and_grad(log_likelihood, state, batch, clock)
+    slope = grads["theta"][:, index].double()
+    slope = slope + tau * run.prior.score(theta)[:, index].double()
+    direction = sums.form.covariance(run, local, tau * prior).matmul(slope)
+    with torch.no_grad():
+        best, chosen = _log_joint(run, state, theta, batch, tunes), theta
+        for share in _SHARES:
+            tried = theta.index_add(1, index, (share * direction).to(theta.dtype))
+            reached = _log_joint(run, state, tried, batch, tunes)
+            better = reached > best
+            best = torch.where(better, reached, best)
+            chosen = torch.where(better[:, None], tried, chosen)
+    new = {**state, "theta": chosen}
+    if sums.learns_noise(run) or tunes:
+        settled = sums.settle(run, sums.add(run, new | sums.empty(run), batch), tunes)
+        new |= {"theta": settled["theta"], "tau": settled["tau"]}
+    return new, {"loss": -best / run.n, "gradient": slope.norm(dim=1)}
+
+
+def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool) -> Tensor:
+    """Up to a constant, with the prior's precision times τ where that is free: [M]."""
+    fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
+    for part in run.engine.chunks(run.size):
+        own, rows = slice_state(state, part), batch.members(part)
+        fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
+    if not tunes:
+        return fit + run.prior.log_prob(theta).double()
+    return fit - 0.5 * state["tau"] * statistics.prior_curvature(run, theta)[1]
+
+
+def gradient(run: Run, state: State) -> Tensor:
+    """∇ log p(θ*, D) of the uncertain weights, under the prior that was found: [M, p]."""
+    index, theta = run.subset_index, state["theta"]
+    total = state["tau"][:, None] * run.prior.score(theta)[:, index].double()
+    rows = run.passes()
+    for t in range(rows.count):
+        _, grads, _ = run.value_and_grad(log_likelihood, state, rows.batch(t), AT_REST)
+        total = total + grads["theta"][:, index].double()
+    return total
+
+
+def judge(run: Run, state: State, posterior: LaplacePosterior, heat: Tensor) -> None:
+    """λ of each member as a diagnostic, and in the status where θ* was to be a maximum and is far
+    from one; `heat` is the temperature T [M] of the covariance T H⁻¹."""
+    g = gradient(run, state)
+    spread = posterior.covariance.to(dtype=torch.float64)
+    if isinstance(spread, Embedded):
+        g = spread.picked(g)
+        spread = spread.inner
+    squares = (g * spread.matmul(g)).sum(1) / heat.double()  # [M]
+    posterior.record.diagnostics["newton_decrement"] = squares.clamp_min(0.0).sqrt().tolist()
+    size = spread.size
+    cube = 1.0 - 2.0 / (9.0 * size) + _RARE * (2.0 / (9.0 * size)) ** 0.5
+    most = size * max(cube, 0.0) ** 3  # of χ² (Wilson & Hilferty 1931)
+    worst = float(squares.max())
+    if posterior.record.status != "ok" or run.rows.validation is not None or worst <= most:
+        return
+    posterior.record.status = Status(
+        "not-converged",
+        f"the weights are no maximum of the log joint: it lies {worst**0.5:.3g} posterior standard "
+        f"deviations away, where a draw of {size} weights is {size**0.5:.3g} away: train for "
+        "longer, or give polish= Gauss–Newton steps (structure='full')",
+    )

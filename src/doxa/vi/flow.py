@@ -1,0 +1,148 @@
+"""Variational inference with a normalising flow over some of the weights.
+
+    θ = μ + σ ∘ f(z),   z ~ N(0, I),   log q(θ) = log N(z; 0, I) − log |det ∂f/∂z| − Σ log σ
+    ELBO = E_q[Σ_i log p(y_i | θ) + log p(θ) − log q(θ)]
+
+Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so
+that q starts as mean-field does. It contains every Gaussian, and q may be bent or of several
+modes; from a narrow start it is found in one of them. All three terms are averaged over the same
+draws (pathwise gradients), with the entropy of z itself in closed form; the final bound averages
+log p(y, θ) − log q(θ), which is the evidence at every draw where q is the posterior.
+
+Which weights: those of the model's `subset`; left at "all", the last layer's, since a flow is of a
+few hundred dimensions (a tuple of names takes any weights, all of them too). The others, and the
+likelihood's own parameters, are points on the ELBO with their prior, as for every Gaussian
+(`doxa.vi.gaussian`), and the reported bound is given them. Early stopping looks at θ = μ + σ f(0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Batch
+from doxa.errors import MemoryBudgetError
+from doxa.method import Clock, Problem, Run, Stage, State, averaged, noise_on_held_out, optimise
+from doxa.method.fields import one_of, positive, whole
+from doxa.model.layers import deviation
+from doxa.model.problem import Network
+from doxa.model.subset import chosen
+from doxa.posterior import Posterior
+from doxa.vi.couplings import Couplings, identity
+from doxa.vi.flow_posterior import FlowPosterior, log_normal
+from doxa.vi.gaussian import LOG_2PI_E, DrawnWeights, moved
+
+_MOST = 2000  # weights that a flow takes
+
+
+@store.register("flow-vi")
+@dataclass(frozen=True)
+class FlowVI(DrawnWeights):
+    """A normalising flow over the last layer, or over a subset of the weights.
+
+    Parameters
+    ----------
+    flow: what moves a weight: a "spline", or an "affine" map.
+    flow_length: couplings; 0: q is a Gaussian with a full covariance.
+    flow_width: hidden units of a coupling.
+    initial_std: the standard deviation each weight starts with.
+    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    samples: draws of the weights a member and step.
+    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    elbo_samples: draws with which the final ELBO is estimated.
+    """
+
+    name: ClassVar[str] = "flow-vi"
+
+    samples: int = whole(4, least=1)
+    elbo_samples: int = whole(32, least=1)
+    flow: str = one_of("spline", "affine")
+    flow_length: int = whole(2, least=0)
+    flow_width: int = whole(32, least=1)
+    initial_std: float = positive(0.05, per_run=True)
+
+    def prepare(self, problem: Problem) -> Problem:
+        assert isinstance(problem, Network)
+        net = problem.net
+        subset = "last_layer" if net.subset == "all" else net.subset
+        names = [name for name in net.layout.names if not name.startswith("likelihood.")]
+        layout = net.layout.select(chosen(subset, names, net.head))
+        if layout.size > _MOST:
+            raise MemoryBudgetError(
+                f"a flow over {layout.size} weights ({', '.join(layout.names)}) has "
+                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are taken; "
+                "name fewer with subset=(...), or take low-rank-vi, which takes any number"
+            )
+        narrow = problem.rewrite(lambda name, layer: None, subset)
+        return narrow.bring(flow=self.module(layout.size))
+
+    def module(self, features: int) -> Couplings:
+        """The flow; what torch draws for it is not kept, and the global state is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            return Couplings(features, self.flow, self.flow_length, self.flow_width)
+
+    def init(self, run: Run) -> State:
+        state = run.init_network()
+        std = run.field(self, "initial_std").unsqueeze(1)
+        rho = std.expm1().log().expand(run.size, len(run.subset_index)).clone()
+        flow = identity(run.problem.modules["flow"], run.init_modules()["flow"])
+        return {**state, "mean": state.pop("theta"), "rho": rho, "flow": flow}
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        over = ("mean", "rho", "flow")
+        yield optimise(self._elbo, run.steps, over=over, average=self.average)
+        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+
+    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        eps = self.normals(clock, params["rho"].shape[1])
+        theta, change = self._pushed(run, params, eps)
+        value, changed = self.log_likelihood_at(run, params, batch, theta)
+        entropy = change.mean(1) + 0.5 * LOG_2PI_E * eps.shape[2]
+        temperature = run.field(self, "temperature")
+        return value + self.log_prior_at(run, theta) + temperature * entropy, changed
+
+    def _pushed(self, run: Run, q: State, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [M, S, P] of z [M, S, subset], and log |det ∂θ/∂z| [M, S]."""
+        y, change = run.call("flow", q, z)
+        std = deviation(q["rho"])
+        theta = moved(run, q["mean"].unsqueeze(1), std.unsqueeze(1) * y)
+        return theta, change + std.log().sum(1, keepdim=True)
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        """μ + σ f(0), [M, P]."""
+        q = _answer(state)
+        return self._pushed(run, q, torch.zeros_like(q["rho"]).unsqueeze(1))[0][:, 0]
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        q = _answer(state)
+        posterior = FlowPosterior(**q, **run.common(self), **run.shared(state))
+        heated = bool((run.field(self, "temperature") != 1.0).any())
+        if not heated and not run.tempered:
+            posterior.elbo = self._final_elbo(run, q, state)
+        return posterior
+
+    def _final_elbo(self, run: Run, q: State, state: State) -> float:
+        """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
+        given which it holds, have neither prior nor entropy, as in an evidence."""
+        rows, noise = run.passes(), run.noise("elbo")
+        total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
+        with torch.no_grad():
+            for s in range(self.elbo_samples):
+                z = noise.normal((q["rho"].shape[1],), s)
+                each, change = self._pushed(run, q, z.unsqueeze(1))
+                theta = each[:, 0]
+                for t in range(rows.count):
+                    total += run.log_likelihood(theta, rows.batch(t), state).double()
+                prior = run.subset_prior.log_prob(theta[:, run.subset_where])
+                total += (prior - log_normal(z) + change[:, 0]).double()
+        return float((total / self.elbo_samples + run.units_log_jacobian()).mean())
+
+
+def _answer(state: State) -> State:
+    """q: what was averaged, or the last iterate."""
+    return {name: averaged(state, name) for name in ("mean", "rho", "flow")}

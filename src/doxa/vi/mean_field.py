@@ -94,11 +94,8 @@ class MeanField(GaussianVI):
         mean, std = params["mean"], params["rho"].exp()
         given: State = {}
         if placed is None:
-            eps = self.normals(clock, std.shape[1])
-            if std.shape == mean.shape:  # in one pass
-                theta = torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), eps)
-            else:
-                theta = moved(run, mean.unsqueeze(1), std.unsqueeze(1) * eps)
+            away = std.unsqueeze(1) * self.normals(clock, std.shape[1])
+            theta = moved(run, mean.unsqueeze(1), away)
         else:
             eps = self.normals(clock, placed.numbers())
             theta, given = placed.drawn(run, mean, std, eps, batch, clock)

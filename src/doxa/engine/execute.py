@@ -162,10 +162,15 @@ def _traced(
 
 def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
     """The entries of the state that a recorded step overwrites."""
+    held: set[Any] = set()
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        for value, argument in zip(node.args, schema.arguments, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                held |= set(value) if isinstance(value, list | tuple) else {value}
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    fused = torch.ops.aten._fused_adam_.tensor_lr, torch.ops.aten._fused_adam_.default
-    lists = [node.args[i] for node in module.graph.nodes if node.target in fused for i in (0, 2, 3)]
-    held = {value for values in lists for value in values}
     return [name for name, node in zip(names, inputs, strict=False) if node in held]
 
 

@@ -39,6 +39,18 @@ def test_gaussian_is_a_sum() -> None:
     assert float(kl.gaussian(mean, std, mean, std)) == 0.0
 
 
+def test_a_peer_averages_over_weights() -> None:
+    """bayesian-torch 0.5.0, `LinearReparameterization(400, 10).kl_loss()`, at these means and ρ and
+    with N(0, 1) as prior, gave 2.9728150: the mean over the weights plus the mean over the biases.
+    The divergence of the layer is their sum."""
+    mean, rho = torch.linspace(-1, 1, 4000), torch.linspace(-3, 0, 4000)
+    weights = kl.gaussian(mean, torch.nn.functional.softplus(rho), 0.0, 1.0)
+    std = torch.nn.functional.softplus(torch.full((10,), -2.0))
+    biases = kl.gaussian(torch.linspace(-0.5, 0.5, 10), std, 0.0, 1.0)
+    assert float(weights / 4000 + biases / 10) == pytest.approx(2.9728150, rel=1e-5)
+    assert float(weights + biases) == pytest.approx(5415.0254, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["diagonal", "low-rank", "dense"])
 def test_multivariate(kind: str) -> None:
     mean, root = draw(3, 4), draw(3, 4, 4, seed=1)

@@ -153,14 +153,15 @@ def _loop(
 ) -> Applied:
     stacks = [*(v for k, v in params.items() if axes[k] == 0), *buffers.values()]
     members = stacks[0].shape[0] if stacks else 1
+    # not by select, whose backward pass fills a whole stack with zeros for every member
+    apart = lambda v: (v.squeeze(0),) if members == 1 else v.unbind(0)  # noqa: E731
+    weights = {k: apart(v) if axes[k] == 0 else (v,) * members for k, v in params.items()}
+    given = {k: apart(v) for k, v in buffers.items()}
     outputs = []
     for m in range(members):
-        # squeeze, not select: its backward pass is a view
-        pick = lambda t, m=m: t.squeeze(0) if members == 1 else t[m]  # noqa: E731
-        own = {k: pick(v) if axes[k] == 0 else v for k, v in params.items()}
-        rows = x if shared else tree_map(pick, x)
-        given = {k: pick(v) for k, v in buffers.items()}
-        outputs.append(model.apply(own, rows, buffers=given, training=training))
+        rows = x if shared else tree_map(lambda t, m=m: t[m], x)
+        own, swapped = ({k: v[m] for k, v in tree.items()} for tree in (weights, given))
+        outputs.append(model.apply(own, rows, buffers=swapped, training=training))
     return _stacked(outputs)
 
 

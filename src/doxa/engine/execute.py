@@ -111,6 +111,7 @@ def _traced(
     requests = _rehearsed(step, state, batch, t, rate, ahead)
     changed: list[str] = []
     keys: list[str] = []
+    owned = {} if compiled else {"owned": True}  # an optimiser overwrites what is `ours` below
     ends = len(names), len(names) + len(leaves)
 
     def flat(*tensors: Tensor) -> list[Tensor]:
@@ -119,7 +120,7 @@ def _traced(
         given = dict(zip(names, values, strict=True))
         numbers = dict(zip(requests, rest[2:], strict=True))
         with ahead.giving(numbers) if ahead is not None else nullcontext():
-            new, info = step(dict(given), given_rows, rest[0], rest[1])
+            new, info = step(dict(given), given_rows, rest[0], rest[1], **owned)
         changed[:] = [name for name in new if new[name] is not given.get(name)]
         keys[:] = list(info)
         out = [new[name] for name in changed]
@@ -137,21 +138,40 @@ def _traced(
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplified(module, example)
+    written = _written(module, names)
+    ours: State = {}  # the state as it was handed out last
     call: Callable[..., Any] = _compiled(module, example) if compiled else thrifty(module).forward
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
+        nonlocal ours
+        if state is not ours:  # somebody else may hold these
+            state = state | {name: state[name].clone() for name in written}
         given = [*(state[name] for name in names), *_tensors(batch), t, rate]
         if requests:
             given += numbers(int(t))
         with torch.no_grad():
             out = call(*map(_solid, given) if compiled else given)
-        new = state | dict(zip(changed, out, strict=False))
+        new = ours = state | dict(zip(changed, out, strict=False))
         return new, dict(zip(keys, out[len(changed) :], strict=True))
 
     run(
         {k: v.clone() for k, v in state.items()}, batch, t, rate
     )  # compile now, on a copy, so that a failure falls back before anything has changed
     return run
+
+
+def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
+    """The entries of the state that a recorded step overwrites."""
+    held: set[Any] = set()
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        for value, argument in zip(node.args, schema.arguments, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                held |= set(value) if isinstance(value, list | tuple) else {value}
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [name for name, node in zip(names, inputs, strict=False) if node in held]
 
 
 def _rehearsed(

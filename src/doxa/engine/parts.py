@@ -79,7 +79,7 @@ class Recorded:
         until that has been chosen, in the first transition of a run."""
         nothing = torch.zeros((), device=self.run.device)
         batch = Batch((), (), nothing)
-        step = lambda values, *_: (values, inner(values))  # noqa: E731
+        step = lambda values, *_, owned=False: (values, inner(values))  # noqa: E731
         ready: dict[str, Executor] = {}
 
         def call(values: State) -> State:

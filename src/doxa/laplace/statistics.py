@@ -21,8 +21,9 @@ from doxa.laplace.subnetwork import CHOSEN
 from doxa.likelihoods import Gaussian
 from doxa.linalg import Embedded, Structure
 from doxa.method import Run, State
+from doxa.method.scaled_priors import scaled_priors
 from doxa.model import likelihood_parameters
-from doxa.priors import Normal, Prior
+from doxa.priors import Prior
 
 _NOISE = "likelihood.log_noise"
 
@@ -137,15 +138,4 @@ def optimism(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
 def priors_used(run: Run, tau: Tensor) -> list[Prior | dict[str, Prior]]:
     """Each member's Gaussian prior with its precision times τ [M] on the subset; weights outside it
     are points under the prior as it was."""
-    subset = set(run.net.subset_names)
-    entries = [e for e in run.layout.entries if not e.name.startswith("likelihood.")]
-    std = run.prior.curvature(run.initial).double().rsqrt()  # [M, P], the same within an entry
-    found: list[Prior | dict[str, Prior]] = []
-    for m in range(run.size):
-        own: dict[str, Prior] = {}
-        for e in entries:
-            wider = float(tau[m].rsqrt()) if e.name in subset else 1.0
-            own[e.name] = Normal(wider * float(std[m, run.layout.slices[e.name].start]))
-        alike = len(set(own.values())) == 1
-        found.append(own[entries[0].name] if alike else own)
-    return found
+    return scaled_priors(run, dict.fromkeys(run.net.subset_names, tau.rsqrt()))

@@ -161,7 +161,8 @@ def average_from(first: int, new: State, state: State, clock: Clock, every: int 
         if every > 1:
             weight = torch.where((count < 1) | (count % every == 0), weight, 0.0)
         key = f"average.{name}"
-        averages[key] = torch.lerp(state[key], value, weight)
+        own = state[key]
+        averages[key] = (own.lerp_ if clock.owned else own.lerp)(value, weight)
     return averages
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from doxa.model.layers import Noisy, Shape, deviation, extended
+from doxa.model.spread import applied, local_deviation, root
 
 
 class Flow(Noisy, nn.Module):
@@ -99,7 +100,7 @@ class Multiplicative(Noisy):
     bias_noise: Tensor | None
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        given = tuple(self._layer(x, self.weight, None).shape)
+        given = tuple(applied(self, x, self.weight, None).shape)
         shapes = {
             "z_noise": tuple(self.z_mean.shape),
             "row_noise": given,
@@ -137,15 +138,14 @@ class Multiplicative(Noisy):
             bias = self.bias
             if self.rho_bias is not None:
                 bias = bias + deviation(self.rho_bias) * self.bias_noise  # type: ignore[operator]
-            return self._layer(x, mean + deviation(self.rho) * self.weight_noise, bias)
-        out = self._layer(x, mean, self.bias)
+            return applied(self, x, mean + deviation(self.rho) * self.weight_noise, bias)
+        out = applied(self, x, mean, self.bias)
         if self.row_noise is None:
             return out
         variance = deviation(self.rho).square()
         bias = None if self.rho_bias is None else deviation(self.rho_bias).square()
-        spread = self._layer(x.square(), variance, bias)
         self.z, self.log_ratio = z, self._log_ratio(z, log_det, mean, variance)
-        return out + self.row_noise * root(spread)
+        return out + self.row_noise * local_deviation(self, x, variance, bias)
 
     def _log_ratio(self, z: Tensor, log_det: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """log q(z) − log r(z | W), with W drawn through Σ_i c_i w_ij alone."""
@@ -161,20 +161,10 @@ class Multiplicative(Noisy):
         log_r = -(0.5 * away.square() + log_std).sum() + more
         return log_q - log_r
 
-    def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if isinstance(self, nn.Linear):
-            return F.linear(x, weight, bias)
-        return self._conv_forward(x, weight, bias)  # type: ignore[attr-defined]
-
 
 def along(z: Tensor, weight: Tensor) -> Tensor:
     """z as a factor of a layer's weight: by input where it is linear, else by output channel."""
     return z if weight.ndim == 2 else z.reshape(-1, *(1,) * (weight.ndim - 1))
-
-
-def root(variance: Tensor) -> Tensor:
-    """Its root; where there is none (an input of zeros) the gradient is 0, not infinite."""
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5).sqrt()
 
 
 def _axes(weight: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class BoundPrior:
             loc = None if part.loc is None else part.loc[kept.to(part.loc.device)]
             exact = {name: value[..., kept] for name, value in part.family.exact.items()}
             family = type(part.family)(exact, like.device, like.dtype)
-            parts.append(Part(places[kept].to(like.device), loc, family))
+            parts.append(Part(_span(places[kept], like.device), loc, family))
         return BoundPrior(parts, len(index))
 
     def log_prob(self, flat: Tensor) -> Tensor:
@@ -92,6 +93,33 @@ class BoundPrior:
                 return torch.add(grad, flat, alpha=first.family.same)
             return torch.addcmul(grad, flat, first.family.at["minus_precision"])
         return grad + self.score(flat)
+
+    @cached_property
+    def widens(self) -> bool:
+        """Whether E log p under normal weights has a closed form."""
+        return all(part.family.widens for part in self.parts)
+
+    def widening(self, flat: Tensor, std: Tensor) -> Tensor:
+        """E log p(flat + std ∘ ε) − log p(flat) for standard normal ε: [..., P] to [...]."""
+        each = [p.family.widening(p.centred(flat), std[..., p.where]) for p in self.parts]
+        return sum(each[1:], each[0])
+
+    def widening_score(self, flat: Tensor, std: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Its gradients by flat (None: 0, of a Gaussian) and by std, [..., P]."""
+        parts = self.parts
+        each = [p.family.widening_score(p.centred(flat), std[..., p.where]) for p in parts]
+        by_std = self._join([own for _, own in each])
+        if self.is_gaussian:
+            return None, by_std
+        return self._join([own.expand_as(other) for own, other in each]), by_std
+
+    def add_widening_score(self, grad: Tensor, flat: Tensor, std: Tensor) -> Tensor:
+        """grad + the gradient of `widening` by log std, in one pass where all elements share a
+        Gaussian."""
+        first = self.parts[0].family
+        if len(self.parts) == 1 and isinstance(first, GaussianFamily) and first.same is not None:
+            return torch.addcmul(grad, std, std, value=first.same)
+        return torch.addcmul(grad, self.widening_score(flat, std)[1], std)
 
     def curvature(self, flat: Tensor) -> Tensor:
         """Minus the second derivative of `log_prob`, elementwise: [..., P]."""
@@ -115,7 +143,7 @@ class BoundPrior:
             means.append(zero if part.loc is None else zero + part.loc)
         return self._join(means)
 
-    @property
+    @cached_property
     def precision(self) -> Tensor | None:
         """[P] where every element is Gaussian, else None."""
         if not self.is_gaussian:
@@ -167,6 +195,13 @@ def _counterpart(part: Part, prior: BoundPrior) -> Part:
         "runs of one stack must have priors of the same families on the same parameters; only "
         "their scales may differ"
     )
+
+
+def _span(places: Tensor, device: torch.device) -> slice | Tensor:
+    """Positions as a slice where they follow each other, which is read without a copy."""
+    start = int(places[0])
+    together = torch.equal(places, torch.arange(start, start + len(places)))
+    return slice(start, start + len(places)) if together else places.to(device)
 
 
 def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +18,8 @@ Values = dict[str, Tensor]
 class Family(ABC):
     """A centred density of each element. `exact` holds its settings in float64, [*runs, p]; the
     working tensors in `at` are derived from them, so that no precision is lost on the way."""
+
+    widens: ClassVar[bool] = False  # whether `widening` has a closed form
 
     def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
         self.exact = exact
@@ -41,6 +44,14 @@ class Family(ABC):
     def sample(self, n: int, generator: Generator) -> Tensor:
         """[n, *runs, p]"""
 
+    def widening(self, x: Tensor, std: Tensor) -> Tensor:
+        """E log p(x + std ε) − log p(x) for standard normal ε, [..., p] to [...]."""
+        raise NotImplementedError
+
+    def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        """Its gradients by x and by std."""
+        raise NotImplementedError
+
 
 def _uniform(n: int, like: Tensor, generator: Generator) -> Tensor:
     shape = (n, *like.shape)
@@ -56,6 +67,8 @@ def _normal(n: int, like: Tensor, generator: Generator) -> Tensor:
 
 class GaussianFamily(Family):
     """log p = -x^2 / (2 s^2) - log s - log(2 pi)/2"""
+
+    widens = True
 
     def derive(self, *, scale: Tensor) -> Values:  # type: ignore[override]
         norm = -(scale.log() + HALF_LOG_2PI).sum(-1)
@@ -83,9 +96,20 @@ class GaussianFamily(Family):
     def sample(self, n: int, generator: Generator) -> Tensor:
         return self.at["scale"] * _normal(n, self.at["scale"], generator)
 
+    def widening(self, x: Tensor, std: Tensor) -> Tensor:
+        return self.log_prob(std) - self.at["norm"]  # −std²/2s², whatever x is
+
+    def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_zeros(()), self.score(std)
+
 
 class LaplaceFamily(Family):
-    """log p = -|x| / s - log 2s. The score at 0 is 0, the curvature 0 everywhere but there."""
+    """log p = -|x| / s - log 2s. The score at 0 is 0, the curvature 0 everywhere but there.
+
+    E|x + std ε| = |x| erf z + std √(2/π) exp(-z^2) with z = |x| / (√2 std).
+    """
+
+    widens = True
 
     def derive(self, *, scale: Tensor) -> Values:  # type: ignore[override]
         return {"scale": scale, "rate": 1.0 / scale, "norm": -(2.0 * scale).log().sum(-1)}
@@ -103,6 +127,19 @@ class LaplaceFamily(Family):
         # The sign and the size of one uniform on (-1, 1) are independent.
         u = 2.0 * _uniform(n, self.at["scale"], generator) - 1.0
         return -self.at["scale"] * u.sign() * torch.log1p(-u.abs())
+
+    def widening(self, x: Tensor, std: Tensor) -> Tensor:
+        size, z = x.abs(), self._ratio(x, std)
+        lost = std * math.sqrt(2.0 / math.pi) * (-z.square()).exp() - size * torch.erfc(z)
+        return -(lost * self.at["rate"]).sum(-1)
+
+    def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        z, rate = self._ratio(x, std), self.at["rate"]
+        by_std = -math.sqrt(2.0 / math.pi) * (-z.square()).exp() * rate
+        return x.sign() * torch.erfc(z) * rate, by_std
+
+    def _ratio(self, x: Tensor, std: Tensor) -> Tensor:
+        return x.abs() / std.clamp_min(torch.finfo(std.dtype).tiny) * math.sqrt(0.5)
 
 
 class StudentTFamily(Family):

@@ -3,9 +3,10 @@
     ELBO = E_q[Σ_i log p(y_i | θ)] + E_q log p(θ) + T·H[q],   θ = μ + R ε,   ε ~ N(0, I)
 
 summed over the data set and over all weights, and estimated with `samples` draws a member and step
-(pathwise gradients). With a Gaussian prior E_q log p(θ) is exact; with another, log p is averaged
-over the same draws. T = 1 is the bound. Parameters outside the model's subset, and the likelihood's
-own, are points on the ELBO with their prior; the reported bound is that of the others given them.
+(pathwise gradients). With a Gaussian or a Laplace prior E_q log p(θ) is exact; with another, log p
+is averaged over the same draws. T = 1 is the bound. Parameters outside the model's subset, and the
+likelihood's own, are points on the ELBO with their prior; the reported bound is that of the others
+given them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from doxa.data import Batch
 from doxa.method import (
     Clock,
     Method,
+    Objective,
     Run,
     Stage,
     State,
@@ -65,15 +67,16 @@ class DrawnWeights(Method):
         return self.samples
 
     def log_likelihood_at(
-        self, run: Run, params: State, batch: Batch, theta: Tensor
+        self, run: Run, params: State, batch: Batch, theta: Tensor, **buffers: Tensor
     ) -> tuple[Tensor, State]:
-        """The mean over draws θ [M, S, P] of Σ log p(y | θ), [M], and what the pass changed."""
+        """The mean over draws θ [M, S, P] of Σ log p(y | θ), [M], and what the pass changed;
+        `buffers` [M·S, ...] are given to layers."""
         s = theta.shape[1]
         if s == 1:
-            fit = run.train(theta[:, 0], params, batch, None)
+            fit = run.train(theta.squeeze(1), params, batch, None, **buffers)
             return fit.value, fit.changed
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
-        fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None)
+        fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None, **buffers)
         changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
         return fit.value.unflatten(0, (-1, s)).mean(1), changed
 
@@ -142,17 +145,30 @@ class VariationalGaussian(DrawnWeights):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         q = {name: averaged(state, name) for name in ("mean", *self.shape)}
         posterior = GaussianPosterior(
-            mean=q["mean"], covariance=self.covariance(q), **run.common(self), **run.shared(state)
-        )
+            mean=q["mean"], covariance=self.covariance(q), priors=self.learned_priors(run, q),
+            **run.common(self), **run.shared(state),
+        )  # fmt: skip
         heated = bool((run.field(self, "temperature") != 1.0).any())
         if not heated and not run.tempered:
             posterior.elbo = self._final_elbo(run, q, state)
         return posterior
 
+    def learned_priors(self, run: Run, q: State) -> list[Any] | None:
+        """Each member's own prior, where it is learned."""
+        return None
+
+    def subset_log_prior(self, run: Run, q: State) -> Tensor | None:
+        """E_q log p(θ) of the subset's weights, [M]; None where there is no closed form."""
+        own = q["mean"][:, run.subset_where]
+        if not run.subset_prior.widens:
+            return None
+        wider = run.subset_prior.widening(own, self.variances(q).sqrt())
+        return run.subset_prior.log_prob(own) + wider
+
     def _final_elbo(self, run: Run, q: State, state: State) -> float:
         """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
         given which it holds, have neither prior nor entropy, as in an evidence."""
-        rows, noise, prior = run.passes(), run.noise("elbo"), run.subset_prior
+        rows, noise, inside = run.passes(), run.noise("elbo"), self.subset_log_prior(run, q)
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         with torch.no_grad():
             for s in range(self.elbo_samples):
@@ -160,12 +176,10 @@ class VariationalGaussian(DrawnWeights):
                 theta = self.drawn(run, q, eps)[:, 0]
                 for t in range(rows.count):
                     total += run.log_likelihood(theta, rows.batch(t), state).double()
-                if prior.precision is None:
-                    total += prior.log_prob(theta[:, run.subset_where]).double()
+                if inside is None:
+                    total += run.subset_prior.log_prob(theta[:, run.subset_where]).double()
             elbo = total / self.elbo_samples + self.entropy(run, q).double()
-            if prior.precision is not None:
-                spread = 0.5 * (self.variances(q) * prior.precision).sum(1)
-                elbo += (prior.log_prob(q["mean"][:, run.subset_where]) - spread).double()
+            elbo = elbo if inside is None else elbo + inside.double()
         return float((elbo + run.units_log_jacobian()).mean())
 
 
@@ -183,8 +197,12 @@ class GaussianVI(VariationalGaussian):
 
     def stages(self, run: Run) -> Iterable[Stage]:
         over = ("mean", *self.shape)
-        yield optimise(self._elbo, run.steps, over=over, average=self.average)
+        yield optimise(self.objective(run), run.steps, over=over, average=self.average)
         yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+
+    def objective(self, run: Run) -> Objective:
+        """What is ascended."""
+        return self._elbo
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
@@ -200,11 +218,10 @@ class GaussianVI(VariationalGaussian):
 
     def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
         """E_q log p(θ), [M], of all weights, also of those that are points."""
-        precision = run.prior.precision
-        if precision is None:
-            return self.log_prior_at(run, theta)
-        spread = (self.variances(params) * precision[..., run.subset_where]).sum(1)
-        return run.prior.log_prob(params["mean"]) - 0.5 * spread
+        if run.subset_prior.widens:
+            own, std = params["mean"][:, run.subset_where], self.variances(params).sqrt()
+            return run.prior.log_prob(params["mean"]) + run.subset_prior.widening(own, std)
+        return self.log_prior_at(run, theta)
 
 
 def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:

@@ -1,18 +1,22 @@
 """Mean-field variational inference (Bayes by Backprop).
 
-    q(θ) = Π_j N(θ_j; μ_j, σ_j²),   σ = softplus(ρ)
+    q(θ) = Π_j N(θ_j; μ_j, σ_j²),   σ = exp(ρ)
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
-Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws θ = μ + σε a
-member and step; the entropy's gradient, and under a Gaussian prior the KL's, is in closed form.
-What is a point, and what the bound counts, is as for every Gaussian (`doxa.vi.gaussian`).
-The family cannot hold correlations, so it is too narrow where the posterior has them.
+Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws a member and
+step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`); the gradient of
+the entropy (by ρ it is T), and under a Gaussian or a Laplace prior that of the KL, is in closed
+form. A Gaussian prior's scale may be learned (`doxa.vi.prior_scale`). What is a point, and what the
+bound counts, is as for every Gaussian (`doxa.vi.gaussian`): prediction and the final bound draw
+weights, whatever the estimator was. The family cannot hold correlations, so it is too narrow where
+the posterior has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,9 +24,11 @@ from torch import Tensor
 
 from doxa import linalg, store
 from doxa.data import Batch
-from doxa.method import Clock, Known, Run, State
-from doxa.model.layers import deviation
-from doxa.vi.gaussian import GaussianVI
+from doxa.method import Clock, Known, Objective, Problem, Run, State
+from doxa.method.fields import one_of
+from doxa.vi.estimators import Placed, rewritten
+from doxa.vi.gaussian import GaussianVI, moved
+from doxa.vi.prior_scale import Scaled, best_priors, check_gaussian
 
 
 @store.register("mean-field")
@@ -38,48 +44,109 @@ class MeanField(GaussianVI):
         gradient noise out of the answer; 0 for the last iterate.
     elbo_samples: draws with which the final ELBO is estimated.
     initial_std: the standard deviation each weight starts with.
+    estimator: "weights": one draw for all rows of a batch; "local" (reparametrisation) and
+        "flipout": noise of each row's own, in linear, convolutional and embedding layers.
+    prior_scale: "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer"
+        (a factor for each tensor).
     """
 
     name: ClassVar[str] = "mean-field"
     shape: ClassVar[tuple[str, ...]] = ("rho",)
 
+    estimator: str = one_of("weights", "local", "flipout")
+    prior_scale: str = one_of("given", "shared", "layer")
+
+    def prepare(self, problem: Problem) -> Problem:
+        return problem if self.estimator == "weights" else rewritten(problem, self.estimator)
+
     def init_shape(self, run: Run) -> State:
         std = run.field(self, "initial_std").unsqueeze(1)
-        return {"rho": std.expm1().log().expand(run.size, len(run.subset_index)).clone()}
+        return {"rho": std.log().expand(run.size, len(run.subset_index)).clone()}
 
     def numbers(self, params: State) -> int:
         return params["rho"].shape[1]
 
     def away(self, params: State, eps: Tensor) -> Tensor:
-        return deviation(params["rho"]).unsqueeze(1) * eps
+        return deviation(params).unsqueeze(1) * eps
 
     def variances(self, params: State) -> Tensor:
-        return deviation(params["rho"]).square()
+        return deviation(params).square()
 
     def logdet(self, params: State) -> Tensor:
-        return 2 * deviation(params["rho"]).log().sum(1)
+        return 2 * params["rho"].sum(1)
 
     def covariance(self, params: State) -> linalg.Structure:
         return linalg.Diagonal(self.variances(params))
 
-    def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        value, changed, theta = self.expected_log_likelihood(run, params, batch, clock)
-        if run.prior.precision is None:
-            value = value + self.expected_log_prior(run, params, theta)
-        return value, changed, self._known(run, {k: v.detach() for k, v in params.items()})
+    def normals(self, clock: Clock, numbers: int) -> Tensor:
+        if self.samples > 1:
+            return super().normals(clock, numbers)
+        return clock.alternating(numbers).unsqueeze(1)
 
-    def _known(self, run: Run, params: State) -> Known:
-        """T·H[q], and E_q log p(θ) under a Gaussian prior, with their gradients."""
-        mean, rho = params["mean"], params["rho"]
-        std, slope = deviation(rho), torch.sigmoid(rho)
-        temperature = run.field(self, "temperature")
-        value = temperature * self.entropy(run, params)
-        pull = temperature.unsqueeze(1) / std
-        add: dict[str, Callable[[Tensor], Tensor]] = {}
-        precision = run.prior.precision
-        if precision is not None:
-            pull = pull - std * precision[..., run.subset_where]
-            value = value + self.expected_log_prior(run, params, mean)
-            add["mean"] = lambda grad: run.prior.add_score(grad, mean)
-        add["rho"] = lambda grad: torch.addcmul(grad, pull, slope)
-        return Known(value, add)
+    def objective(self, run: Run) -> Objective:
+        if self.prior_scale != "given":
+            check_gaussian(run)
+        return partial(self._estimate, placed=Placed.of(run))
+
+    def _estimate(
+        self, run: Run, params: State, batch: Batch, clock: Clock, placed: Placed | None
+    ) -> Any:
+        mean, std = params["mean"], params["rho"].exp()
+        given: State = {}
+        if placed is None:
+            away = std.unsqueeze(1) * self.normals(clock, std.shape[1])
+            theta = moved(run, mean.unsqueeze(1), away)
+        else:
+            eps = self.normals(clock, placed.numbers())
+            theta, given = placed.drawn(run, mean, std, eps, batch, clock)
+        value, changed = self.log_likelihood_at(run, params, batch, theta, **given)
+        if not run.subset_prior.widens:
+            if placed is not None:  # layers have no draw of the weights
+                away = std.unsqueeze(1) * clock.noise(std.shape[1]).unsqueeze(1)
+                theta = moved(run, mean.unsqueeze(1), away)
+            value = value + self.log_prior_at(run, theta)
+        return value, changed, self._known(run, params, std.detach())
+
+    def _known(self, run: Run, params: State, std: Tensor) -> Known:
+        """T·H[q], and E_q log p(θ) where it is in closed form, with their gradients."""
+        mean, heat = params["mean"].detach(), run.setting(self, "temperature")
+        entropy = self.entropy(run, {"rho": params["rho"].detach()})
+        value = run.field(self, "temperature") * entropy
+        prior, own = run.subset_prior, mean[:, run.subset_where]
+        if not prior.widens:
+            return Known(value, {"rho": lambda grad: grad + heat})
+        value = value + run.prior.log_prob(mean) + prior.widening(own, std)
+        more = None if prior.is_gaussian else prior.widening_score(own, std)[0]
+        narrower = None
+        if self.prior_scale != "given":
+            scaled = Scaled(run, self.prior_scale, own, std)
+            value, (more, narrower) = value + scaled.gain, scaled.more()
+
+        def by_mean(grad: Tensor) -> Tensor:
+            grad = run.prior.add_score(grad, mean)
+            return grad if more is None else moved(run, grad, more)
+
+        def by_rho(grad: Tensor) -> Tensor:
+            grad = prior.add_widening_score(grad, own, std).add_(heat)
+            return grad if narrower is None else torch.addcmul(grad, narrower, std)
+
+        return Known(value, {"mean": by_mean, "rho": by_rho})
+
+    def learned_priors(self, run: Run, q: State) -> list[Any] | None:
+        if self.prior_scale == "given":
+            return None
+        own = q["mean"][:, run.subset_where]
+        return best_priors(run, self.prior_scale, own, deviation(q))
+
+    def subset_log_prior(self, run: Run, q: State) -> Tensor | None:
+        value = super().subset_log_prior(run, q)
+        if value is None or self.prior_scale == "given":
+            return value
+        own, std = q["mean"][:, run.subset_where], deviation(q)
+        return value + Scaled(run, self.prior_scale, own, std).gain
+
+
+def deviation(params: State) -> Tensor:
+    """σ = exp(ρ), never so small that its square would vanish."""
+    rho = params["rho"]
+    return rho.clamp_min(0.5 * math.log(torch.finfo(rho.dtype).tiny)).exp()

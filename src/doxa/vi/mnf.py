@@ -17,7 +17,6 @@ with their prior, as the likelihood's own are, and the reported bound is given t
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from doxa import store
-from doxa.data import Batch, batch_rows
+from doxa.data import Batch
 from doxa.errors import ModelError
 from doxa.linalg.layout import Params
 from doxa.method import (
@@ -41,13 +40,14 @@ from doxa.method import (
     optimise,
 )
 from doxa.method.fields import between, positive, whole
-from doxa.model.layers import MaskedDropout, Site, deviation
+from doxa.model.layers import MaskedDropout, deviation
 from doxa.model.multiplicative import with_multiplicative
 from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.priors import BoundPrior
 from doxa.vi.gaussian import entropy, moved
+from doxa.vi.layer_noise import alone, layer_noise
 
 log = logging.getLogger("doxa")
 
@@ -85,7 +85,7 @@ class MNF(Method):
         layers = dict(problem.net.net.named_modules())
         taken = {
             name for name, layer in layers.items()
-            if type(layer) in SCALED and _of(name, "weight") in uncertain and _alone(layer, layers)
+            if type(layer) in SCALED and _of(name, "weight") in uncertain and alone(layer, layers)
         }  # fmt: skip
         if not taken:
             raise ModelError(
@@ -163,23 +163,6 @@ def expected_log_prior(prior: BoundPrior, mean: Tensor, std: Tensor, clock: Cloc
     return prior.log_prob(mean) - 0.5 * (std.square() * prior.precision).sum(1)
 
 
-def layer_noise(run: Run, batch: Batch, clock: Clock) -> Params:
-    """What layers take in training, as `run.layer_noise`, but in one call for all that does not
-    depend on the rows, and one for each number of entries that a row has: calls take their time."""
-    groups: dict[int, dict[str, Site]] = {}
-    for name, site in run.net.sites.items():
-        if site.use != "prediction":
-            groups.setdefault(site.rows, {})[name] = site
-    found: Params = {}
-    for entries, sites in groups.items():
-        sizes = [math.prod(site.shape) for site in sites.values()]
-        rows = batch_rows(batch) * entries
-        drawn = clock.rows("normal", rows, sum(sizes)) if entries else clock.noise(sum(sizes))
-        for (name, site), part in zip(sites.items(), drawn.split(sizes, -1), strict=True):
-            found[name] = part.unflatten(-1, site.shape)
-    return found
-
-
 def given_z(run: Run, params: State, terms: Params) -> tuple[Tensor, Tensor, Tensor]:
     """Of q(W | z), with the z that layers gave: the means [M, P], where points are themselves, and
     the deviations [M, subset]; and Σ log q(z) − log r(z | W), [M]."""
@@ -202,13 +185,6 @@ def given_z(run: Run, params: State, terms: Params) -> tuple[Tensor, Tensor, Ten
         stds.append(deviation(rho).flatten(1))
     theta = run.layout.flatten(weights)
     return theta, torch.cat(stds, 1), log_ratio
-
-
-def _alone(layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
-    """Whether no other layer has the same weight."""
-    holders = [one for one in layers.values() for p in one.parameters(recurse=False)
-               if p is layer.weight]  # fmt: skip
-    return len(holders) == 1
 
 
 def _of(path: str, leaf: str) -> str:

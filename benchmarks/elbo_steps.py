@@ -1,0 +1,78 @@
+"""What a variational step costs, in steps of `map`: 784-400-400-10, 128 rows, one thread.
+
+    python benchmarks/elbo_steps.py [--rounds 5] [--rows weights,local] [--engine loop:traced]
+
+Fits of 4,000 steps, the default of these methods, that are cut off after 120: the driver looks at
+a fit a hundred times, which costs as much as a few steps, and is counted as often as in a whole
+fit. Every row is timed in turns with `map`, in one process; a ratio is the median over rounds of a
+row's step over the mean of the `map` steps before and after it. Times are of the process, so that
+others on the machine do not count, though they slow its memory down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+from before_after import network, rows_of
+
+import doxa
+
+METHODS: dict[str, Any] = {
+    "weights": doxa.MeanField(),
+    "weights, ten draws": doxa.MeanField(samples=10),
+    "local": doxa.MeanField(estimator="local"),
+    "flipout": doxa.MeanField(estimator="flipout"),
+    "ivon": doxa.IVON(),
+}
+
+
+class Done(Exception):
+    """Enough steps have been timed."""
+
+
+def seconds(method: Any, engine: str) -> float:
+    """Of a step, from the 40th to the 120th."""
+    marks: dict[int, float] = {}
+
+    def mark(step: int, _: Any) -> None:
+        marks[step] = time.process_time()
+        if step >= 120:
+            raise Done
+
+    with suppress(Done):
+        doxa.fit(
+            network("784-400-400-10"), rows_of(784, 10), method, members=1, steps=4000,
+            batch_size=128, engine=engine, schedule="constant", likelihood=doxa.Gaussian(1.0),
+            validation=None, progress=False, callbacks=[mark],
+        )  # fmt: skip
+    return (marks[120] - marks[40]) / 80
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", default="", help="beginnings of names, with commas")
+    parser.add_argument("--engine", default="loop:traced", help="what `fit` chooses from 500 steps")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    wanted = tuple(args.rows.split(","))
+    print(f"{'':24} {'map, ms':>8} {'step, ms':>9} {'ratio':>6}")
+    for name, method in METHODS.items():
+        if not name.startswith(wanted):
+            continue
+        points, found = [seconds(doxa.MAP(), args.engine)], []
+        for _ in range(args.rounds):
+            found.append(seconds(method, args.engine))
+            points.append(seconds(doxa.MAP(), args.engine))
+        ratios = [2 * t / (points[i] + points[i + 1]) for i, t in enumerate(found)]
+        base, own = 1e3 * statistics.median(points), 1e3 * statistics.median(found)
+        print(f"{name:24} {base:8.2f} {own:9.2f} {statistics.median(ratios):6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

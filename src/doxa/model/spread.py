@@ -1,0 +1,150 @@
+"""Linear, convolutional and embedding layers with normal weights, whose noise is put on what the
+layer gives: a draw of its own for each row, at the price of one for all.
+
+    local    y = W̄x + b̄ + √(σ² x² + τ²) ∘ ε,                  ε: a number an output and row
+    flipout  y = W̄x + b̄ + r ∘ ((σ ∘ ε)(s ∘ x) + τ ∘ ε′),      r, s: signs of a row; ε, ε′ of all
+
+Kingma, Salimans & Welling (2015); Wen et al. (2018). The weights are the means W̄ and b̄; the
+deviations σ and τ, or σ ∘ ε and τ ∘ ε′, are given from outside. Without them a layer is the plain
+one. Flipout's rows have exactly the noise that weights of their own would give, and locally
+reparametrised ones of a linear layer, too. Where a weight is used at several places of a row (an
+image, a sequence) local noise differs from place to place: each place has the right distribution,
+but places are independent of each other, as in the papers. Signs are the same at all places.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from doxa.model.layers import Noisy, Shape, Slots, Value, extended
+from doxa.model.plan import stacked_linear
+
+SPREAD = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+
+
+def applied(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What a layer gives with another weight and bias."""
+    if isinstance(layer, nn.Embedding):
+        return F.embedding(x, weight, layer.padding_idx)
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, weight, bias)
+    return layer._conv_forward(x, weight, bias)
+
+
+def root(variance: Tensor) -> Tensor:
+    """Its root; where there is none (an input of zeros) the gradient is 0, not infinite."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5).sqrt()
+
+
+def local_deviation(layer: Any, x: Tensor, variance: Tensor, bias: Tensor | None) -> Tensor:
+    """The standard deviation of what a layer gives, from the variances of its weight and bias."""
+    x = x if isinstance(layer, nn.Embedding) else x.square()
+    return root(applied(layer, x, variance, bias))
+
+
+class Spread(Noisy):
+    """Mixin of layers with normal weights. `weight_away` and `bias_away` are given where they are
+    uncertain: deviations of a `Local` layer, differences of a `Flipout` one."""
+
+    given: ClassVar[tuple[str, ...]] = ("weight_away", "bias_away")
+    row_noise: ClassVar[str]  # the buffer of the noise of rows
+    weight: Tensor
+    weight_away: Tensor | None
+    bias_away: Tensor | None
+
+    def use(self, buffer: str) -> str:
+        return "training"
+
+
+class Local(Spread):
+    """Noise on what the layer gives, of the deviation that its weights' give it."""
+
+    row_noise = "eps"
+    eps: Tensor | None
+
+    def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
+        bias = getattr(self, "bias", None)
+        return {"eps": ("normal", tuple(applied(self, x, self.weight, bias).shape))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)  # type: ignore[misc]
+        if self.eps is None or self.weight_away is None:
+            return out
+        bias = None if self.bias_away is None else self.bias_away.square()
+        return out + self.eps * local_deviation(self, x, self.weight_away.square(), bias)
+
+
+class LocalLinear(Local):
+    """The same with a form for all members at once."""
+
+    inner = nn.Linear
+
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: Any) -> Value:
+        out, out_axis = inner(h, has_axis)
+        eps, away, bias = (slots.take(name) for name in ("eps", *self.given))
+        if eps is None or away is None:
+            return out, out_axis
+        bias = None if bias is None else bias.square()
+        variance = stacked_linear(h.square(), has_axis, away.square(), bias)
+        return out + eps * root(variance), True
+
+
+class Flipout(Spread):
+    """One difference of the weights for all rows, under each row's own signs."""
+
+    row_noise = "uniform"
+    uniform: Tensor | None
+    inputs: int  # signs of the inputs (none of an embedding's), before those of the outputs
+
+    def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
+        if isinstance(self, nn.Embedding):
+            return {"uniform": ("uniform", (len(x), *(1,) * (x.ndim - 1), self.weight.shape[1]))}
+        middle, axes = (1,) * (x.ndim - self.weight.ndim), (1,) * (self.weight.ndim - 2)
+        return {"uniform": ("uniform", (len(x), *middle, self.inputs + len(self.weight), *axes))}
+
+    def signs(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """s and r, as what is multiplied by them is shaped."""
+        axis = 1 - self.weight.ndim
+        sign = torch.where(uniform > 0.5, 1.0, -1.0).to(uniform.dtype)
+        outputs = sign.shape[axis] - self.inputs
+        return sign.narrow(axis, 0, self.inputs), sign.narrow(axis, self.inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)  # type: ignore[misc]
+        if self.uniform is None or self.weight_away is None:
+            return out
+        s, r = self.signs(self.uniform)
+        x = x * s if self.inputs else x
+        return out + r * applied(self, x, self.weight_away, self.bias_away)
+
+
+class FlipoutLinear(Flipout):
+    """The same with a form for all members at once."""
+
+    inner = nn.Linear
+
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: Any) -> Value:
+        out, out_axis = inner(h, has_axis)
+        uniform, away, bias = (slots.take(name) for name in ("uniform", *self.given))
+        if uniform is None or away is None:
+            return out, out_axis
+        s, r = self.signs(uniform)  # noise always has the member axis
+        return out + r * stacked_linear(h * s, True, away, bias), True
+
+
+def with_spread(layer: Any, kind: str) -> nn.Module:
+    """A layer with the same weights under the same names as means; kind: "local" or "flipout"."""
+    linear = isinstance(layer, nn.Linear)
+    if kind == "local":
+        new = extended(layer, LocalLinear if linear else Local)
+    else:
+        new = extended(layer, FlipoutLinear if linear else Flipout)
+        channels = getattr(layer, "in_features" if linear else "in_channels", 0)
+        new.inputs = channels
+    for buffer in (*Spread.given, new.row_noise):
+        new.register_buffer(buffer, None)
+    return new

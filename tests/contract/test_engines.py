@@ -141,6 +141,7 @@ def test_a_cuda_graph(
     assert_close(got.tensors(), want.tensors(), 1e-9)
 
 
+@pytest.mark.by_family
 def test_several_parameter_vectors_are_stacked(trained_regression: Any) -> None:
     """Members, or the particles inside of one: what counts is how many vectors there are."""
     trained = trained_regression

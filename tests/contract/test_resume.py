@@ -94,9 +94,11 @@ def refuses(case: Any, path: Path, changes: dict[str, dict[str, Any]]) -> None:
             pytest.fail(f"a fit with another {name} took up the checkpoint")
 
 
+@pytest.mark.by_family
 def test_another_fits_checkpoint_is_refused(regression: Any, tmp_path: Path) -> None:
     refuses(regression, tmp_path / "run", CHANGES)
 
 
+@pytest.mark.by_family
 def test_a_checkpoint_of_other_training_is_refused(trained_regression: Any, tmp_path: Path) -> None:
     refuses(trained_regression, tmp_path / "run", CHANGES_OF_TRAINING)

@@ -161,6 +161,7 @@ def rate_of(case: Any) -> dict[str, Any] | None:
     return {"step": None} if "step" in settings else {} if "rate" in settings else None
 
 
+@pytest.mark.by_family
 def test_a_grid_over_rates(regression: Any, answers: Any, assert_close: Check) -> None:
     """GP's is that of its hyper-parameters, without the refinement that brings all to one end."""
     case = regression

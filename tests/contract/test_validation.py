@@ -46,6 +46,7 @@ def held_out_score(posterior: Any, k: int, x: Tensor, y: Tensor) -> float:
     return float((torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).sum())
 
 
+@pytest.mark.by_family
 def test_each_member_ends_with_its_best_score(trained: Any) -> None:
     if trained.row.family == "mcmc":
         pytest.skip("its draws are no optimum")

@@ -286,6 +286,7 @@ def same(a: Any, b: Any) -> None:
     assert torch.equal(a.samples, b.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True], ids=["in memory", "streamed"])
 def test_every_source_of_rows_gives_the_same_fit(
     streams: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

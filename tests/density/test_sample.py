@@ -282,6 +282,7 @@ def test_a_check_inside_the_density_is_never_recorded_away() -> None:
     assert (draws["x"] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_density_that_raises_outside_its_support(caplog: pytest.LogCaptureFixture) -> None:
     """log det [[1, r], [r, 1]] by a Cholesky factor that does not exist beyond |r| = 1: p ∝ 1 − r²,
     with variance 1/5. One chain's failure does not stop the others."""

@@ -31,6 +31,7 @@ def draws(mode: str, method: Any) -> doxa.Draws:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mass", ["diagonal", "dense"])
 @pytest.mark.parametrize("mode", ["traced", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_nuts_goes_the_same_way_in_every_mode(mode: str, mass: str) -> None:

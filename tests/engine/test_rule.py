@@ -44,6 +44,7 @@ def erratic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 CASES = {"map": doxa.MAP(), "sgld": doxa.SGLD(draws=5, burn_in=500, thin=1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_clock_changes_no_bit(
     name: str, erratic: None, monkeypatch: pytest.MonkeyPatch

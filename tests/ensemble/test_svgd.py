@@ -78,6 +78,7 @@ def test_particles_have_the_exact_posteriors_mean_and_spread() -> None:
     assert ((ratio > 0.85) & (ratio < 1.1)).all(), ratio
 
 
+@pytest.mark.slow
 def test_the_spread_follows_the_temperature() -> None:
     """Var ∝ T on a Gaussian: half the standard deviation at a quarter of the temperature."""
     warm, cold = (fit(doxa.SVGD(particles=30, temperature=t)).samples[0] for t in (1.0, 0.25))

@@ -172,6 +172,7 @@ def test_sample_distance_is_the_best_of_all_couplings() -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000), draws=st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_regression_distances_are_distances(seed: int, draws: tuple[int, int]) -> None:

@@ -71,6 +71,7 @@ def test_without_the_correction_fifty_rows_fall_short() -> None:
         assert (low < coverage < high) is inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["lac", "aps"])
 @pytest.mark.parametrize("n", [50, 200, 1000])
 def test_coverage_within_every_class(n: int, score: str) -> None:
@@ -195,6 +196,7 @@ def test_a_rows_randomness_is_its_own(rows: int) -> None:
     assert torch.equal(posterior.predict(new[order]).prediction_set(), at_once[order])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 6])
 def test_adaptive_sets_hold_their_level_row_by_row(seed: int) -> None:
     """150 calibration sets, 20 new rows each, asked about one at a time: the 99.9 % band. Were

@@ -261,6 +261,7 @@ def test_jackknife_plus_is_the_papers_interval(how: str) -> None:
     np.testing.assert_allclose(high.flatten().numpy(), np.sort(above, 0)[20 - 1], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["folds", "bootstrap"])
 def test_jackknife_plus_covers(how: str) -> None:
     """40 repetitions of 60 rows and 100 new ones: above the guarantee 1 - 2α, and 1 - α to within

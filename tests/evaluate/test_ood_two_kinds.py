@@ -23,6 +23,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_split_tells_ambiguity_from_distance(example: ModuleType, tmp_path: Path) -> None:
     posterior = example.fitted(draws=50, burn_in=100, leapfrog=20)
     found = example.doubt(posterior)

@@ -213,6 +213,7 @@ def tables(draw: Any) -> tuple[Tensor, Tensor]:
     return logits, y
 
 
+@pytest.mark.slow
 @given(tables(), st.sampled_from(["temperature", "vector", "dirichlet", "isotonic"]))
 @settings(max_examples=150, deadline=None)
 def test_the_rows_it_was_fitted_to_never_get_worse(rows: tuple[Tensor, Tensor], kind: str) -> None:

@@ -170,6 +170,7 @@ def test_polynomial_features_are_all_monomials() -> None:
     assert np.allclose(phi[:, order[0]], theirs[:, order[1]])
 
 
+@pytest.mark.slow
 def test_fourier_features_approach_the_squared_exponential_kernel() -> None:
     """φᵀφ' over 2,000 waves: standard error of a mean of cosines below 1/√2000."""
     x, y = rows(n=6)

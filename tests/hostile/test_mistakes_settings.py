@@ -152,7 +152,7 @@ SETTINGS: dict[str, Row] = {
     "a prior's class": (lambda: fit(prior=doxa.Normal), ModelError, r"Normal\(\)"),
     "a prior that is a number": (lambda: fit(prior=1.0), ModelError, "prior"),
     "a subset of nothing": (
-        lambda: fit(method="mean-field", subset=lambda n: False), ModelError, "no parameter",
+        lambda: fit(method="mean-field", subset=lambda n: False), ModelError, "no trainable",
     ),
     "a subset misspelt": (lambda: fit(method="laplace", subset="last"), ModelError, "last_layer"),
     "init that is none": (lambda: fit(init="zeros"), MethodError, "'fresh' or 'given'"),

@@ -90,6 +90,7 @@ def test_the_example_of_the_page() -> None:
             assert ratio == pytest.approx(said, abs=0.006)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sgld(temperature: float) -> None:
     """At ηλ = 0.1 the batches add 35 % or 70 %; independent ones would have added 90 % or 180 %."""
@@ -102,6 +103,7 @@ def test_sgld(temperature: float) -> None:
     check(method, ratio, temperature)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("friction", "decay"), [(0.2, 0.02), (0.5, 0.1)])
 def test_sghmc(friction: float, decay: float) -> None:
     many, curvature, noise = goal()
@@ -113,6 +115,7 @@ def test_sghmc(friction: float, decay: float) -> None:
     check(method, ratio)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1.0, 0.5])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_sghmc_with_an_estimate_of_the_noise(part: float, temperature: float) -> None:

@@ -98,6 +98,7 @@ def test_batches_of_all_rows_are_said_to_sample_nothing(caplog: pytest.LogCaptur
         assert ("samples nothing" in caplog.text) is said
 
 
+@pytest.mark.slow
 def test_batches_are_independent_and_uniform() -> None:
     """Rows are drawn with replacement: in 4,000 batches of 4 the count of each row is Poisson-like,
     and consecutive batches repeat rows as often as chance says (16 rows: 1 − (15/16)⁴)."""

@@ -175,6 +175,7 @@ BUGS: list[tuple[str, Plant]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "plant"), BUGS, ids=lambda v: getattr(v, "__name__", v))
 def test_a_planted_bug_is_found(name: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

@@ -97,6 +97,7 @@ def test_acceptance_follows_its_target() -> None:
     assert seen[0.65] < seen[0.95]
 
 
+@pytest.mark.slow
 def test_learned_noise_is_sampled() -> None:
     """The posterior of log σ concentrates at the noise the data was made with, 0.5."""
     x, y = _linear(n=400)

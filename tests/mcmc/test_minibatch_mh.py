@@ -68,6 +68,7 @@ def test_the_bias_falls_with_the_step_and_with_the_batch() -> None:
     assert ratio(0.5, 32) > ratio(0.02, 32) > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("proposal", "share", "temperature"), [("walk", 2.0, 1.0), ("langevin", 0.8, 0.3)]
 )
@@ -100,6 +101,7 @@ def test_langevin_proposals_on_mini_batches_are_biased_too() -> None:
     assert (rise > Z).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("proposal", "target_accept"), [("walk", None), ("langevin", 0.7)])
 def test_the_step_is_adapted_in_burn_in(proposal: str, target_accept: float | None) -> None:
     goal = target(n=16)

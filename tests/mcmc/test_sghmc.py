@@ -15,6 +15,7 @@ from doxa.errors import MethodError
 from doxa.mcmc.sghmc import as_momentum_sgd, momentum_sgd
 
 
+@pytest.mark.slow
 def test_stationary_moments_with_mini_batches() -> None:
     """200 chains × 40 draws against the exact moments of the recursion with shuffled batches;
     without the noise of the batches they would be told apart."""

@@ -19,6 +19,7 @@ def chains(**settings: Any) -> doxa.SGLD:
     return doxa.SGLD(**{"draws": 40, "burn_in": 200, "thin": 17, "decay": 0.0, **settings})
 
 
+@pytest.mark.slow
 def test_stationary_moments_with_mini_batches() -> None:
     """Mean and covariance of 200 chains × 40 draws, with the noise of shuffled mini-batches; the
     same draws are far from what they would be without that noise."""

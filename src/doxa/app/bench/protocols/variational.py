@@ -1,4 +1,4 @@
-"""Variational methods, with one Gaussian noise level that is learned; MC dropout's is from a grid.
+"""Variational methods, with one Gaussian noise level: learned, and of dropout from a grid.
 
 Rates, and the width that q starts with, are chosen by validation rows. A q that starts narrow has
 not widened to the end when the steps are used up: its bound is lower than that of one that started
@@ -7,7 +7,7 @@ wide, and on some sets it predicts better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,30 +33,42 @@ PRECISIONS = {
     "yacht": (0.25, 0.5, 0.75),
 }  # fmt: skip
 DROPOUT = (0.005, 0.01, 0.05, 0.1)
+Length = Mapping[str, Any]
 
 
-def _mc_dropout(problem: Problem, name: str) -> Answer:
-    """p and the noise from a grid, by the last fifth of each training split; then all of it."""
-    method = doxa.MCDropout(insert="all")
-    noises = [doxa.Gaussian(noise=tau**-0.5) for tau in PRECISIONS[name]]
-    length = {"epochs": 4000, "lr": 0.001, "batch_size": 128, "schedule": "constant"}
-    if not problem.small:
-        length = {"epochs": 40, "lr": 0.005, "batch_size": 32, "schedule": "cosine"}
-    common: dict[str, Any] = {"likelihood": noises[0], "prior": doxa.Normal(100.0), **length}
-    kept, held = problem.validation()
-    grid = {"p": DROPOUT, "likelihood": noises}
-    tried = problem.fit(method, runs=doxa.Runs(rows=kept, grid=grid), **common)
-    masks = 1000 if problem.small else 200
-    found: dict[int, tuple[float, dict[str, Any]]] = {}
-    for posterior, spec in zip(tried, tried.specs, strict=True):
-        value = problem.score(posterior, held[spec.split], masks)
-        if spec.split not in found or value > found[spec.split][0]:
-            found[spec.split] = (value, dict(spec.hyper))
-    chosen = {field: [found[r][1][field] for r in range(len(held))] for field in grid}
-    again = doxa.Runs(rows=problem.train, per_split=chosen)
-    sweep = problem.fit(method, runs=again, **common)
-    facts = {"p": chosen["p"], "precision": [own.noise**-2 for own in chosen["likelihood"]]}
-    return Answer(list(sweep), samples=10_000, facts={"chosen": facts})
+def _dropout(
+    method: Any, grid: Grid, masks: int, small: Length, large: Length, **common: Any
+) -> Fit:
+    """A point of the grid and one of the noise levels for each split, by the last fifth of its
+    training rows; then all of them."""
+
+    def fit(problem: Problem, name: str) -> Answer:
+        noises = [doxa.Gaussian(noise=tau**-0.5) for tau in PRECISIONS[name]]
+        options = {"likelihood": noises[0], **common, **(small if problem.small else large)}
+        kept, held = problem.validation()
+        every = {**grid, "likelihood": noises}
+        tried = problem.fit(method, runs=doxa.Runs(rows=kept, grid=every), **options)
+        few = 1000 if problem.small else 200
+        found: dict[int, tuple[float, dict[str, Any]]] = {}
+        for posterior, spec in zip(tried, tried.specs, strict=True):
+            value = problem.score(posterior, held[spec.split], few)
+            if spec.split not in found or value > found[spec.split][0]:
+                found[spec.split] = (value, dict(spec.hyper))
+        chosen = {field: [found[r][1][field] for r in range(len(held))] for field in every}
+        sweep = problem.fit(method, runs=doxa.Runs(rows=problem.train, per_split=chosen), **options)
+        told = {field: [getattr(v, "std", v) for v in chosen[field]] for field in grid}
+        told["precision"] = [own.noise**-2 for own in chosen["likelihood"]]
+        return Answer(list(sweep), masks, {"chosen": told, **_learned(sweep)})
+
+    return fit
+
+
+def _learned(sweep: Any) -> dict[str, Any]:
+    """What concrete dropout found, layer by layer."""
+    own = [posterior.record.diagnostics.get("p") for posterior in sweep]
+    if own[0] is None:
+        return {}
+    return {"p": {site: [float(p[site][0]) for p in own] for site in own[0]}}
 
 
 def _gaussian_noise(
@@ -76,11 +88,7 @@ def _gaussian_noise(
 
         _, point = best(problem, train, (None,), grid, 200, 5)
         sweep = train(problem.train, None, only(point))
-        facts: dict[str, Any] = {"chosen": said(point), "method": str(method)}
-        learned = [posterior.record.diagnostics.get("p") for posterior in sweep]
-        if learned[0] is not None:  # concrete dropout's, layer by layer
-            facts["p"] = {site: [float(p[site][0]) for p in learned] for site in learned[0]}
-        return Answer(list(sweep), samples, facts)
+        return Answer(list(sweep), samples, {"chosen": said(point), "method": str(method)})
 
     return fit
 
@@ -149,15 +157,22 @@ VARIATIONAL = {
         "levels by the last fifth of each training split, refitted on all of it; 4,000 epochs, "
         "B = 128, rate .001 (large sets: 40 epochs, B = 32, rate .005 decaying, which validation "
         "rows preferred); 10,000 masks",
-        _mc_dropout,
+        _dropout(
+            doxa.MCDropout(insert="all"), {"p": DROPOUT}, 10_000,
+            {"epochs": 4000, "lr": 0.001, "batch_size": 128, "schedule": "constant"},
+            {"epochs": 40, "lr": 0.005, "batch_size": 32, "schedule": "cosine"},
+            prior=doxa.Normal(100.0),
+        ),
     ),
     "concrete-dropout": Protocol(
-        "masks on inputs and hidden units, noise learned; 1,600 epochs (160 on large sets), B = "
-        f"128; the rate, .01 or .03 decaying, and the prior, N(0, 1) or N(0, 10²), {_CHOSEN}; "
-        "1,000 masks",
-        _gaussian_noise(
-            doxa.ConcreteDropout(insert="all"), pieces=4,
-            grid={"lr": (0.01, 0.03), "prior": (doxa.Normal(1.0), doxa.Normal(10.0))},
+        "masks on inputs and hidden units; the prior, N(0, 1) or N(0, 10²), and one of the noise "
+        "levels of MC dropout by the last fifth of each training split, refitted on all of it; "
+        "1,600 epochs (160 on large sets), B = 128, rate .01 decaying; 1,000 masks",
+        _dropout(
+            doxa.ConcreteDropout(insert="all"),
+            {"prior": (doxa.Normal(1.0), doxa.Normal(10.0))}, 1000,
+            *({"epochs": n, "lr": 0.01, "batch_size": 128, "schedule": "cosine"}
+              for n in (1600, 160)),
         ),
     ),
 }  # fmt: skip

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "loss_landscapes.py"
+from examples import load
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("loss_landscapes", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("loss_landscapes")
 
 
 def test_points_of_a_plane_are_found_from_their_distances(example: ModuleType) -> None:

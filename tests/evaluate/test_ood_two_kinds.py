@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "two_kinds_of_doubt.py"
+from examples import load
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("two_kinds_of_doubt", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("two_kinds_of_doubt")
 
 
 @pytest.mark.slow

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from examples import load
 from torch.distributions import Normal
 
 pytest.importorskip("zuko")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "variational.py"
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("variational", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("variational")
 
 
 def test_the_evidence_is_the_mean_likelihood_of_prior_draws(example: ModuleType) -> None:

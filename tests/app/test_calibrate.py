@@ -197,6 +197,19 @@ def test_columns_are_read_from_the_training_rows_alone() -> None:
     assert found.columns[-1].categories == ("blue", "red")
 
 
+def test_what_counts_the_rows_is_no_input_of_a_part_of_them() -> None:
+    """Every other number of a customer counts nothing any more, and names rows still."""
+    frame = line(60, 0.5, 0).assign(customer=np.arange(100234, 100294))
+    parts = held_out.Parts(np.arange(0, 60, 2), np.arange(1, 60, 2), np.array([], int))
+    whole = infer_schema(frame, "y")
+    found = held_out.schema_of(frame, whole, parts, Asked("y"))
+    assert [column.name for column in found.columns] == [column.name for column in whole.columns]
+    assert found.left_out == ("customer",)
+    assert [n for n in found.notes if "customer" in n] == [
+        n for n in whole.notes if "customer" in n
+    ]
+
+
 def test_a_constant_is_scored_as_the_run_is() -> None:
     """The Brier score of two classes is that of one probability, whoever gives it."""
     schema = Schema("kind", "bernoulli", (Column("a"),), ("no", "yes"))

@@ -136,15 +136,18 @@ def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> A
 
 def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: Asked) -> Schema:
     """What columns mean, by the training rows alone: a category or a scale that only the others
-    have is nothing the fit may know. The classes are those of the whole table."""
+    have is nothing the fit may know. The classes are those of the whole table, and so is what is no
+    input: a column that counts the rows does so no longer in a part of them."""
     if parts.whole:
         return whole
-    trained = frame.iloc[parts.train]
-    found = inferred(trained, replace(asked, likelihood=whole.likelihood), whole.dialect)
+    less = replace(asked, likelihood=whole.likelihood, drop=(*asked.drop, *whole.left_out))
+    found = inferred(frame.iloc[parts.train], less, whole.dialect)
+    why = {name: f"column {name!r} left out" for name in whole.left_out}
+    said = {name: note for name, start in why.items() for note in whole.notes
+            if note.startswith(start)}  # fmt: skip
+    own = [next((said[n] for n in said if note.startswith(why[n])), note) for note in found.notes]
     target = next(k for k, note in enumerate(whole.notes) if note.startswith("target "))
-    return replace(
-        found, classes=whole.classes, notes=(*whole.notes[: target + 1], *found.notes[1:])
-    )
+    return replace(found, classes=whole.classes, notes=(*whole.notes[: target + 1], *own[1:]))
 
 
 def checksum(path: Path) -> str:

@@ -17,6 +17,7 @@ import doxa as library
 from doxa.app import report
 from doxa.app.cli import app
 from doxa.app.report.provenance import rows_of_files
+from doxa.app.report.words import percent
 from doxa.app.schema import Schema
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior import Status
@@ -198,3 +199,24 @@ def test_the_calibration_error_is_one_number(tmp_path: Path) -> None:
     assert f"The mean gap is the ECE, {100 * ece:.1f} %." in figure.text
     diagnostics = next(n for n in page.all("section") if n.attributes["id"] == "diagnostics")
     assert f"expected calibration error {ece:.3f}" in diagnostics.text
+
+
+def test_a_calibrated_run_alone_says_what_it_knows(tmp_path: Path) -> None:
+    """Without any rows: how its intervals did on those it set aside, and each member's function,
+    along columns and not along flags of missing cells."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"a": rng.normal(size=240), "b": rng.normal(size=240)})
+    frame["y"] = frame["a"] + 0.3 * rng.normal(size=240)
+    frame.loc[rng.permutation(240)[:40], "b"] = np.nan
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    options = "--target y --steps 60 --hidden 8 --members 3 --missing impute --split .2"
+    doxa("fit", tmp_path / "data.csv", *options.split(), "--conformal", 0.9, "-o", tmp_path / "run")
+    doxa("report", tmp_path / "run", "--out", tmp_path / "r.html")
+    scores = library.load(str(tmp_path / "run")).metadata["held_out_scores"]
+    held = f"{percent(scores['scores']['coverage'])} of 48 rows of data.csv that were set aside"
+    words = " ".join(root(tmp_path / "r.html").text.split())
+    assert f"{held} lay in their 90 % interval" in words
+    assert "rows it was fitted to" not in header(tmp_path / "r.html")
+    assert "Nothing could be checked" not in words
+    assert "the method keeps no spread" not in words
+    assert "Along a" in words and "Along b" in words and "Along b (missing)" not in words

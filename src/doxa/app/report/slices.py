@@ -27,12 +27,12 @@ class Slice:
 
 
 def slices(subject: Subject) -> list[Slice]:
-    """One for each numeric column; none where x is no table of numbers."""
+    """One for each numeric column that is no flag; none where x is no table of numbers."""
     found = _ranges(subject)
     if found is None:
         return []
     middle, low, high = found
-    numeric = [column for column in subject.inputs if column.categories is None]
+    numeric = [c for c in subject.inputs if c.categories is None and not c.flag]
     lines = []
     for column in numeric:
         at = column.at[0]

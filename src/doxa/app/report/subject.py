@@ -65,11 +65,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Input:
-    """One input column: where it stands in x; several places for the categories of one."""
+    """One input column: where it stands in x; several places for the categories of one. A flag is
+    1 where a cell was missing, else 0."""
 
     name: str
     at: tuple[int, ...]
     categories: tuple[str, ...] | None = None
+    flag: bool = False
 
 
 @dataclass
@@ -152,6 +154,9 @@ def inputs_of(schema: Schema) -> tuple[Input, ...]:
         if column.categories is not None:
             found.append(Input(column.name, tuple(places), column.categories))
         else:
-            found += [Input(n, (k,)) for n, k in zip(column.inputs, places, strict=True)]
+            own = [Input(n, (k,)) for n, k in zip(column.inputs, places, strict=True)]
+            if column.indicator:
+                own[-1] = replace(own[-1], flag=True)
+            found += own
         at += column.width
     return tuple(found)

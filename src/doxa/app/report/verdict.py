@@ -55,7 +55,11 @@ def judge(subject: Subject, answers: Sequence[Answer], diagnose: bool = True) ->
             if name + head not in seen and (found := check(subject, answer)) is not None:
                 findings = [f for f in findings if f.check != name + head]
                 findings.append(replace(found, check=name + head))
-    return Verdict(Diagnosis(findings, subject.test is not None), reason)
+    kept = None if answers else _remembered(subject)
+    if kept is not None:
+        findings = [f for f in findings if f.check != "coverage"]
+        findings.append(replace(kept, check="coverage"))
+    return Verdict(Diagnosis(findings, subject.test is not None or kept is not None), reason)
 
 
 def _doctor(subject: Subject, level: float) -> tuple[list[Finding], str]:
@@ -86,6 +90,21 @@ def _status(subject: Subject, scored: bool) -> Finding:
         return grade(f"the fit ended as {str(said)!r}: {said.reason or 'no reason was given'}", "")
     ended = "the fit ended as it should"
     return good(ended) if scored else skipped(f"{ended}; there are no rows to judge it by")
+
+
+def _remembered(subject: Subject) -> Finding | None:
+    """How intervals did on the rows that the fit set aside, where none are given now."""
+    kept = subject.posterior.metadata.get("held_out_scores")
+    share = None if kept is None else kept["scores"].get("coverage")
+    if kept is None or share is None or kept["rows"] < LEAST_ROWS:
+        return None
+    n, level = kept["rows"], kept["level"]
+    held = (
+        f"when it was fitted, {percent(share)} of {count(n, 'row')} of {kept['file']} that were "
+        f"set aside lay in their {percent(level)} interval"
+    )
+    p = binomial(round(share * n), n, level)
+    return judged_coverage(share, level, p, held, _recalibrated(subject))
 
 
 def _coverage(subject: Subject, answer: Answer) -> Finding | None:

@@ -16,6 +16,7 @@ from doxa.app.report.subject import Array, Rows, Subject
 from doxa.app.report.tabular import values_table
 from doxa.errors import DoxaError
 from doxa.likelihoods import Bernoulli
+from doxa.posterior import TransformedPosterior
 
 DRAWS = 12
 MOST_SLICES = 4
@@ -56,8 +57,11 @@ def functions(subject: Subject) -> Section | None:
 
 
 def draws_of(posterior: object, x: Array, n: int = DRAWS) -> Array | None:
-    """[S, G, …] function draws; None for a posterior that holds one function."""
+    """[S, G, …] function draws; None for a posterior that holds one function. Those of a
+    recalibrated or conformal posterior are its base's."""
     inputs = torch.as_tensor(x)
+    while isinstance(posterior, TransformedPosterior):
+        posterior = posterior.base
     try:
         return array(posterior.functions(inputs, n))  # type: ignore[attr-defined]
     except DoxaError:

@@ -14,6 +14,7 @@ own, which all draws of that chain share.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -71,9 +72,9 @@ class StochasticGradient(Method):
         """What the method carries besides θ."""
         return {}
 
+    @abstractmethod
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         """The entries of the state that change; `grad` is −∇Û, [M, P]."""
-        raise NotImplementedError
 
     def stages(self, run: Run) -> Iterable[Stage]:
         """Burn-in, then draws; before them the maximum, where some weights are points."""

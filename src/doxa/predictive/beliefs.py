@@ -15,7 +15,7 @@ from torch import Tensor
 
 from doxa.errors import Unavailable
 from doxa.likelihoods import Bernoulli, Likelihood
-from doxa.predictive.form import mix
+from doxa.predictive.form import Form, mix
 from doxa.predictive.mixture import Mixture
 
 
@@ -49,17 +49,9 @@ class Averaged(_NotDrawn):
     def splits(self) -> bool:
         return False
 
-    @property
-    def aleatoric(self) -> Tensor:
-        raise self.unavailable("aleatoric")
-
-    @property
-    def epistemic(self) -> Tensor:
-        raise self.unavailable("epistemic")
-
-    @property
-    def expected_entropy(self) -> Tensor:
-        raise self.unavailable("expected_entropy")
+    aleatoric = Form.aleatoric  # not available, whatever a mixture has
+    epistemic = Form.epistemic
+    expected_entropy = Form.expected_entropy
 
     @property
     def mutual_information(self) -> Tensor:

@@ -46,11 +46,10 @@ class FlowPosterior(CentredPosterior):
         """log q of the subset's weights at each of `draw(n, seed)`, [n], where q is that of the
         member which the draw is of."""
         seed = self.sampling(n, seed, "samples")
-        each = []
-        for k, count in enumerate(self._split(n)):
-            z = self.normals([f"{self.ids[k]}/{j}" for j in range(count)], seed, k)
-            each.append((log_normal(z) - self.push(z, k)[1])[0])
-        return torch.cat(each)
+        counts = self._split(n)
+        z = self.normals([f"{k}/{j}" for k in self.ids for j in range(max(counts))], seed, None)
+        each = log_normal(z) - self.push(z)[1]  # [K, S]
+        return torch.cat([own[:count] for own, count in zip(each, counts, strict=True)])
 
     def normals(self, keys: list[str], seed: int, k: int | None) -> Tensor:
         """z, [K, S, subset]."""

@@ -78,7 +78,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             if module == "doxa":  # from doxa import store: a part, or a name of the front page
                 names = [f"doxa.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if ids(path) == "registry.py" or not _BY_STRING.fullmatch(node.value):
+            if part_of(path) == "registry" or not _BY_STRING.fullmatch(node.value):
                 continue  # the registry says where methods live, so that listing them imports none
             names = [node.value.partition(":")[0]]
             if not ((SOURCE / names[0].split(".")[1]).exists()):

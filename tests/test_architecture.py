@@ -28,6 +28,7 @@ LAYERS = [
     ["method", "posterior"],
     ["driver", "ensemble", "exact", "laplace", "mcmc", "vi"],
     ["density", "diagnose", "evaluate", "fit", "function"],
+    ["decide"],
     ["app", "sklearn"],
 ]
 PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in layer}

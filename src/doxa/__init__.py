@@ -31,7 +31,7 @@ from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, Student
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
-    from doxa import diagnose, evaluate
+    from doxa import decide, diagnose, evaluate
     from doxa import sklearn as sklearn
     from doxa.app.selection import evidence, tune
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
@@ -57,7 +57,7 @@ __all__ = [
     "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "Gaussian",
     "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
     "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
-    "Sweep", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
+    "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
     "methods", "nets", "sample", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
     """Method classes, and what consumes a posterior, are imported when first used."""
     if name in ("evidence", "tune"):
         return getattr(importlib.import_module("doxa.app.selection"), name)
-    if name in ("diagnose", "evaluate", "sklearn"):
+    if name in ("decide", "diagnose", "evaluate", "sklearn"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():
         if row.class_name == name:

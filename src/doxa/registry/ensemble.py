@@ -1,4 +1,4 @@
-"""Points and ensembles."""
+"""Points, and sets of points."""
 
 from doxa.registry.row import Demo, Row
 

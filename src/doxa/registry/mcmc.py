@@ -1,4 +1,4 @@
-"""Chains."""
+"""Chains: Markov chain Monte Carlo, on all rows or a few at a time."""
 
 from doxa.registry.row import Demo, Row
 

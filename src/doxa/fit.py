@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods, store
@@ -205,7 +205,8 @@ def _problem(
             raise ModelError(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
-        return OwnFunctions(), None
+        shapes = (tree_map(lambda t: list(t.shape[1:]), tree) for tree in (given.x, given.y))
+        return OwnFunctions(*shapes), None
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
@@ -243,6 +244,9 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
     own = not isinstance(run.problem, Network)
     if asked != "auto":
         chosen = Engine.parse(asked)
+    elif run.problem.modules and own:
+        kind = "stack" if run.size > 1 else "loop"
+        return Engine(kind, None, reason="the method brings its own modules")
     elif own:
         return Engine("loop", reason="the method brings its own functions")
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def gp_tasks(
     k = KERNELS[kernel]
 
     def draw(g: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        options = {"generator": g, "device": g.device, "dtype": torch.float64}
+        options: dict[str, Any] = {"generator": g, "device": g.device, "dtype": torch.float64}
         uniform: Callable[..., Tensor] = lambda *shape: torch.rand(*shape, **options)  # noqa: E731
         x = 4 * uniform(count, points) - 2
         length, scale = 0.1 + 0.5 * uniform(count, 1, 1), 0.1 + 0.9 * uniform(count, 1, 1)

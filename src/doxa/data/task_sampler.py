@@ -68,7 +68,7 @@ class TaskSampler(Tasks):
 
     def padded(self) -> tuple[dict[str, Tensor], Tensor]:
         x, y, *masks = self.first
-        real = sum(masks) if masks else torch.ones_like(x[..., 0])
+        real = masks[0] + masks[1] if masks else torch.ones_like(x[..., 0])
         seen = real.unsqueeze(-1)
         return {"context_x": x * seen, "context_y": y * seen, "context": real, "target_x": x}, y
 
@@ -77,8 +77,8 @@ class TaskSampler(Tasks):
     ) -> list[Standardisation]:
         x, y = self.padded()
         real = x["context"] > 0
-        points = [x["target_x"][real], y[real]]
-        (one,) = standardise(*points, [torch.arange(len(points[0]))], scale_y)
+        points = x["target_x"][real]
+        (one,) = standardise(points, y[real], [torch.arange(len(points))], scale_y)
         return [padded_scales(one)] * len(rows)
 
 
@@ -89,6 +89,8 @@ class SampledTasks:
 
     def __init__(self, ask: Ask) -> None:
         self.ask, self.size = ask, ask.size
+        if ask.data.weight is not None:
+            raise DataError("fresh tasks have no weights: leave sample_weight out")
         self.tasks: TaskSampler = ask.data.tasks
         data = ask.data
         rows = torch.tensor([float(len(data.rows[s])) for s in ask.split_of])

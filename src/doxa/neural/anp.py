@@ -1,6 +1,6 @@
 """The attentive neural process: targets look at the points of the context that matter to them.
 
-    r_j = Σ_{i in C} attention(x_j, x_i) v(x_i, y_i, C),   z ~ q(z | C),   y_j ~ N(μ(x_j, r_j, z), σ²)
+    r_j = Σ_{i in C} attention(x_j, x_i) v(x_i, y_i, C),  z ~ q(z | C),  y_j ~ N(μ(x_j, r_j, z), σ²)
 
 Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh (2019), "Attentive neural processes":
 self-attention among the context in both paths, multi-head cross-attention in the deterministic one.

@@ -1,7 +1,7 @@
 """What neural processes share: a network of their own, trained on tasks to predict some points of
 a task from others.
 
-    maximise  E_tasks  (1/T) Σ_{targets j} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = floor + softplus(s)
+    maximise  E_tasks (1/T) Σ_{targets j} log N(y_j; μ(x_j, C), σ(x_j, C)²),  σ = floor + softplus(s)
 
 C is the context, drawn anew at every step (`doxa.data.tasks`), T the number of targets: a task
 counts by the point, whatever its size. Weights are points, without a prior; `members` are networks
@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from doxa.data import Batch
@@ -58,7 +59,9 @@ class Amortised(Method):
                 f"{self.name} learns from tasks: pass doxa.data.Tasks([(x, y), ...]), or a "
                 "doxa.data.TaskSampler; on the command line, --task COLUMN"
             )
-        return problem.bring(net=self.network(problem.inputs["target_x"][-1], problem.targets[-1]))
+        with torch.random.fork_rng(devices=[]):  # what torch draws for it is not kept
+            net = self.network(problem.inputs["target_x"][-1], problem.targets[-1])
+        return problem.bring(net=net)
 
     def init(self, run: Run) -> State:
         given = run.likelihood
@@ -111,7 +114,9 @@ class Amortised(Method):
         own = {"likelihood": self.likelihood, "scales": points_scales(common["scales"]),
                "inputs": inputs}  # fmt: skip
         outputs = run.rows.y.shape[-1]
-        return NeuralPosterior(**common | own, net=net, weights=state["net"], outputs=outputs)
+        return NeuralPosterior(
+            **common | own, net=net, weights=state["net"].clone(), outputs=outputs
+        )
 
 
 def as_task(batch: Batch) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def mlp(inputs: int, width: int, outputs: int, depth: int) -> nn.Sequential:
     """`depth` linear layers, ReLU between them."""
     sizes = [inputs, *[width] * (depth - 1), outputs]
     layers: list[nn.Module] = []
-    for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+    for i, o in pairwise(sizes):
         layers += [nn.Linear(i, o), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -67,9 +68,7 @@ class Pooled(nn.Module):
     heads: above 0, the points attend to each other before the mean.
     """
 
-    def __init__(
-        self, inputs: int, width: int, outputs: int, depth: int, heads: int = 0
-    ) -> None:
+    def __init__(self, inputs: int, width: int, outputs: int, depth: int, heads: int = 0) -> None:
         super().__init__()
         self.each = mlp(inputs, width, width, depth)
         self.between = Attention(width, heads, width) if heads else None

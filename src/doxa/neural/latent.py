@@ -2,7 +2,7 @@
 
     z ~ q(z | C) = N(m(C), diag s(C)²),   s = 0.1 + 0.9 sigmoid,    y_j ~ N(μ(x_j, z, r(C)), σ²)
 
-    log p(y_T | x_T, C) ≥ E_{z ~ q(z | C ∪ T)}[Σ_T log p(y_j | x_j, z, C)] − KL(q(z | C ∪ T) ‖ q(z | C))
+    log p(y_T | x_T, C) ≥ E_q[Σ_T log p(y_j | x_j, z, C)] − KL(q ‖ q(z | C)),   q = q(z | C ∪ T)
 
 Garnelo et al. (2018b), equation 9; with K draws, log (1/K) Σ_k w_k, w = p(y_T | z) q(z | C) / q(z |
 C ∪ T), lies between the two (Burda et al., 2016). What is maximised is the bound over the number of

@@ -7,7 +7,7 @@ passing what a network is given (`Tasks.padded`): point j of task i is row i·N 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -21,7 +21,7 @@ from doxa.model.functional import Functional
 from doxa.neural.blocks import Task, spanned
 from doxa.noise import Noise
 from doxa.posterior import Posterior, register_posterior
-from doxa.predictive import Predictive
+from doxa.predictive import Moments, Predictive
 
 _ROWS = 4096  # targets at a time, where each is predicted by itself
 
@@ -99,8 +99,15 @@ class NeuralPosterior(Posterior):
         """Each row by itself given the context: a Gaussian a member, or of np and anp a mixture
         over n functions (100)."""
         seed = self.sampling(n, seed, keep)
-        f = self._outputs(x, 100 if n is None else n, seed)
-        return Predictive(f, self.likelihood)
+        task, n = self._task(x), 100 if n is None else n
+        if keep == "samples" or len(task["context"]) > 1:
+            return Predictive(self._outputs(task, n, seed), self.likelihood)
+        parts = []
+        for block in self._blocks(task, n, seed):
+            moments = Moments(self.likelihood)
+            moments.update(block.flatten(1, 2), {})
+            parts.append(moments.result())
+        return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Draws of whole functions at x, [n, N, outputs], in units of y: by the latent variable,
@@ -108,7 +115,7 @@ class NeuralPosterior(Posterior):
         seed = self.sampling(n, seed, "samples")
         if getattr(self.method, "mode", "") == "autoregressive":
             return self._one_after_another(x, n, seed)
-        f = self.likelihood.location(self._outputs(x, n, seed), 1)
+        f = self.likelihood.location(self._outputs(self._task(x), n, seed), 1)
         if self.method.latent:
             return f
         return torch.cat([f[k].expand(c, *f.shape[1:]) for k, c in enumerate(self.split(n))])
@@ -146,18 +153,21 @@ class NeuralPosterior(Posterior):
         given["context_y"] = self.scales.y(given["context_y"], self.dtype)
         return {name: cast(value, self.device, self.dtype) for name, value in given.items()}
 
-    def _outputs(self, x: Any, n: int, seed: int) -> Tensor:
-        """[S, rows, 2·outputs]: of each function drawn, or of each member."""
-        task = self._task(x)
+    def _outputs(self, task: dict[str, Tensor], n: int, seed: int) -> Tensor:
+        """[S, tasks·targets, 2·outputs]: of each function drawn, or of each member."""
+        return torch.cat(list(self._blocks(task, n, seed)), 2).flatten(1, 2)
+
+    def _blocks(self, task: dict[str, Tensor], n: int, seed: int) -> Iterator[Tensor]:
+        """The same for some targets at a time, [S, tasks, targets, 2·outputs]."""
         fixed = self._fixed(task)
         if not self.method.latent:
-            parts = [self._call(part, *fixed) for part in self._tiles(task, not fixed)]
-            return torch.cat(parts, -2).flatten(1, -2)
+            yield from (self._call(part, *fixed) for part in self._tiles(task, not fixed))
+            return
         counts = self.split(n)
         eps = self._latent_noise(counts, seed, len(task["context"]))
-        parts = [self._call(part, eps).f for part in self._tiles(task)]  # [K, B, S, T, 2·O]
-        f = torch.cat(parts, -2).transpose(1, 2).flatten(2, -2)
-        return torch.cat([f[k, :c] for k, c in enumerate(counts)])
+        for part in self._tiles(task):
+            f = self._call(part, eps).f.transpose(1, 2)  # [K, S, B, T, 2·O]
+            yield torch.cat([f[k, :c] for k, c in enumerate(counts)])
 
     def _latent_noise(self, counts: Sequence[int], seed: int, tasks: int) -> Tensor:
         """[K, tasks, S, L], the same for every task: a draw's number says which function it is."""
@@ -225,7 +235,7 @@ class NeuralPosterior(Posterior):
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> NeuralPosterior:
-        own = {name: tensors.get(name) for name in ("context_x", "context_y")}
+        own: dict[str, Any] = {name: tensors.get(name) for name in ("context_x", "context_y")}
         weights = tensors["weights"]
         with torch.random.fork_rng(devices=[]):  # what torch draws for it is not kept
             net = Functional(common["method"].network(common["inputs"][-1], extra["outputs"]))

@@ -53,9 +53,7 @@ def test_a_context_by_parts_and_tasks_at_once() -> None:
     assert torch.allclose(together[3, : len(x)], whole[:, 0], atol=1e-12)
 
 
-def test_an_autoregressive_draw_begins_with_the_marginal_of_predict() -> (
-    None
-):
+def test_an_autoregressive_draw_begins_with_the_marginal_of_predict() -> None:
     """Of the first point mean and spread, within 4 standard errors of 4000 draws."""
     method = doxa.TNP(width=8, depth=1, layers=1, heads=2, mode="autoregressive", floor=0.2)
     tasks = lines()

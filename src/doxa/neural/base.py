@@ -1,10 +1,10 @@
 """What neural processes share: a network of their own, trained on tasks to predict some points of
 a task from others.
 
-    maximise  E_tasks (1/T) Σ_{targets j} log N(y_j; μ(x_j, C), σ(x_j, C)²),  σ = floor + softplus(s)
+    maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = floor + softplus(s)
 
-C is the context, drawn anew at every step (`doxa.data.tasks`), T the number of targets: a task
-counts by the point, whatever its size. Weights are points, without a prior; `members` are networks
+C is the context, drawn anew at every step (`doxa.data.tasks`), T the targets (with `reconstruct`,
+all points): a task counts by the point, whatever its size. Weights are points, without a prior; `members` are networks
 trained from other starts.
 """
 
@@ -89,7 +89,16 @@ class Amortised(Method):
     ) -> Tensor:
         """The objective of each task, [M, B]; without a clock, what early stopping watches."""
         f = self.called(run, params, batch, *fixed)
-        return self.at_points(f, batch)
+        if clock is None:
+            return self.at_points(f, batch)
+        return self.per_point(f, batch, self.counted(batch))
+
+    def counted(self, batch: Batch) -> Tensor:
+        """Which points count in training: the targets, and the context's where `reconstruct`."""
+        assert batch.points is not None
+        if getattr(self, "reconstruct", False):
+            return batch.x["context"] + batch.points
+        return batch.points
 
     def called(self, run: Run, params: State, batch: Batch, *more: Any) -> Any:
         """The network at a batch; tensors in `more` have the member axis."""
@@ -100,8 +109,12 @@ class Amortised(Method):
     def at_points(self, f: Tensor, batch: Batch) -> Tensor:
         """The mean log-likelihood of the targets of each task, [M, B]."""
         assert batch.points is not None
+        return self.per_point(f, batch, batch.points)
+
+    def per_point(self, f: Tensor, batch: Batch, points: Tensor) -> Tensor:
+        """The mean log-likelihood of some points of each task, [M, B]."""
         each = self.likelihood.log_prob(f, members_axis(batch.y, batch), {}, lead=2)
-        return (each * batch.points).sum(-1) / batch.points.sum(-1)
+        return (each * points).sum(-1) / points.sum(-1)
 
     def score(self, run: Run, state: State, batch: Batch) -> Tensor:
         fixed = self.fixed(*spanned(batch.x["target_x"], batch.x["context"] + batch.points))

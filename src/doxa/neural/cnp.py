@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from doxa import store
-from doxa.method.fields import positive, whole
+from doxa.method.fields import flag, positive, whole
 from doxa.neural.base import Amortised
 from doxa.neural.blocks import Pooled, Task, at_targets, mlp, pairs
 
@@ -26,8 +26,8 @@ class ConditionalNet(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, width: int, depth: int) -> None:
         super().__init__()
-        self.encoder = Pooled(inputs + outputs, width, width, depth)
-        self.decoder = mlp(width + inputs, width, 2 * outputs, max(2, depth - 1))
+        self.encoder = Pooled(inputs + outputs, width, 2 * width, depth, code=2 * width)
+        self.decoder = mlp(2 * width + inputs, width, 2 * outputs, max(2, depth - 1))
 
     def forward(self, task: Task) -> Tensor:
         code = self.encoder(task["context_x"], task["context_y"], task["context"])
@@ -42,9 +42,10 @@ class CNP(Amortised):
 
     Parameters
     ----------
-    width: hidden units of every layer, and numbers of the code.
+    width: hidden units of every layer; the code has twice as many numbers.
     depth: layers of the encoder; the decoder has one less.
     floor: the least standard deviation of the noise, in fitted units.
+    reconstruct: the context's points are predicted in training, too, as in the paper.
 
     Examples
     --------
@@ -61,6 +62,7 @@ class CNP(Amortised):
     width: int = whole(128, least=1)
     depth: int = whole(4, least=1)
     floor: float = positive(0.1)
+    reconstruct: bool = flag(True)
 
     def network(self, inputs: int, outputs: int) -> nn.Module:
         return ConditionalNet(inputs, outputs, self.width, self.depth)

@@ -101,9 +101,7 @@ class Latent(Amortised):
         eps = clock.rows("normal", x.shape[-3], self.samples, self.width)
         y = members_axis(batch.y, batch)
         drawn: Drawn = self.called(run, params, batch, eps, y)
-        if self.reconstruct:
-            points = batch.x["context"] + points
-        points = members_axis(points, batch)
+        points = members_axis(self.counted(batch), batch)
         shape = (*drawn.f.shape[:-1], y.shape[-1])
         each = self.likelihood.log_prob(drawn.f, y.unsqueeze(2).expand(shape), {}, lead=3)
         fits = (each * points.unsqueeze(2)).sum(-1)  # [M, B, K]

@@ -44,8 +44,8 @@ from doxa.app.options import (
     Sep,
     Settings,
     Steps,
-    TaskColumn,
     Target,
+    TaskColumn,
     TestFile,
     TestShare,
     Validation,
@@ -119,8 +119,9 @@ def fit(
     shares = (test, split, calibrate, conformal)
     by_task.check(method, task, target, any(share is not None for share in shares))
     table = table_of(
-        target, likelihood, index, by_task.dropped(drop, task), categorical, numeric, missing, sep, decimal, encoding
-    )
+        target, likelihood, index, by_task.dropped(drop, task), categorical, numeric, missing, sep,
+        decimal, encoding,
+    )  # fmt: skip
     asked = Calibration(calibrate, conformal, conformal_kind)
     held_out.check_shares(test, split, asked, calibration_share)
     checkpoint = fitting.prepare_out(out_folder, overwrite)

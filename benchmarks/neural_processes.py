@@ -27,18 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import doxa
 from doxa.data import TaskSampler
 from doxa.data.gp_tasks import gp_tasks
+from doxa.data.pixel_tasks import pixel_tasks, places
 
 GP = ("cnp", "np", "anp", "tnp", "convcnp")
 IMAGES = ("cnp", "anp", "convcnp")
 JOBS = (*(f"gp-{name}" for name in GP), *(f"mnist-{name}" for name in IMAGES))
 PIXELS = 400  # of an image that are looked at in a step
 CONTEXTS = (10, 50, 300)
-STEP = 13.0  # pixels a unit of x, so that they lie on convcnp's lattice
+STEP = 14.0  # pixels a unit of x: the points of convcnp's lattice
 
 
 def main() -> None:
@@ -182,26 +182,10 @@ def mnist_job(name: str, args: argparse.Namespace) -> tuple[Any, TaskSampler]:
     import numpy as np
 
     with np.load(args.data / "mnist.npz") as file:
-        images = torch.tensor(file["x_train"]).reshape(-1, 784)
-    cache: dict[torch.device, Tensor] = {}
-
-    def draw(g: torch.Generator, count: int) -> tuple[Tensor, ...]:
-        own = cache.setdefault(g.device, images.to(g.device))
-        which = torch.randint(len(own), (count,), generator=g, device=g.device)
-        chance = torch.rand(count, 784, generator=g, device=g.device)
-        pixels = chance.argsort(1)[:, :PIXELS]
-        seen = 3 + (torch.rand(count, 1, generator=g, device=g.device) * 298).floor()
-        context = (torch.arange(PIXELS, device=g.device) < seen).float()
-        y = own[which].gather(1, pixels).float() / 255
-        return places(pixels), y.unsqueeze(2), context, 1 - context
-
+        images = torch.tensor(file["x_train"]).reshape(-1, 28, 28) / 255
+    draw = pixel_tasks(images, PIXELS, (3, 300), 1 / STEP)
     settings = {"density": STEP, "kernel": 5} if name == "convcnp" else {}
     return doxa.get_method(name)(**settings), TaskSampler(draw, look=64)
-
-
-def places(pixels: Tensor) -> Tensor:
-    """Row and column of pixels by their number, [..., 2]."""
-    return torch.stack([pixels // 28, pixels % 28], -1).float() / STEP - 1.0
 
 
 def mnist_scores(posterior: Any, name: str, args: argparse.Namespace) -> dict[str, float]:
@@ -214,7 +198,7 @@ def mnist_scores(posterior: Any, name: str, args: argparse.Namespace) -> dict[st
     images = images[:count].to(args.device)
     g = torch.Generator().manual_seed(0)
     order = torch.rand(count, 784, generator=g).argsort(1).argsort(1).to(args.device)
-    x = places(torch.arange(784, device=args.device)).expand(count, -1, -1)
+    x = places(28, 28, 1 / STEP).to(args.device).expand(count, -1, -1)
     found, shown = {}, {}
     for size in CONTEXTS:
         mask = (order < size).float()

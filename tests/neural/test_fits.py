@@ -102,6 +102,19 @@ def test_gp_tasks_have_the_covariance_they_say() -> None:
     assert float((context * targets).max()) == 0
 
 
+def test_a_folder_of_files_is_tasks(tmp_path: Path) -> None:
+    """Columns in any order; what is no number is named by file and line."""
+    (tmp_path / "a.csv").write_text("t,y,id\n1,10,7\n2,20,7\n")
+    (tmp_path / "b.csv").write_text("y,id,t\n30,8,3\n40,8,4\n50,8,5\n")
+    (x, y), (u, v) = Tasks.from_folder(tmp_path, "y", drop=["id"]).tasks
+    assert x.tolist() == [[1], [2]]
+    assert y.tolist() == [[10], [20]]
+    assert torch.cat([u, v], 1).tolist() == [[3, 30], [4, 40], [5, 50]]
+    (tmp_path / "b.csv").write_text("y,id,t\n30,8,3\n40,8,four\n")
+    with pytest.raises(DataError, match=r"b\.csv, line 3: t is 'four'"):
+        Tasks.from_folder(tmp_path, "y", drop=["id"])
+
+
 def test_what_is_wrong_is_said() -> None:
     tasks = Tasks(lines())
     with pytest.raises(DataError, match="learns from tasks"):

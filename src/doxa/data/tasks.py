@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from doxa.data.batches import Batch
 from doxa.data.rows import as_tensor, check_finite
 from doxa.data.scaling import Standardisation, standardise
 from doxa.data.sources import SOURCES, Ask, Batches, Feed, Source
+from doxa.data.task_files import read_folder
 from doxa.errors import DataError, ShapeError
 from doxa.noise import Noise
 
@@ -37,6 +39,13 @@ class Tasks:
         widths = {(x.shape[1], y.shape[1]) for x, y in self.tasks}
         if len(widths) > 1:
             raise ShapeError(f"tasks have different columns of x and y: {sorted(widths)}")
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, target: str | Sequence[str], drop: Sequence[str] = ()
+    ) -> Tasks:
+        """Every CSV file of a folder as a task: see `doxa.data.task_files`."""
+        return Tasks(read_folder(folder, target, drop))
 
     def __len__(self) -> int:
         return len(self.tasks)

@@ -4,8 +4,8 @@ a task from others.
     maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = floor + softplus(s)
 
 C is the context, drawn anew at every step (`doxa.data.tasks`), T the targets (with `reconstruct`,
-all points): a task counts by the point, whatever its size. Weights are points, without a prior; `members` are networks
-trained from other starts.
+all points): a task counts by the point, whatever its size. Weights are points, without a prior;
+`members` are networks trained from other starts.
 """
 
 from __future__ import annotations

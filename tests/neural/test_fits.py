@@ -40,17 +40,18 @@ def test_units_do_not_matter_where_tasks_are_standardised(name: str) -> None:
     assert torch.allclose(100 * p.epistemic, q.epistemic, rtol=1e-6, atol=1e-12)
 
 
-def test_a_context_by_parts_and_tasks_at_once() -> None:
-    """Two conditionings are one with all rows; a batch of tasks is each task by itself."""
+@pytest.mark.parametrize("name", ["cnp", "anp", "tnp"])
+def test_a_context_by_parts_and_tasks_at_once(name: str) -> None:
+    """Two conditionings are one with all rows; a task is itself among others that are longer."""
     tasks = lines()
-    posterior = doxa.fit(None, Tasks(tasks), short("tnp"), steps=5, progress=False)
-    x, y = tasks[3]
+    posterior = doxa.fit(None, Tasks(tasks), short(name), steps=5, progress=False)
+    x, y = tasks[4]  # of 4 points, padded to 7
     whole = posterior.condition(x, y).predict(x).mean
     parts = posterior.condition(x[:2], y[:2]).condition(x[2:], y[2:]).predict(x).mean
     assert torch.equal(parts, whole)
     given, _ = Tasks(tasks).padded()
     together = posterior.predict(given).mean.reshape(len(tasks), -1)
-    assert torch.allclose(together[3, : len(x)], whole[:, 0], atol=1e-12)
+    assert torch.allclose(together[4, : len(x)], whole[:, 0], atol=1e-12)
 
 
 def test_an_autoregressive_draw_begins_with_the_marginal_of_predict() -> None:

@@ -88,7 +88,7 @@ def fit(
     model: a `Model`, an `nn.Module`, or None for methods that bring their own functions: gp, which
         refuses a network, and linear, which takes the features of one.
     data: (x, y) as arrays, tensors or frames (whose column names are kept), a map-style `Dataset`,
-        or a `DataLoader` over one.
+        a `DataLoader` over one, or `doxa.data.Tasks` for methods that learn from tasks.
     method: a name (see `doxa.methods()`) or a method object with its settings.
     likelihood, prior, subset: as in `Model`, when `model` is a plain network. Without a likelihood
         y and the network's outputs decide: class labels are categorical or bernoulli, which is

@@ -103,7 +103,8 @@ def predict_tasks(
     missing = sorted(set(asked) - set(there))
     if missing:
         raise DataError(f"the context has no row of task {missing[0]!r}")
-    tables, notes = [], {}
+    tables: list[pd.DataFrame] = []
+    notes: dict[str, None] = {}
     for name in dict.fromkeys(asked.tolist()):
         own = conditioned(posterior, schema, known[there == name])
         table, said = predict_table(own, schema, frame[asked == name], level)

@@ -21,7 +21,8 @@ def pixel_tasks(
     """What `doxa.data.TaskSampler` draws with, of images [N, H, W] (bytes, or numbers): `points`
     pixels of an image, of which the first are the context, between the two numbers of `context`,
     and the others the targets."""
-    table, at = images.flatten(1), places(*images.shape[1:], spacing)
+    _, height, width = images.shape
+    table, at = images.flatten(1), places(height, width, spacing)
     there: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def draw(g: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

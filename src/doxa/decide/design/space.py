@@ -145,6 +145,28 @@ class Box(Space):
         return designs.maximum(self.low.to(designs)).minimum(self.high.to(designs))
 
 
+class Reals(Space):
+    """All real vectors of a shape, without ends; draws are standard normal."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = tuple(checks.whole("shape", size) for size in shape)
+
+    def __repr__(self) -> str:
+        return f"Reals({', '.join(map(str, self.shape))})"
+
+    def inside(self, designs: Tensor) -> Tensor:
+        return torch.isfinite(designs).reshape(len(designs), -1).all(1)
+
+    def draw(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
+        return torch.special.ndtri(uniform((n, *self.shape), like, generator))
+
+    def grid(self, most: int) -> Tensor:
+        raise MethodError("all real numbers have no grid: give a Box")
+
+    def nearest(self, designs: Tensor) -> Tensor:
+        return designs
+
+
 class Sequence(Space):
     """Several designs made together: [k, *shape], each in a space of its own.
 

@@ -1,0 +1,259 @@
+"""Deep adaptive design: a policy trained so that a whole run of experiments tells most.
+
+    sPCE  E log p(h_T | θ₀, π) − log (1/(L+1)) Σ_{l=0..L} p(h_T | θ_l, π)     a lower bound
+    sNMC  E log p(h_T | θ₀, π) − log (1/L) Σ_{l=1..L} p(h_T | θ_l, π)         an upper bound
+
+on the total information of T experiments, with p(h_T | θ, π) = Π_t p(y_t | θ, d_t) and
+θ₀, …, θ_L ~ p(θ): Foster et al. (2021), equations 11 and 12. Training ascends sPCE, through y where
+that is reparametrisable, else by the score function. All rollouts run side by side; the contrasts
+of all steps are one tensor. On a GPU an update is captured once and replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from doxa import checks
+from doxa.decide.design.draws import from_uniform, source, uniform
+from doxa.decide.design.experiment import Experiment
+from doxa.decide.design.policy import Policy
+from doxa.errors import MethodError, NumericalError
+
+log = logging.getLogger("doxa")
+_BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}  # log densities held at a time
+Report = Callable[[int, float], bool | None]
+
+
+class Rollout(NamedTuple):
+    designs: Tensor  # [T, N, *shape]
+    outcomes: Tensor  # [T, N, *event]
+    log_p: Tensor  # log p(h_T | θ₀, π) [N]
+    pathwise: bool
+
+
+def rollout(experiment: Experiment, policy: Policy, theta: Tensor, noise: Tensor) -> Rollout:
+    """Experiments on θ [N, ...] side by side; noise [T, N, *event] are uniforms."""
+    history = policy.start(len(theta), theta)
+    designs, outcomes, log_p, pathwise = [], [], theta.new_zeros(len(theta)), True
+    for t, u in enumerate(noise):
+        design = policy.design(history, t)
+        found = experiment.outcome(theta, design)
+        y = from_uniform(found, u)
+        if y is None:
+            raise MethodError(f"{type(found).__name__} is not drawn from uniforms: no policy yet")
+        pathwise = pathwise and found.has_rsample
+        log_p = log_p + found.log_prob(y)
+        history = policy.observe(history, design, y)
+        designs.append(design)
+        outcomes.append(y)
+    return Rollout(torch.stack(designs), torch.stack(outcomes), log_p, pathwise)
+
+
+def log_history(experiment: Experiment, seen: Rollout, theta: Tensor) -> Tensor:
+    """log p(h_T | θ_l, π) [L, N] of contrasts θ [L, ...]."""
+    others = theta.unsqueeze(1).unsqueeze(1)  # [L, 1, 1, ...]
+    return experiment.log_prob(seen.outcomes, others, seen.designs).sum(1)
+
+
+def outcome_shape(experiment: Experiment, policy: Policy, like: Tensor) -> tuple[int, ...]:
+    theta = experiment.prior.draw(1, source(like.device, "probe"), like)
+    design = policy.design(policy.start(1, like), 0)
+    return tuple(experiment.outcome(theta, design).event_shape)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """bound: sPCE while training, every so many updates. updates: how many were done."""
+
+    bound: list[float]
+    updates: int
+    captured: bool
+
+
+def train_policy(
+    experiment: Experiment,
+    policy: Policy,
+    steps: int,
+    *,
+    updates: int = 2000,
+    outer: int = 256,
+    inner: int = 511,
+    rate: float = 1e-3,
+    seed: int = 0,
+    compiled: bool = False,
+    every: int = 100,
+    report: Report | None = None,
+) -> Trained:
+    """Ascend sPCE over the policy's weights; the policy is changed in place.
+
+    Parameters
+    ----------
+    steps: experiments in a run, T.
+    updates: of Adam, with a rate that falls to zero as a cosine.
+    outer, inner: rollouts of an update, and contrasts they share.
+    compiled: fuse the contrasts by torch.compile; plain operations where that fails.
+    report: (update, sPCE) every `every` updates; training ends early where it returns True.
+    """
+    for name, value in (("steps", steps), ("updates", updates), ("outer", outer), ("inner", inner)):
+        checks.whole(name, value)
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    if not weights:
+        raise MethodError(f"{type(policy).__name__} has nothing to learn")
+    like = weights[0].detach()
+    generator = source(like.device, "train", seed)
+    shape = outcome_shape(experiment, policy, like)
+    draw = experiment.prior.draw
+    theta, others = draw(outer, generator, like), draw(inner, generator, like)
+    noise = uniform((steps, outer, *shape), like, generator)
+
+    def pooled(seen: Rollout, contrasts: Tensor) -> Tensor:
+        return log_history(experiment, seen, contrasts).logsumexp(0)
+
+    pool = _compiled(pooled) if compiled else pooled
+
+    def bound() -> Tensor:
+        seen = rollout(experiment, policy, theta, noise)
+        terms = seen.log_p - torch.logaddexp(seen.log_p, pool(seen, others))
+        if not seen.pathwise:  # which outcomes come depends on the weights too
+            fixed = terms.detach()
+            terms = terms + (seen.log_p - seen.log_p.detach()) * (fixed - fixed.mean())
+        return terms.mean() + math.log(inner + 1)
+
+    on_gpu = like.is_cuda
+    size = torch.tensor(rate, device=like.device) if on_gpu else rate
+    adam = torch.optim.Adam(weights, lr=size, betas=(0.8, 0.998), capturable=on_gpu)
+
+    def update() -> Tensor:
+        adam.zero_grad()
+        value = bound()
+        (-value).backward()
+        adam.step()
+        return value.detach()
+
+    step = _captured(update) if on_gpu else update
+    history: list[float] = []
+    done = 0
+    for t in range(updates):
+        now = 0.5 * rate * (1 + math.cos(math.pi * t / updates))
+        for group in adam.param_groups:
+            if on_gpu:
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
+        theta.copy_(draw(outer, generator, like))
+        others.copy_(draw(inner, generator, like))
+        noise.copy_(uniform(noise.shape, like, generator))
+        value = step()
+        done = t + 1
+        if done % every == 0 or done == updates:
+            history.append(float(value))
+            if not math.isfinite(history[-1]):
+                raise NumericalError(f"sPCE is {history[-1]} after {done} updates: lower the rate")
+            if report is not None and report(done, history[-1]):
+                break
+    return Trained(history, done, on_gpu)
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    fused = torch.compile(function)
+    working = True
+
+    def call(*args: object) -> Tensor:
+        nonlocal working
+        if working:
+            try:
+                return fused(*args)
+            except Exception as error:  # the compiler's, of any kind: plain operations do the same
+                log.warning("the contrasts are not compiled: %s", str(error).split("\n")[0])
+                working = False
+        return function(*args)
+
+    return call
+
+
+def _captured(update: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """An update as a CUDA graph: launched once, whatever it consists of."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            update()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = update()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return value
+
+    return replay
+
+
+@dataclass(frozen=True)
+class Information:
+    """Of a policy's whole run, in nats: bounds with standard errors."""
+
+    lower: float
+    lower_error: float
+    upper: float
+    upper_error: float
+    rollouts: int
+    inner: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lower:.3f} ± {self.lower_error:.3f} (sPCE) to {self.upper:.3f} ± "
+            f"{self.upper_error:.3f} (sNMC), {self.rollouts} runs, {self.inner} contrasts"
+        )
+
+
+@torch.no_grad()
+def information(
+    experiment: Experiment,
+    policy: Policy,
+    steps: int,
+    *,
+    rollouts: int = 512,
+    inner: int = 10_000,
+    groups: int = 16,
+    seed: int = 0,
+) -> Information:
+    """sPCE and sNMC of a policy, from groups of rollouts with contrasts of their own; in constant
+    memory whatever `inner` is."""
+    groups = min(checks.whole("groups", groups, least=2), checks.whole("rollouts", rollouts, least=2))
+    checks.whole("inner", inner)
+    like = next(chain(policy.parameters(), policy.buffers()))
+    n = math.ceil(rollouts / groups)
+    generator = source(like.device, "information", seed)
+    theta = experiment.prior.draw(groups * n, generator, like)
+    noise = uniform(
+        (steps, groups * n, *outcome_shape(experiment, policy, like)), like, generator
+    )
+    seen = rollout(experiment, policy, theta, noise)
+    block = _BLOCK.get(like.device.type, 1 << 20)
+    step = max(1, block // (steps * n * max(1, math.prod(theta.shape[1:]))))
+    pools = []
+    for g in range(groups):
+        rows = slice(g * n, (g + 1) * n)
+        part = Rollout(seen.designs[:, rows], seen.outcomes[:, rows], seen.log_p[rows], True)
+        pool = torch.full_like(part.log_p, -torch.inf)
+        for start in range(0, inner, step):
+            few = experiment.prior.draw(min(step, inner - start), generator, like)
+            pool = torch.logaddexp(pool, log_history(experiment, part, few).logsumexp(0))
+        pools.append(pool)
+    pool, own = torch.stack(pools), seen.log_p.unflatten(0, (groups, n))
+    lower = own - torch.logaddexp(own, pool) + math.log(inner + 1)
+    upper = own - pool + math.log(inner)
+    error = lambda terms: float(terms.flatten().std()) / (groups * n) ** 0.5  # noqa: E731
+    return Information(
+        float(lower.mean()), error(lower), float(upper.mean()), error(upper), groups * n, inner
+    )

@@ -28,7 +28,7 @@ from doxa.decide.design.policy import Policy
 from doxa.errors import MethodError, NumericalError
 
 log = logging.getLogger("doxa")
-_BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}  # log densities held at a time
+_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}  # log densities held at a time
 Report = Callable[[int, float], bool | None]
 
 
@@ -239,7 +239,7 @@ def information(
         (steps, groups * n, *outcome_shape(experiment, policy, like)), like, generator
     )
     seen = rollout(experiment, policy, theta, noise)
-    block = _BLOCK.get(like.device.type, 1 << 20)
+    block = _BLOCK.get(like.device.type, 1 << 17)
     step = max(1, block // (steps * n * max(1, math.prod(theta.shape[1:]))))
     pools = []
     for g in range(groups):

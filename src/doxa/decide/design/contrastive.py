@@ -24,7 +24,7 @@ from doxa.decide.design.estimate import EIG, LOWER, UPPER, from_groups
 from doxa.decide.design.experiment import Experiment
 
 GROUPS = 32
-_BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}  # log densities held at a time
+_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}  # log densities held at a time
 
 
 class Terms(NamedTuple):
@@ -40,7 +40,7 @@ def contrast(
     experiment: Experiment, designs: Tensor, outer: int, inner: int, seed: object
 ) -> Terms:
     """The terms of both bounds, from `outer` draws against `inner` contrasts."""
-    groups = min(outer, max(GROUPS, math.ceil(outer / inner)))  # as many contrasts as draws
+    groups = min(outer, max(GROUPS, outer // (4 * inner)))  # few contrasts are shared less
     n = math.ceil(outer / groups)
     generator = source(designs.device, "contrast", seed)
     theta = experiment.prior.draw(groups * n, generator, designs)
@@ -53,7 +53,7 @@ def contrast(
     own = experiment.log_prob(y, theta.unsqueeze(1), designs)
     split = lambda v: v.unflatten(0, (groups, -1))  # noqa: E731
     width = max(1, math.prod(theta.shape[1:]), math.prod(y.shape[2:]))
-    block = _BLOCK.get(designs.device.type, 1 << 20)
+    block = _BLOCK.get(designs.device.type, 1 << 17)
     each = inner * len(designs) * width
     step, several = max(1, block // each), max(1, block // (each * n))  # draws, or whole groups
     parts = [
@@ -86,21 +86,22 @@ def _discrete(
     groups: int, generator: torch.Generator,
 ) -> Terms:  # fmt: skip
     log_p = experiment.table(outcomes, theta, designs)  # [Y, N, D]
-    u = uniform(log_p.shape[1:], designs, generator)
+    u = uniform((log_p.shape[1], 1), designs, generator)  # the same for all designs
     seen = log_p.detach()[:-1].exp().cumsum(0)
-    index = (u > seen).sum(0, keepdim=True)  # [1, N, D]
-    own = log_p.gather(0, index)[0]
+    index = (u > seen[0]).long() if len(seen) == 1 else (u > seen).sum(0)  # [N, D]
+    own = _chosen(log_p, index)
     shared = experiment.table(outcomes, others, designs)  # [Y, G·L, D]
     pool, excess = _pooled(shared.unflatten(1, (groups, -1)).transpose(0, 2))
-    index = index.unflatten(1, (groups, -1))  # [1, G, n, D]
-    n = index.shape[2]
+    index = index.unflatten(0, (groups, -1))  # [G, n, D]
+    pool, excess = (_chosen(v.transpose(0, 1).unsqueeze(2), index) for v in (pool, excess))
+    return Terms(own.unflatten(0, (groups, -1)), pool, excess, not designs.requires_grad)
 
-    def looked_up(values: Tensor) -> Tensor:  # [G, Y, D] by outcome: [G, n, D]
-        spread = values.transpose(0, 1).unsqueeze(2)
-        return spread.expand(-1, -1, n, -1).gather(0, index)[0]
 
-    own = own.unflatten(0, (groups, -1))
-    return Terms(own, looked_up(pool), looked_up(excess), not designs.requires_grad)
+def _chosen(values: Tensor, index: Tensor) -> Tensor:
+    """values[index[i, ...], i, ...], with the axes after the first broadcast."""
+    if len(values) == 2:  # several times as fast
+        return torch.where(index == 1, values[1], values[0])
+    return values.expand(-1, *index.shape).gather(0, index.unsqueeze(0))[0]
 
 
 def _with_score(terms: Tensor, own: Tensor, pathwise: bool) -> Tensor:

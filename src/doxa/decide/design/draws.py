@@ -42,7 +42,7 @@ def from_uniform(distribution: D.Distribution, u: Tensor) -> Tensor | None:
     if isinstance(distribution, D.Independent):
         return from_uniform(distribution.base_dist, u)
     if isinstance(distribution, D.MultivariateNormal):
-        z = torch.special.ndtri(u)
+        z = torch.special.ndtri(u).to(distribution.loc)
         return distribution.loc + (distribution.scale_tril @ z.unsqueeze(-1)).squeeze(-1)
     if isinstance(distribution, D.Bernoulli):
         return (u < distribution.probs).to(u.dtype)

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch import distributions as D
 
 from doxa.decide.design.beliefs import Belief, as_belief
-from doxa.decide.design.draws import draw, outcomes_of, unchecked
+from doxa.decide.design.draws import draw, from_uniform, outcomes_of, unchecked, uniform
 from doxa.decide.design.space import Choices, Space, as_numbers
 from doxa.errors import DataError, MethodError, NumericalError, ShapeError
 
@@ -118,7 +119,9 @@ class Experiment:
         else:
             found = self.outcome(outer, designs)
             check_front(found, lead)
-            y = draw(found, (), generator, designs)
+            event = found.event_shape  # one uniform for all designs: they are compared on equal luck
+            drawn = from_uniform(found, uniform((lead[0], 1, *event), designs, generator))
+            y = draw(found, (), generator, designs) if drawn is None else drawn
         check_finite(y, theta, designs)
         return y
 
@@ -143,9 +146,13 @@ class Experiment:
         found = self.outcome(theta.unsqueeze(1), designs)
         lead = (len(theta), len(designs))
         check_front(found, lead)
-        y = outcomes.reshape(len(outcomes), 1, 1, *outcomes.shape[1:])
-        log_p = found.log_prob(y).expand(len(outcomes), *lead)
-        if bool(torch.isnan(log_p).any()):
+        if isinstance(found, D.Bernoulli):  # log p(0) = log p(1) − logit: one pass in place of two
+            yes = F.logsigmoid(found.logits)
+            log_p = torch.stack([yes - found.logits, yes])
+        else:
+            y = outcomes.reshape(len(outcomes), 1, 1, *outcomes.shape[1:])
+            log_p = found.log_prob(y).expand(len(outcomes), *lead)
+        if bool(torch.isnan(log_p.detach().sum())):  # one pass; which of them is found after
             place = torch.isnan(log_p).nonzero()[0].tolist()
             raise NumericalError(
                 f"the likelihood is not a number at θ = {theta[place[1]].tolist()}, design "

@@ -138,7 +138,8 @@ def train_policy(
         adam.step()
         return value.detach()
 
-    step = _captured(update) if on_gpu else update
+    graph = _captured(update) if on_gpu else None
+    step = graph or update
     history: list[float] = []
     done = 0
     for t in range(updates):
@@ -159,7 +160,7 @@ def train_policy(
                 raise NumericalError(f"sPCE is {history[-1]} after {done} updates: lower the rate")
             if report is not None and report(done, history[-1]):
                 break
-    return Trained(history, done, on_gpu)
+    return Trained(history, done, graph is not None)
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -179,8 +180,9 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _captured(update: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """An update as a CUDA graph: launched once, whatever it consists of."""
+def _captured(update: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+    """An update as a CUDA graph, launched once whatever it consists of; None where it cannot be:
+    a likelihood that sends a number to the GPU, or waits for one."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -188,8 +190,14 @@ def _captured(update: Callable[[], Tensor]) -> Callable[[], Tensor]:
             update()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        value = update()
+    try:
+        with torch.cuda.graph(graph):
+            value = update()
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        reason = str(error).split("\n")[0]
+        log.warning("updates are not captured, and run one operation at a time: %s", reason)
+        return None
 
     def replay() -> Tensor:
         graph.replay()

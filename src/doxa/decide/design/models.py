@@ -38,11 +38,12 @@ def location_finding(
     Sheng & Hu (2005), as in Foster et al. (2021): K = 2 sources in the plane, σ = 0.5, b = 0.1,
     m = 1e-4."""
     zeros = torch.zeros(sources, dimensions, device=device)
+    spread = torch.tensor(noise, device=device)  # made once: a captured step sends nothing to a GPU
     prior = Independent(Normal(zeros, torch.ones_like(zeros), validate_args=False), 2)
 
     def likelihood(theta: Tensor, design: Tensor) -> Normal:
         squared = (theta - design.unsqueeze(-2)).square().sum(-1)  # [..., K]
         strength = background + (closest + squared).reciprocal().sum(-1)
-        return Normal(strength.log(), noise, validate_args=False)
+        return Normal(strength.log(), spread.to(strength), validate_args=False)
 
     return Experiment(prior, likelihood, space=Reals(dimensions))

@@ -57,7 +57,7 @@ def test_draws_are_renewed_by_a_sampler() -> None:
     """Ten outcomes leave few draws of the prior: NUTS, against the conjugate posterior."""
     x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).double().clamp(-1, 1)
     y = x @ torch.tensor([1.5, -0.5]).double()
-    study = Study(slopes(), draws=600)
+    study = Study(slopes(), draws=400)
     for design, outcome in zip(x, y, strict=True):
         study.tell(design, outcome)
     precision = torch.eye(2).double() + x.T @ x / 0.09

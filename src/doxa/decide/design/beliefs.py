@@ -124,7 +124,7 @@ class Weighted(Belief):
 
     def updated(self, log_likelihood: Tensor) -> Weighted:
         """After an outcome whose log likelihood is [S]."""
-        new = self.log_weight + log_likelihood
+        new = self.log_weight + log_likelihood.to(self.log_weight)
         if not bool(torch.isfinite(new.max())):
             raise DataError("the outcome is impossible under every θ that is believed in")
         return Weighted(self.theta, new)

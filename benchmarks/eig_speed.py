@@ -84,7 +84,9 @@ def main() -> None:
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     for name, ms in found.get("doxa", {}).items():
         other = found.get("pyro", {}).get(name, float("nan"))
-        print(f"{name:14} doxa {1e3 * ms:7.1f} ms   pyro {1e3 * other:7.1f} ms   {other / ms:5.1f}×")
+        print(
+            f"{name:14} doxa {1e3 * ms:7.1f} ms   pyro {1e3 * other:7.1f} ms   {other / ms:5.1f}×"
+        )
 
 
 if __name__ == "__main__":

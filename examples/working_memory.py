@@ -20,7 +20,14 @@ from torch import Tensor
 
 from doxa.decide import eig
 from doxa.decide.design import (
-    Box, Experiment, Fixed, Rehearsal, Study, rehearse, train_policy, working_memory,
+    Box,
+    Experiment,
+    Fixed,
+    Rehearsal,
+    Study,
+    rehearse,
+    train_policy,
+    working_memory,
 )  # fmt: skip
 
 INK = "#22303c"

@@ -20,7 +20,7 @@ WORKING_MEMORY = [0.0222, 0.0444, 0.0796, 0.1265, 0.1766, 0.2161, 0.2311]
 def span(dtype: torch.dtype = torch.float64) -> Experiment:
     lengths = torch.arange(1, 16, dtype=dtype)
     prior = Normal(torch.tensor(7.0, dtype=dtype), torch.tensor(2.0, dtype=dtype))
-    return Experiment(prior, lambda t, l: Bernoulli(logits=t - l), space=Choices(lengths))
+    return Experiment(prior, lambda t, d: Bernoulli(logits=t - d), space=Choices(lengths))
 
 
 def line(noise: float = 0.5) -> Experiment:

@@ -10,8 +10,20 @@ from torch.distributions import Independent, MultivariateNormal, Normal
 import doxa
 from doxa.decide import eig
 from doxa.decide.design import (
-    Adaptive, Box, Experiment, Fixed, Random, Reals, Study, best_design, information, labelling,
-    location_finding, rehearse, train_policy, working_memory,
+    Adaptive,
+    Box,
+    Experiment,
+    Fixed,
+    Random,
+    Reals,
+    Study,
+    best_design,
+    information,
+    labelling,
+    location_finding,
+    rehearse,
+    train_policy,
+    working_memory,
 )  # fmt: skip
 from doxa.errors import DataError, MethodError, ShapeError
 
@@ -34,7 +46,7 @@ def test_the_exact_posterior_after_three_lists() -> None:
 
 def test_a_study_refuses_what_cannot_be() -> None:
     study = Study(working_memory())
-    with pytest.raises(DataError, match="the outcome 2.0 cannot be; it is one of 0.0, 1.0"):
+    with pytest.raises(DataError, match=r"the outcome 2\.0 cannot be; it is one of 0\.0, 1\.0"):
         study.tell(7, 2)
     with pytest.raises(DataError, match="outside Choices"):
         study.tell(7.5, 1)
@@ -105,7 +117,9 @@ def test_adaptive_beats_fixed_beats_random() -> None:
             float(run.error[-1]), rel=0.15
         )
     one = Study(working_memory())  # one person again, alone
-    for row, y in zip(found["adaptive"].designs[:, 3], found["adaptive"].outcomes[:, 3], strict=True):
+    for row, y in zip(
+        found["adaptive"].designs[:, 3], found["adaptive"].outcomes[:, 3], strict=True
+    ):
         assert float(one.next()) == float(one.candidates[row])
         one.tell(one.candidates[row], float(y))
     torch.testing.assert_close(one.belief.mean, found["adaptive"].mean[-1, 3])

@@ -1,10 +1,11 @@
 """What to measure next: expected information gain, the best design, studies that adapt."""
 
-from doxa.decide.design.adaptive import Information, information, train_policy
+from doxa.decide.design.adaptive import train_policy
 from doxa.decide.design.beliefs import Belief, Weighted
 from doxa.decide.design.eig import eig
 from doxa.decide.design.estimate import EIG
 from doxa.decide.design.experiment import Experiment
+from doxa.decide.design.information import Information, information
 from doxa.decide.design.labelling import labelling
 from doxa.decide.design.models import location_finding, working_memory
 from doxa.decide.design.optimise import Best, best_design

@@ -112,7 +112,7 @@ def outcomes_of(distribution: Any) -> Tensor | None:
     if isinstance(distribution, D.Independent):
         base = outcomes_of(distribution.base_dist)
         event = distribution.event_shape
-        if base is None or distribution.base_dist.event_shape or not 0 < event.numel():
+        if base is None or distribution.base_dist.event_shape or not event.numel():
             return None
         if len(base) ** event.numel() > MOST_OUTCOMES:
             return None

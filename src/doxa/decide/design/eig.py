@@ -1,11 +1,12 @@
 """`eig`: how much an experiment is expected to tell about θ.
 
-    EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
+EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ _CALLED: dict[str, Callable[..., EIG]] = {
     "exact": lambda e, d, seed, **kw: exact(e, d, **kw),
     "enumerated": rao_blackwellised,
     "nmc": nested,
-    "snmc": lambda *args, **kw: nested(*args, **kw, name="snmc"),
+    "snmc": partial(nested, name="snmc"),
     "pce": prior_contrastive,
     "ba": barber_agakov,
     "vnmc": variational_nested,
@@ -108,6 +109,6 @@ def _check(values: Tensor, designs: Tensor) -> None:
     if len(bad):
         row = int(bad[0])
         raise NumericalError(
-            f"the gain of design {designs[row].tolist()} is {float(values[row])}: its likelihood is "
-            "not finite for some θ of the prior"
+            f"the gain of design {designs[row].tolist()} is {float(values[row])}: its likelihood "
+            "is not finite for some θ of the prior"
         )

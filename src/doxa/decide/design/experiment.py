@@ -45,7 +45,8 @@ class Experiment:
     >>> from torch.distributions import Bernoulli, Normal
     >>> from doxa.decide import eig
     >>> from doxa.decide.design import Experiment
-    >>> span = Experiment(Normal(7.0, 2.0), lambda t, l: Bernoulli(logits=t - l), space=range(1, 16))
+    >>> likelihood = lambda span, length: Bernoulli(logits=span - length)
+    >>> span = Experiment(Normal(7.0, 2.0), likelihood, space=range(1, 16))
     >>> float(eig(span, [7.0], "exact").values).__round__(4)
     0.2311
     """
@@ -73,9 +74,7 @@ class Experiment:
 
     def given(self, belief: Any) -> Experiment:
         """The same experiment under another belief: after some outcomes, say."""
-        return Experiment(
-            belief, self.likelihood, simulator=self.simulator, space=self.space
-        )
+        return Experiment(belief, self.likelihood, simulator=self.simulator, space=self.space)
 
     def designs(self, designs: Any = None, like: Tensor | None = None) -> Tensor:
         """[D, *shape], checked; all of a list of choices where none are given."""
@@ -119,7 +118,9 @@ class Experiment:
         else:
             found = self.outcome(outer, designs)
             check_front(found, lead)
-            event = found.event_shape  # one uniform for all designs: they are compared on equal luck
+            event = (
+                found.event_shape
+            )  # one uniform for all designs: they are compared on equal luck
             drawn = from_uniform(found, uniform((lead[0], 1, *event), designs, generator))
             y = draw(found, (), generator, designs) if drawn is None else drawn
         check_finite(y, theta, designs)

@@ -63,17 +63,20 @@ def labelling(p: Predictive, batch: int | None = None) -> Experiment:
 def _outcomes(p: Predictive) -> tuple[Callable[[Tensor, Tensor], D.Distribution], int]:
     """p(y | f_s, row) as a function of s and row, and how many rows there are."""
     samples = p.samples  # says so where functions are not kept
-    if p.likelihood.classifies and samples.ndim == 3:
+    likelihood = p.likelihood
+    if likelihood.classifies and samples.ndim == 3:
         log_p = samples.log_softmax(2)
-        return lambda s, row: D.Categorical(logits=log_p[s, row], validate_args=False), len(log_p[0])
-    flat = samples.flatten(2).squeeze(2) if samples.ndim > 2 and samples[0, 0].numel() == 1 else samples
-    if flat.ndim != 2:
+        return lambda s, row: D.Categorical(logits=log_p[s, row], validate_args=False), (
+            log_p.shape[1]
+        )
+    if samples[0, 0].numel() != 1:
         raise MethodError(
             f"a label must be one class or one number, and outputs are {list(samples.shape[2:])}"
         )
-    if p.likelihood.discrete:
-        if p.likelihood.name != "bernoulli":
-            raise MethodError(f"labels of {p.likelihood.name} are not supported: classes or numbers")
+    flat = samples.reshape(samples.shape[:2])
+    if likelihood.discrete and likelihood.name != "bernoulli":
+        raise MethodError(f"labels of {likelihood.name} are not supported: classes or numbers")
+    if likelihood.discrete:
         return lambda s, row: D.Bernoulli(logits=flat[s, row], validate_args=False), flat.shape[1]
     _, mean, std = p.normals()
     mean, std = mean.reshape(flat.shape).to(flat), std.expand_as(mean).reshape(flat.shape).to(flat)

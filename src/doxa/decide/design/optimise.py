@@ -21,7 +21,7 @@ from doxa import checks
 from doxa.decide.design.draws import source
 from doxa.decide.design.eig import eig
 from doxa.decide.design.experiment import Experiment
-from doxa.decide.design.space import Space
+from doxa.decide.design.space import Box, Space
 from doxa.errors import MethodError, did_you_mean
 from doxa.fit import fit
 
@@ -81,13 +81,13 @@ def best_design(
 
 
 def _start(space: Space, n: int, seed: int) -> Tensor:
-    like = torch.zeros(()) if not hasattr(space, "low") else torch.zeros_like(space.low.flatten()[:1])
+    like = space.low if isinstance(space, Box) else torch.zeros(())
     return space.draw(n, source("cpu", "starts", seed), like)
 
 
 def _width(space: Space, designs: Tensor) -> Tensor:
     """How far designs may move, in each coordinate."""
-    if hasattr(space, "low"):
+    if isinstance(space, Box):
         return (space.high - space.low).to(designs)
     return designs.std(0).clamp_min(1e-6) if len(designs) > 1 else torch.ones_like(designs[0])
 

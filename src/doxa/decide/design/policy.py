@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -107,13 +108,13 @@ class Adaptive(Policy):
 
 def _layers(widths: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         layers += [nn.ReLU()] * (i > 0) + [nn.Linear(a, b)]
     return nn.Sequential(*layers)
 
 
 class Fixed(Policy):
-    """T designs for everyone, optimised together; they start where `designs` says, else at random."""
+    """T designs for everyone, optimised together from `designs`, or from a random start."""
 
     low: Tensor
     high: Tensor

@@ -112,9 +112,13 @@ class Box(Space):
     """low ≤ d ≤ high in every coordinate; `low` and `high` have the shape of a design."""
 
     def __init__(self, low: Any, high: Any) -> None:
-        self.low, self.high = torch.broadcast_tensors(as_numbers(low, "low"), as_numbers(high, "high"))
+        self.low, self.high = torch.broadcast_tensors(
+            as_numbers(low, "low"), as_numbers(high, "high")
+        )
         if bool((self.low >= self.high).any()):
-            raise DataError(f"low must lie below high, not {self.low.tolist()}, {self.high.tolist()}")
+            raise DataError(
+                f"low must lie below high, not {self.low.tolist()}, {self.high.tolist()}"
+            )
         self.shape = tuple(self.low.shape)
 
     def __repr__(self) -> str:

@@ -80,9 +80,7 @@ class Mixture(NamedTuple):
         front, size = shares.shape[:-1], self.mean.shape[-1]
         pick = torch.multinomial(shares.reshape(-1, shares.shape[-1]), n, True, generator=generator)
         pick = pick.T.reshape(n, *front, 1, 1)  # [n, ..., 1, 1]
-        mean = self.mean.expand(n, *self.mean.shape).gather(
-            -2, pick.expand(*pick.shape[:-1], size)
-        )
+        mean = self.mean.expand(n, *self.mean.shape).gather(-2, pick.expand(*pick.shape[:-1], size))
         whiten = self.whiten.expand(n, *self.whiten.shape).gather(
             -3, pick.unsqueeze(-1).expand(*pick.shape[:-2], 1, size, size)
         )

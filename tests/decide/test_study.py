@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from examples import load
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal
 
@@ -211,3 +214,13 @@ def test_a_run_on_a_gpu() -> None:
     done = train_policy(experiment, policy, 3, updates=20, outer=64, inner=63)
     found: Tensor = next(policy.parameters())
     assert done.captured and bool(torch.isfinite(found).all())
+
+
+def test_the_example_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    example = load("working_memory")
+    fixed = torch.tensor([5, 6, 7, 7, 7, 7, 7, 7, 7, 7, 8, 8]).double()
+    found = example.people(50, fixed)
+    example.draw(found, fixed, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 20_000
+    assert found["adaptive"].error[0] == found["random"].error[0]

@@ -85,6 +85,7 @@ def train_policy(
     outer: int = 256,
     inner: int = 511,
     rate: float = 1e-3,
+    clip: float = 1.0,
     seed: int = 0,
     compiled: bool = False,
     every: int = 100,
@@ -97,6 +98,8 @@ def train_policy(
     steps: experiments in a run, T.
     updates: of Adam, with a rate that falls to zero as a cosine.
     outer, inner: rollouts of an update, and contrasts they share.
+    clip: the largest norm of a gradient; a rollout that comes close to a singularity of the
+        likelihood has one that would throw designs to where nothing can be learned.
     compiled: fuse the contrasts by torch.compile; plain operations where that fails.
     report: (update, sPCE) every `every` updates; training ends early where it returns True.
     """
@@ -133,6 +136,7 @@ def train_policy(
         adam.zero_grad()
         value = bound()
         (-value).backward()
+        torch.nn.utils.clip_grad_norm_(weights, clip)
         adam.step()
         return value.detach()
 

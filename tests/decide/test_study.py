@@ -8,13 +8,14 @@ import pytest
 import torch
 from examples import load
 from torch import Tensor
-from torch.distributions import Independent, MultivariateNormal, Normal
+from torch.distributions import Bernoulli, Independent, MultivariateNormal, Normal
 
 import doxa
 from doxa.decide import eig
 from doxa.decide.design import (
     Adaptive,
     Box,
+    Choices,
     Experiment,
     Fixed,
     Random,
@@ -128,6 +129,14 @@ def test_adaptive_beats_fixed_beats_random() -> None:
     torch.testing.assert_close(one.belief.mean, found["adaptive"].mean[-1, 3])
 
 
+def test_noise_is_no_information() -> None:
+    """A fair coin has the larger entropy, and tells nothing: it is never tossed."""
+    likelihood = lambda t, d: Bernoulli(logits=d * (t - 2))  # noqa: E731
+    coin = Experiment(Normal(0 * ONE, ONE), likelihood, space=Choices(torch.tensor([0.0, 1.0])))
+    run = rehearse(coin, torch.randn(20, generator=torch.Generator().manual_seed(0)), 3)
+    assert (run.designs == 1).all()
+
+
 def test_information_of_a_fixed_run() -> None:
     """y_t = dᵀ_t θ + ε: the total is ½ log det(I + DᵀD/σ²), between the bounds."""
     designs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.7, 0.7]]).double()
@@ -201,6 +210,8 @@ def test_labelling_numbers() -> None:
 def test_policies_need_gradients() -> None:
     with pytest.raises(MethodError, match="needs a Box or Reals"):
         Adaptive(working_memory().space)
+    with pytest.raises(MethodError, match="has no gradient"):
+        best_design(working_memory(), "gradient")
     with pytest.raises(MethodError, match="nothing to learn"):
         train_policy(location_finding(), Random(Reals(2)), 2)
 

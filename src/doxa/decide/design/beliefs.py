@@ -71,8 +71,8 @@ class Distributed(Belief):
 
     def log_prob(self, theta: Tensor) -> Tensor:
         value = self.distribution.log_prob(theta)
-        return value.flatten(value.ndim - len(self.distribution.batch_shape)).sum(-1) if (
-            self.distribution.batch_shape) else value  # fmt: skip
+        own = len(self.distribution.batch_shape)
+        return value.flatten(value.ndim - own).sum(-1) if own else value
 
     def atoms(self, like: Tensor, nodes: int = 200) -> Weighted:
         own = self.distribution

@@ -56,11 +56,11 @@ def from_uniform(distribution: D.Distribution, u: Tensor) -> Tensor | None:
         return value
     table = outcomes_of(distribution)
     if table is not None and not distribution.event_shape:
-        lead = table.reshape(-1, *(1,) * len(distribution.batch_shape))
-        cumulative = distribution.log_prob(lead).exp().cumsum(0)  # [Y, *batch]
-        index = (u > cumulative[:-1].reshape(-1, *(1,) * (u.ndim - cumulative.ndim + 1),
-                 *cumulative.shape[1:])).sum(0)  # fmt: skip
-        return table[index]
+        batch = distribution.batch_shape
+        log_p = distribution.log_prob(table.reshape(-1, *(1,) * len(batch)))
+        seen = log_p.exp().cumsum(0)[:-1]  # [Y − 1, *batch]
+        seen = seen.reshape(len(seen), *(1,) * (u.ndim - len(batch)), *seen.shape[1:])
+        return table[(u > seen).sum(0)]
     try:
         return distribution.icdf(u)
     except NotImplementedError:

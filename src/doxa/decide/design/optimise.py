@@ -21,7 +21,7 @@ from doxa import checks
 from doxa.decide.design.draws import source
 from doxa.decide.design.eig import eig
 from doxa.decide.design.experiment import Experiment
-from doxa.decide.design.space import Box, Space
+from doxa.decide.design.space import Box, Reals, Sequence, Space
 from doxa.errors import MethodError, did_you_mean
 from doxa.fit import fit
 
@@ -65,6 +65,8 @@ def best_design(
         raise MethodError(f"way must be one of {', '.join(WAYS)}{did_you_mean(str(way), WAYS)}")
     checks.whole("starts", starts)
     space = experiment.space
+    if way == "gradient" and not _continuous(space):
+        raise MethodError(f"{space} has no gradient: search it by 'grid' or 'bayes'")
     if way == "grid":
         designs = space.grid(checks.whole("points", points))
         values = eig(experiment, designs, estimator, seed=seed, **draws).values.detach()
@@ -78,6 +80,12 @@ def best_design(
     winner = designs[int(values.argmax())]
     again = eig(experiment, winner.unsqueeze(0), estimator, seed=seed + 1, **draws)
     return Best(winner, float(again.values), float(again.errors), designs, values, way)
+
+
+def _continuous(space: Space) -> bool:
+    if isinstance(space, Sequence):
+        return all(_continuous(part) for part in space.spaces)
+    return isinstance(space, Box | Reals)
 
 
 def _start(space: Space, n: int, seed: int) -> Tensor:

@@ -92,7 +92,13 @@ class Experiment:
                 "this experiment has a simulator and no likelihood: estimate by 'infonce', or by "
                 "'ba', which never asks for one"
             )
-        found = self.likelihood(theta, designs)
+        try:
+            found = self.likelihood(theta, designs)
+        except ValueError as error:  # torch's, where parameters are out of range
+            reason = str(error).split(" of distribution")[0].split("\n")[0]
+            raise NumericalError(
+                f"the likelihood refuses its own parameters at some θ and design: {reason}"
+            ) from error
         if not isinstance(found, D.Distribution):
             raise MethodError(
                 f"the likelihood must return a torch distribution, not {type(found).__name__}"

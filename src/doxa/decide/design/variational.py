@@ -160,7 +160,10 @@ def _proposed(setting: Setting, q: Mixture, y: Tensor, shape: torch.Size, inner:
     flat = q.draw(inner, setting.generator)  # [L, n, D, P]
     log_q = q.log_prob(flat) - setting.theta_scale.log().sum()
     theta = (flat * setting.theta_scale + setting.theta_centre).reshape(*flat.shape[:-1], *shape)
-    log_p = setting.experiment.log_prob(y, theta, setting.designs) + setting.log_prior(theta)
+    prior = setting.log_prior(theta)
+    inside = (prior > -torch.inf).reshape(*prior.shape, *(1,) * len(shape))
+    theta = torch.where(inside, theta, setting.pool.theta[0])  # weighs nothing, but is a θ
+    log_p = setting.experiment.log_prob(y, theta, setting.designs) + prior
     return torch.nan_to_num(log_p - log_q, nan=-torch.inf).logsumexp(0)
 
 
@@ -184,6 +187,8 @@ def marginal(experiment: Experiment, designs: Tensor, outer: int, steps: int, se
         index = same.flatten(3).all(3) if event else same
         terms = own - (index * log_q.unsqueeze(1)).sum(0).T
         note = "high by O(1/draws it was learned from)"
+    elif experiment.outcome(theta[:1].unsqueeze(1), designs).support.is_discrete:
+        raise MethodError("outcomes are whole numbers without end, and q a density: use 'nmc'")
     else:
         size = seen.shape[-1]
         raw = fresh(len(designs), 1, mixture_size(PARTS, size), setting.generator, designs).bias

@@ -87,8 +87,8 @@ def _discrete(
 ) -> Terms:  # fmt: skip
     log_p = experiment.table(outcomes, theta, designs)  # [Y, N, D]
     u = uniform((log_p.shape[1], 1), designs, generator)  # the same for all designs
-    seen = log_p.detach()[:-1].exp().cumsum(0)
-    index = (u > seen[0]).long() if len(seen) == 1 else (u > seen).sum(0)  # [N, D]
+    seen = log_p.detach()[:-1].exp()
+    index = u > seen[0] if len(seen) == 1 else (u > seen.cumsum(0)).sum(0)  # [N, D]
     own = _chosen(log_p, index)
     shared = experiment.table(outcomes, others, designs)  # [Y, G·L, D]
     pool, excess = _pooled(shared.unflatten(1, (groups, -1)).transpose(0, 2))
@@ -99,8 +99,8 @@ def _discrete(
 
 def _chosen(values: Tensor, index: Tensor) -> Tensor:
     """values[index[i, ...], i, ...], with the axes after the first broadcast."""
-    if len(values) == 2:  # several times as fast
-        return torch.where(index == 1, values[1], values[0])
+    if index.dtype == torch.bool:  # two outcomes: several times as fast
+        return torch.where(index, values[1], values[0])
     return values.expand(-1, *index.shape).gather(0, index.unsqueeze(0))[0]
 
 

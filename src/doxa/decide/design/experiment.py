@@ -159,11 +159,11 @@ class Experiment:
         else:
             y = outcomes.reshape(len(outcomes), 1, 1, *outcomes.shape[1:])
             log_p = found.log_prob(y).expand(len(outcomes), *lead)
-        if bool(torch.isnan(log_p.detach().sum())):  # one pass; which of them is found after
-            place = torch.isnan(log_p).nonzero()[0].tolist()
+        if bool(torch.isnan(log_p[0].detach().sum())):  # of one outcome: a quick look
+            place = torch.isnan(log_p[0]).nonzero()[0].tolist()
             raise NumericalError(
-                f"the likelihood is not a number at θ = {theta[place[1]].tolist()}, design "
-                f"{designs[place[2]].tolist()}"
+                f"the likelihood is not a number at θ = {theta[place[0]].tolist()}, design "
+                f"{designs[place[1]].tolist()}"
             )
         return log_p
 

@@ -42,7 +42,7 @@ def parsed() -> argparse.Namespace:
     add("--updates", type=int, default=60_000, help="at most")
     add("--hidden", type=int, default=256)
     add("--encoding", type=int, default=16)
-    add("--rate", type=float, default=2e-4)
+    add("--rate", type=float, default=1e-4)
     add("--clip", type=float, default=1.0)
     add("--only", nargs="*", default=["random", "fixed", "dad"])
     add("--rollouts", type=int, default=2048)

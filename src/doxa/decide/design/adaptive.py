@@ -98,8 +98,8 @@ def train_policy(
     steps: experiments in a run, T.
     updates: of Adam, with a rate that falls to zero as a cosine.
     outer, inner: rollouts of an update, and contrasts they share.
-    clip: the largest norm of a gradient; a rollout that comes close to a singularity of the
-        likelihood has one that would throw designs to where nothing can be learned.
+    clip: the largest norm of a gradient; a rollout near a singularity of the likelihood has one
+        that is many times the others'.
     compiled: fuse the contrasts by torch.compile; plain operations where that fails.
     report: (update, sPCE) every `every` updates; training ends early where it returns True.
     """

@@ -129,6 +129,7 @@ def test_learned_gaussians_are_exact_on_a_linear_model(estimator: str) -> None:
     torch.testing.assert_close(found.values, line_exact(), atol=0.05, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_simulator_without_a_density() -> None:
     """y = dθ + ε, only drawn: I = ½ log(1 + d²), of which InfoNCE finds most and no more."""
 

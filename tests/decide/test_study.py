@@ -227,6 +227,7 @@ def test_a_run_on_a_gpu() -> None:
     assert done.captured and bool(torch.isfinite(found).all())
 
 
+@pytest.mark.slow
 def test_the_example_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     example = load("working_memory")

@@ -187,7 +187,7 @@ def marginal(experiment: Experiment, designs: Tensor, outer: int, steps: int, se
         index = same.flatten(3).all(3) if event else same
         terms = own - (index * log_q.unsqueeze(1)).sum(0).T
         note = "high by O(1/draws it was learned from)"
-    elif experiment.outcome(theta[:1].unsqueeze(1), designs).support.is_discrete:
+    elif getattr(experiment.outcome(theta[:1, None], designs).support, "is_discrete", False):
         raise MethodError("outcomes are whole numbers without end, and q a density: use 'nmc'")
     else:
         size = seen.shape[-1]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from doxa.function.kernels import KernelFunction
 
-BLOCK_BYTES = 8 << 20  # of covariances at a time, where they are passed over
+BLOCK_BYTES = 2 << 20  # of covariances at a time, where they are passed over
 
 
 class Solved(NamedTuple):
@@ -127,10 +127,10 @@ class Problem(NamedTuple):
         }  # fmt: skip
         return self._replace(**own)
 
-    def thinned(self, count: int) -> Problem:
-        """Of `count` rows, evenly spaced."""
+    def thinned(self, share: float) -> Problem:
+        """Of a share of the rows, evenly spaced."""
         rows = self.x.shape[-2]
-        index = torch.linspace(0, rows - 1, min(count, rows), device=self.x.device).long()
+        index = torch.linspace(0, rows - 1, round(share * rows), device=self.x.device).long()
         weight = None if self.weight is None else self.weight[..., index]
         n = torch.full_like(self.n, len(index)) if weight is None else weight.sum(-1)
         x, y = self.x[..., index, :], self.y[..., index, :]

@@ -38,7 +38,7 @@ from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.method.fields import flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
-_SKETCH = 500  # rows from which many are first fitted
+_SKETCH = 500  # rows that are fitted first where there are many, then three times as many
 
 
 @store.register("gp")
@@ -178,10 +178,13 @@ class GP(Method):
                 capturable=False,
             )  # fmt: skip
             yield sized(climb, rows)
-        if self.refine and rows >= 2 * _SKETCH:
-            yield sized(quasi_newton(problem_of, self.refine, "sketch", _SKETCH), _SKETCH)
-        if self.refine:
-            yield sized(quasi_newton(problem_of, self.refine, "refine"), rows)
+        if not self.refine:
+            return
+        few = _SKETCH
+        while 2 * few <= rows:
+            yield sized(quasi_newton(problem_of, self.refine, f"{few} rows", few / rows), few)
+            few *= 3
+        yield sized(quasi_newton(problem_of, self.refine, "refine"), rows)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         likelihood, given = given_noise(run, self)

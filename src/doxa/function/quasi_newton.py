@@ -5,7 +5,7 @@
 
 Nocedal & Wright (2006), ch. 6. A step tries one θ + td; where it is not taken, the next tries a
 smaller t. The gradient is computed only where some member takes its step. A member has arrived where
-the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-9 a row; it then costs nothing.
+the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-8 nats a row; it then costs nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from doxa.function.evidence import Problem
 from doxa.method import Clock, Info, Run, Stage, State
 
 _SUFFICIENT = 1e-4  # of the gain that the gradient promises
-_ARRIVED = 1e-9  # the promised gain, in nats a row
+_ARRIVED = 1e-8  # the promised gain, in nats a row
 _SMALLEST = 2.0**-12  # of t
 _FURTHEST = 2.0  # a step of a logarithm
 _GROUP_BYTES = 256 << 20  # of matrices [N, N] at a time
@@ -31,9 +31,9 @@ Part = dict[str, Tensor]
 
 
 def quasi_newton(
-    problem_of: Callable[[Run, Batch], Problem], steps: int, name: str, rows: int | None = None
+    problem_of: Callable[[Run, Batch], Problem], steps: int, name: str, share: float = 1.0
 ) -> Stage:
-    """Ascend the evidence from state["theta"], of all rows, or of `rows` of them evenly spaced."""
+    """Ascend the evidence from state["theta"], of all rows, or of a share of them, evenly spaced."""
 
     def enter(run: Run, state: State) -> State:
         theta = state["theta"]
@@ -44,22 +44,21 @@ def quasi_newton(
             one, 0 * one,
         ), strict=True))  # fmt: skip
         if "ascent.inverse" in state:  # of fewer rows, hence of less curvature
-            share = state["ascent.rows"] / run.n.to(theta)
-            start["ascent.inverse"] = state["ascent.inverse"] * share[:, None, None]
+            start["ascent.inverse"] = state["ascent.inverse"] * state["ascent.rows"] / share
             start["ascent.guess"] = state["ascent.guess"]
-        return state | start | {"ascent.rows": run.n.to(theta)}
+        return state | start | {"ascent.rows": torch.full_like(one, share)[:, None, None]}
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         problem = problem_of(run, batch)
-        if rows is not None:
-            problem = problem.thinned(rows)
-            state = state | {"ascent.rows": problem.n.expand(run.size).clone()}
+        if share < 1:
+            problem = problem.thinned(share)
         whole = {name: state[key].clone() for name, key in zip(_NAMES, _KEYS, strict=True)}
         still = (whole["arrived"] == 0).nonzero()[:, 0]
         levels = 1 if problem.log_noise is None else problem.log_noise.shape[-1]
         size = max(1, _GROUP_BYTES // (16 * levels * problem.x.shape[-2] ** 2))
         for part in still.split(size) if len(still) else ():
-            there = advanced(problem.members(part), {k: v[part] for k, v in whole.items()})
+            at = {name: value[part] for name, value in whole.items()}
+            there = advanced(problem.members(part), at)
             for key, value in there.items():
                 whole[key][part] = value
         found = {key: whole[name] for name, key in zip(_NAMES, _KEYS, strict=True)}

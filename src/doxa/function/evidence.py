@@ -114,7 +114,9 @@ class Problem(NamedTuple):
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """θ as the kernel's part and log σ."""
         size = self.kernel.layout.size
-        return theta[..., :size], theta[..., size:] if self.log_noise is None else self.log_noise
+        if self.log_noise is None:
+            return theta[..., :size], theta[..., size:]
+        return theta[..., :size], self.log_noise.expand(*theta.shape[:-1], -1)
 
     def blocks(self, members: int) -> list[slice]:
         rows = self.x.shape[-2]

@@ -19,7 +19,7 @@ from doxa.function.evidence import Problem
 from doxa.function.kernels import KernelFunction
 
 FEW = 256  # rows that are looked at
-_PERIODS = 13  # from the range of x down to a 64th of it
+_PERIODS = 128  # of frequencies half a cycle apart over the range of x: periods to a 64th of it
 
 
 class Sizes(NamedTuple):
@@ -52,11 +52,13 @@ def kernel_start(
     values, layout = {}, kernel.layout
     for entry in layout.entries:
         name, columns = entry.name.rpartition(".")[2], entry.shape[1]
-        if name == "lengthscale":
+        if name == "lengthscale" and entry.name.startswith("periodic"):
+            found = 1.0 if lengthscale is None else lengthscale  # of a sine: it has no units
+        elif name == "lengthscale":
             found = math.sqrt(2) * (spread * varied.sqrt() if columns > 1 else whole)
             found = found if lengthscale is None else lengthscale
         elif name == "period":
-            found = 4.0 * (spread if columns > 1 else whole)
+            found = 8.0 * (spread if columns > 1 else whole)
         else:  # alpha; a variance, set below; an offset
             found = _or_one(sizes.length) if name == "offset" else 1.0
         values[entry.name] = torch.as_tensor(found, dtype=x.dtype).expand(1, columns).log()
@@ -67,8 +69,8 @@ def kernel_start(
         alone = flat.clone()
         alone[terms] = -torch.inf
         alone[term] = 0.0
-        size = _or_one(sizes.length) if kernel.text == "linear" else kernel(alone, x, x, True).mean()
-        size = _or_one(size)  # of a term without its variance
+        mean = sizes.length if kernel.text == "linear" else kernel(alone, x, x, True).mean()
+        size = _or_one(mean)  # of a term without its variance
         flat[term] = (power / size if variance is None else x.new_tensor(variance)).log()
     return flat
 
@@ -79,7 +81,7 @@ def best_period(kernel: Composed, problem: Problem, theta: Tensor) -> Tensor:
     if not periods:
         return theta
     tried = theta.repeat(_PERIODS, 1)
-    less = torch.linspace(0.0, torch.tensor(64.0).log(), _PERIODS, dtype=theta.dtype)
+    less = torch.arange(1, _PERIODS + 1, dtype=theta.dtype).log()
     for own in periods:
         tried[:, own] -= less[:, None]
     value = problem.value(tried, problem.solve(tried)).nan_to_num(-torch.inf)

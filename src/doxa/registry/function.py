@@ -9,5 +9,5 @@ ROWS = (
         ("regression",),
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
-        docs="methods.md", evidence=True),
+        docs="processes.md", evidence=True),
 )  # fmt: skip

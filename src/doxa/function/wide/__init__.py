@@ -1,0 +1,9 @@
+"""Networks of infinite width: their kernels, Gaussian processes and ensembles.
+
+`Architecture` and `read` give the kernels of a network's layers; `NNGP` and `NTK` are methods on
+top; `empirical_ntk` is the kernel of any network of finite width, at its weights.
+"""
+
+from doxa.function.wide.architecture import Architecture
+
+__all__ = ["Architecture"]

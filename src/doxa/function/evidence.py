@@ -13,12 +13,13 @@ kernel is passed over in blocks of rows, so that two matrices [N, N] are all tha
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from doxa.function.kernels import KernelFunction
+if TYPE_CHECKING:
+    from doxa.function.kernels import KernelFunction
 
 BLOCK_BYTES = 8 << 20  # of covariances at a time, where they are passed over
 

@@ -5,5 +5,7 @@ top; `empirical_ntk` is the kernel of any network of finite width, at its weight
 """
 
 from doxa.function.wide.architecture import Architecture
+from doxa.function.wide.finite import Erf, Skip, finite_network
+from doxa.function.wide.reading import read
 
-__all__ = ["Architecture"]
+__all__ = ["Architecture", "Erf", "Skip", "finite_network", "read"]

@@ -94,21 +94,20 @@ def smooth(k: Kernels, function: Function) -> Kernels:
         return value, slopes * inverse
 
     def shaped(form: Callable[[Tensor], Tensor], v: Tensor, series: Tensor) -> tuple[Tensor, ...]:
-        return (form(v), *(form(series[i]) for i in range(_TERMS + 1)))
+        return (form(v), *(form(part) for part in series))
+
+    def end(t: Tensor, v: Tensor, series: Tensor) -> Tensor:
+        if not k.paired:
+            return series.square().sum(0)  # ρ = 1
+        first, second = (shaped(lambda t, i=i: within(k, t)[i], v, series) for i in (0, 1))
+        return pair(t, first, second)[0]
 
     nngp, slopes = pair(
         k.nngp,
         shaped(lambda t: between(k, t, right)[0], left, first),
         shaped(lambda t: between(k, left, t)[1], right, second),
     )
-    ends = [
-        pair(
-            t,
-            shaped(lambda t: within(k, t)[0], v, series),
-            shaped(lambda t: within(k, t)[1], v, series),
-        )[0]
-        for t, v, series in ((k.left, left, first), (k.right, right, second))
-    ]
+    ends = end(k.left, left, first), end(k.right, right, second)
     return k._replace(nngp=nngp, ntk=k.ntk * slopes, left=ends[0], right=ends[1])
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,76 +62,91 @@ class Architecture:
         return any(layer.pools for layer in _all(self.layers))
 
     def kernels(self, x: Tensor, other: Tensor, weight_std: Scale, bias_std: Scale) -> Kernels:
-        """All at once: x [N, ...], other [N', ...]; scales are numbers, or [M] with a result
-        [M, N, N']."""
-        if self.space and x.ndim < 2 + self.space:
-            raise ShapeError(
-                f"the network convolves over {self.space} axes: x must be [N, channels, "
-                f"{'height, width' if self.space == 2 else 'length'}], not {list(x.shape)}"
-            )
+        """All at once, of rows as `_rows` gives them."""
         start = covariance.inputs(x, other, self.space, self.paired)
         return through(self.layers, start, weight_std, bias_std)
 
     def matrix(
-        self, x: Tensor, other: Tensor | None, weight_std: Scale, bias_std: Scale,
-        kind: str = "nngp",
+        self, x: Tensor, other: Tensor | None = None, weight_std: Scale = 1.0,
+        bias_std: Scale = 0.0, kind: str = "nngp", lead: int = 0,
     ) -> Tensor:  # fmt: skip
-        """K ("nngp") or Θ ("ntk") [..., N, N'] between rows, or of x with itself, by blocks."""
-        right = x if other is None else other
-        rows, columns = self._block(x, right)
+        """K ("nngp") or Θ ("ntk") between rows x [N, ...] and other [N', ...], or of x with itself.
+
+        Scales are numbers, or [M]: then [M, N, N']. `lead` axes of x come before its rows.
+        """
+        left = self._rows(x, lead)
+        right = left if other is None else self._rows(other, lead)
+        rows, columns = self._block(left, right)
 
         def one(a: Tensor, b: Tensor, w: Scale, v: Scale) -> Tensor:
             k = self.kernels(a, b, w, v)
             return k.nngp if kind == "nngp" else k.ntk
 
-        differentiated = torch.is_grad_enabled() and any(
-            isinstance(t, Tensor) and t.requires_grad for t in (x, right, weight_std, bias_std)
-        )
-        if differentiated:
+        scales = (weight_std, bias_std)
+        if torch.is_grad_enabled() and any(
+            isinstance(t, Tensor) and t.requires_grad for t in (x, right, *scales)
+        ):
+            alone = rows >= left.shape[self._place] and columns >= right.shape[self._place]
+            again: Any = one if alone else partial(checkpoint, one, use_reentrant=False)
             strips = [
-                torch.cat(
-                    [
-                        checkpoint(one, a, b, weight_std, bias_std, use_reentrant=False)
-                        for _, b in _blocks(right, columns)
-                    ],
-                    -1,
-                )
-                for _, a in _blocks(x, rows)
+                torch.cat([again(a, b, *scales) for _, b in self._blocks(right, columns)], -1)
+                for _, a in self._blocks(left, rows)
             ]
             return torch.cat(strips, -2)
-        members = weight_std.shape if isinstance(weight_std, Tensor) else ()
-        found = x.new_empty(*members, len(x), len(right))
-        for i, a in _blocks(x, rows):
-            for j, b in _blocks(right, columns):
+        members = weight_std.shape if isinstance(weight_std, Tensor) else left.shape[:lead]
+        place = self._place
+        found = x.new_empty(*members, left.shape[place], right.shape[place])
+        for i, a in self._blocks(left, rows):
+            for j, b in self._blocks(right, columns):
                 if other is None and j.stop <= i.start:
                     continue
-                part = one(a, b, weight_std, bias_std)
+                part = one(a, b, *scales)
                 found[..., i, j] = part
                 if other is None:
                     found[..., j, i] = part.mT
         return found
 
-    def diagonal(self, x: Tensor, weight_std: Scale, bias_std: Scale) -> Tensor:
+    def diagonal(
+        self, x: Tensor, weight_std: Scale = 1.0, bias_std: Scale = 0.0, lead: int = 0
+    ) -> Tensor:
         """K(x, x) of each row, [..., N]."""
-        rows, _ = self._block(x, x[:1])
-        parts = [
-            self.kernels(a, a[:1], weight_std, bias_std).left for _, a in _blocks(x, rows)
-        ]
+        x = self._rows(x, lead)
+        first = x.narrow(self._place, 0, 1)
+        rows, _ = self._block(x, first)
+        parts = [self.kernels(a, first, weight_std, bias_std).left for _, a in self._blocks(x, rows)]
         return torch.cat(parts, -1)
+
+    @property
+    def _place(self) -> int:
+        """Where the rows are, from the end."""
+        return -2 - self.space
+
+    def _rows(self, x: Tensor, lead: int) -> Tensor:
+        """[..., N, D], or [..., N, C, *P] of images."""
+        if self.space == 0:
+            return x.unsqueeze(-1) if x.ndim == lead + 1 else x.flatten(lead + 1)
+        if x.ndim != lead + 2 + self.space:
+            axes = "height, width" if self.space == 2 else "length"
+            raise ShapeError(
+                f"the network convolves over {self.space} axes: x must be [N, channels, {axes}], "
+                f"not {list(x.shape)}"
+            )
+        return x
 
     def _block(self, x: Tensor, other: Tensor) -> tuple[int, int]:
         """Rows of x and of x' in a block."""
         size = _BLOCK_BYTES["cuda" if x.is_cuda else "cpu"] // x.element_size()
-        pixels = x.shape[-self.space :].numel() if self.space else 1
+        pixels = x.shape[x.ndim - self.space :].numel()
         size = max(1, size // pixels ** (2 if self.paired else 1))
-        columns = min(len(other), max(1, size // min(len(x), 64)))
+        rows, columns = x.shape[self._place], other.shape[self._place]
+        columns = min(columns, max(1, size // min(rows, 64)))
         return max(1, size // columns), columns
 
-
-def _blocks(x: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    for start in range(0, len(x), rows):
-        part = slice(start, min(start + rows, len(x)))
-        yield part, x[part]
+    def _blocks(self, x: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
+        total = x.shape[self._place]
+        for start in range(0, total, rows):
+            size = min(rows, total - start)
+            yield slice(start, start + size), x.narrow(self._place, start, size)
 
 
 def _all(layers: tuple[Layer, ...]) -> Iterator[Layer]:

@@ -51,7 +51,6 @@ class Kernels(NamedTuple):
 def inputs(x: Tensor, other: Tensor, space: int = 0, paired: bool = False) -> Kernels:
     """Covariances of the inputs: xᵀx'/D of rows [..., N, D], or pixel by pixel of [..., N, C, *P]."""
     if space == 0:
-        x, other = (t.flatten(-1) for t in (x, other))
         nngp = x @ other.mT / x.shape[-1]
         left, right = (t.square().mean(-1) for t in (x, other))
         return Kernels(nngp, torch.zeros_like(nngp), left, right)

@@ -10,4 +10,11 @@ ROWS = (
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
         docs="methods.md", evidence=True),
+    Row("sparse-gp", "doxa.function.sparse:SparseGP", "process",
+        "Gaussian process through inducing points, mini-batches, any likelihood (SVGP)",
+        "Titsias 2009; Hensman et al. 2013, 2015", "no network; any number of rows",
+        "Z³ + BZ² a step", ("regression", "classification"),
+        gives="bound, classes, streams", short={"inducing": 8},
+        demo=Demo("RBF kernel, 20 inducing points", {"inducing": 20}),
+        docs="sparse.md", elbo=True),
 )  # fmt: skip

@@ -10,7 +10,6 @@ a time. A row of hyper-parameters is (log v, log ℓ…).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +66,11 @@ class Covariance:
         return found | ({"lengthscale": hyper[:, 1:].exp().tolist()} if self.lengths else {})
 
 
-def median_distance(x: Tensor, most: int = 256) -> Tensor:
-    """The median distance between rows [M, N, D], [M]; 1 where they coincide."""
-    few = x[:, :: math.ceil(x.shape[1] / most)]
-    count = few.shape[1]
+def median_distance(points: Tensor) -> Tensor:
+    """The median distance between points [M, Z, D], [M]; 1 where they coincide."""
+    count = points.shape[1]
     if count < 2:
-        return torch.ones(len(x), dtype=x.dtype, device=x.device)
-    above = torch.triu_indices(count, count, 1, device=x.device)
-    away = torch.cdist(few, few)[:, above[0], above[1]].median(1).values
+        return points.new_ones(len(points))
+    above = torch.triu_indices(count, count, 1, device=points.device)
+    away = torch.cdist(points, points)[:, above[0], above[1]].median(1).values
     return torch.where(away > 0, away, 1.0)

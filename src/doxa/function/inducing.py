@@ -53,8 +53,13 @@ def kl(mean: Tensor, root: Tensor, half_logdet: Tensor) -> Tensor:
 
 def whitened(kernel: Covariance, hyper: Tensor, points: Tensor, x: Tensor) -> Tensor:
     """a(x) of every row: [M, Z, N]."""
-    factor = cholesky(jittered(kernel(hyper, points, points)))
-    return torch.linalg.solve_triangular(factor, kernel(hyper, points, x), upper=False)
+    root = factor(kernel, hyper, points)
+    return torch.linalg.solve_triangular(root, kernel(hyper, points, x), upper=False)
+
+
+def factor(kernel: Covariance, hyper: Tensor, points: Tensor) -> Tensor:
+    """L, [M, Z, Z]."""
+    return cholesky(jittered(kernel(hyper, points, points)))
 
 
 def jittered(covariance: Tensor) -> Tensor:
@@ -66,40 +71,35 @@ def jittered(covariance: Tensor) -> Tensor:
 
 def cholesky(matrix: Tensor) -> Tensor:
     """The lower factor; not a number for a member whose matrix has none, which the driver sees."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    return torch.where((info == 0)[..., None, None], lower, torch.nan)
 
 
 def from_precision(precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of q(v) in natural parameters, Λ [M, O, Z, Z] and Λm [M, O, Z]: the mean, a square root of
     Λ⁻¹, and Σ_o ½ log |Λ_o⁻¹|, [M]."""
-    factor = cholesky(precision)
-    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False).mT
+    lower = cholesky(precision)
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    root = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False).mT
     mean = (root @ (root.mT @ shift.unsqueeze(-1))).squeeze(-1)
-    return mean, root, -factor.diagonal(dim1=-2, dim2=-1).log().sum((1, 2))
+    return mean, root, -lower.diagonal(dim1=-2, dim2=-1).log().sum((1, 2))
 
 
-def spread_out(x: Tensor, count: int, first: Tensor, rounds: int = 10) -> Tensor:
-    """`count` points among the rows [M, N, D]: each the row farthest from those before it, from row
-    `first` [M] on (Gonzalez, 1985), then the centres of their neighbourhoods (Lloyd, 1982).
-    As many points as rows are the rows."""
-    members, rows, _ = x.shape
-    each = torch.arange(members, device=x.device)
-    chosen, nearest = [first], x.new_full((members, rows), torch.inf)
+def spread_out(x: Tensor, count: int, way: Tensor, weight: Tensor, rounds: int = 10) -> Tensor:
+    """`count` points [Z, D] among rows [N, D]: from the one farthest along `way` [D], each the row
+    farthest from those before it (Gonzalez, 1985), then the centres of their neighbourhoods (Lloyd,
+    1982), rows counted by their weights. As many points as rows are the rows."""
+    chosen = [(x @ way).argmax()]
+    nearest = x.new_full((len(x),), torch.inf)
     for _ in range(count - 1):
-        away = (x - x[each, chosen[-1]].unsqueeze(1)).square().sum(2)
-        nearest = torch.minimum(nearest, away)
-        chosen.append(nearest.argmax(1))
-    points = x[each[:, None], torch.stack(chosen, 1)]
-    if count == rows:
+        nearest = torch.minimum(nearest, (x - x[chosen[-1]]).square().sum(1))
+        chosen.append(nearest.argmax())
+    points = x[torch.stack(chosen)]
+    if count == len(x):
         return points
     for _ in range(rounds):
-        owner = torch.cdist(x, points).argmin(2)  # [M, N]
-        total = torch.zeros_like(points).index_put_((each[:, None], owner), x, accumulate=True)
-        number = x.new_zeros(members, count).index_put_(
-            (each[:, None], owner), x.new_ones(()), accumulate=True
-        )
-        own = number.unsqueeze(2)
-        points = torch.where(own > 0, total / own.clamp_min(1.0), points)
+        owner = torch.cdist(x, points).argmin(1)  # [N]
+        number = x.new_zeros(count).index_add(0, owner, weight).unsqueeze(1)
+        total = torch.zeros_like(points).index_add(0, owner, x * weight.unsqueeze(1))
+        points = torch.where(number > 0, total / number, points)
     return points

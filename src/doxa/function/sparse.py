@@ -50,8 +50,8 @@ class SparseGP(VariationalProcess):
 
     name: ClassVar[str] = "sparse-gp"
 
-    def init_inner(self, run: Run, x: Tensor, points: Tensor) -> tuple[State, Tensor, Tensor]:
-        return {}, x, points
+    def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
+        return {}, points
 
     def inner(
         self, run: Run, params: State, x: Tensor, clock: Clock

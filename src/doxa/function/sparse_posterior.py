@@ -1,7 +1,10 @@
 """A sparse Gaussian process after seeing data: what it believes at its inducing points, and no row.
 
-`predict` gives marginals, `functions` draws jointly over rows. With Gaussian noise `condition` adds
-rows to q(v) as to the last pass of the fit: Λ ← Λ + Σ a aᵀ/σ², Λm ← Λm + Σ a y/σ².
+With Gaussian noise `predict` gives marginals in closed form, otherwise whole functions, which
+`functions` always draws (`paths.py`); `joint` has the exact covariance over rows. With Gaussian
+noise `condition` adds rows to q(v) as to the last pass of the fit:
+
+    Λ ← Λ + Σ a aᵀ/σ²,   Λm ← Λm + Σ a y/σ²
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ from doxa.data import rows_of
 from doxa.errors import Unavailable
 from doxa.exact.targets import Shape, new_targets
 from doxa.function.covariances import Covariance
-from doxa.function.inducing import Layer, from_precision, whitened
+from doxa.function.inducing import Layer, factor, from_precision, whitened
+from doxa.function.paths import FEATURES, draw
 from doxa.linalg.layout import Params
+from doxa.noise import Noise
 from doxa.posterior import ProcessPosterior, register_posterior
 from doxa.posterior.process import square_root
+from doxa.predictive import Moments, Predictive
 
-_CHUNK_BYTES = 64 << 20  # of whitened cross-covariances at a time
+_CHUNK_BYTES = 64 << 20  # of features or whitened covariances at a time
+DRAWS = 100
 _OWN = ("hyper", "points", "mean", "root", "reference")
 
 
@@ -69,19 +76,30 @@ class SparsePosterior(ProcessPosterior):
         own = (part[member] for part in (self.hyper, self.points, self.mean, self.root))
         return Layer(self.kernel, *own)
 
+    def layers(self, k: int) -> list[tuple[Layer, Tensor | None]]:
+        """One member's layers, each with what it keeps of its input; of the last nothing."""
+        return [(self.layer(slice(k, k + 1)), None)]
+
     def prepared(self, x: Any) -> Tensor:
         x = self.check_inputs(x)
         return (x.unsqueeze(-1) if x.ndim == 1 else x).double()
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        layer, (_, outputs, points) = self.layer(), self.mean.shape
-        step = max(1, _CHUNK_BYTES // (8 * self.members * points * (1 + outputs)))
-        parts = [
-            layer.marginals(x[at : at + step].expand(self.members, -1, -1))
-            for at in range(0, len(x), step)
-        ]
-        shape = (self.members, len(x), *self.event)
-        f, variance = (torch.cat(part, 1).reshape(shape) for part in zip(*parts, strict=True))
+        found = self.in_parts(self.layer(), x.expand(self.members, *x.shape))
+        f, variance = (part.reshape(self.members, len(x), *self.event) for part in found)
+        return f, variance
+
+    def in_parts(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's marginals at rows [K, N, D], some at a time."""
+        members, outputs, points = layer.mean.shape
+        step = max(1, _CHUNK_BYTES // (8 * members * points * (1 + outputs)))
+        root = factor(layer.kernel, layer.hyper, layer.points)
+        parts = []
+        for h in x.split(step, 1):
+            cross = layer.kernel(layer.hyper, layer.points, h)
+            basis = torch.linalg.solve_triangular(root, cross, upper=False)
+            parts.append(layer.marginals(h, basis))
+        f, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return f, variance
 
     def joint(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -95,6 +113,64 @@ class SparsePosterior(ProcessPosterior):
 
     def theta(self) -> Params:
         return {name: value.to(self.dtype) for name, value in self.learned.items()}
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """With Gaussian noise a closed form, whatever n; otherwise of n whole functions."""
+        if self.likelihood.integrates_normal:
+            return super().predict(x, n, seed, keep)
+        seed, x = self.sampling(n, seed, keep), self.prepared(x)
+        counts = self.split(n or max(DRAWS, self.members))
+        f, theta = self._drawn(x, counts, seed), self._theta_of(counts)
+        if keep == "moments":
+            moments = Moments(self.likelihood, seed)
+            moments.update(f, theta)
+            return moments.result()
+        return Predictive(f, self.likelihood, theta)
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Whole functions, [n, N, ...], in units of y: a row's value does not depend on the others
+        that are asked for."""
+        seed = self.sampling(n, seed, "samples")
+        return self.likelihood.location(self._drawn(self.prepared(x), self.split(n), seed), 1)
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        seed = self.sampling(n, seed, "samples")
+        f = self._drawn(self.prepared(x), self.split(n), seed, prior=True)
+        return self.likelihood.location(f, 1)
+
+    def _theta_of(self, counts: list[int]) -> Params:
+        """The likelihood's parameters of each draw."""
+        who = torch.arange(self.members).repeat_interleave(torch.tensor(counts)).to(self.device)
+        return {name: value[who] for name, value in self.theta().items()}
+
+    def _drawn(self, x: Tensor, counts: list[int], seed: int, prior: bool = False) -> Tensor:
+        """So many functions of each member: [n, N, *output]."""
+        each = [
+            self._through(self.layers(k), x, self._noise(k, count, seed, prior), prior)
+            for k, count in enumerate(counts) if count
+        ]  # fmt: skip
+        return torch.cat(each).reshape(sum(counts), len(x), *self.event).to(self.dtype)
+
+    def _noise(self, k: int, count: int, seed: int, prior: bool = False) -> Noise:
+        keys = [f"{self.ids[k]}/{j}" for j in range(count)]
+        return Noise(seed, "prior" if prior else "paths", keys, self.device, torch.float64)
+
+    def _through(
+        self, layers: list[tuple[Layer, Tensor | None]], x: Tensor, noise: Noise, prior: bool
+    ) -> Tensor:
+        """Draws of layer after layer at rows x [N, D]: [S, N, O]."""
+        width = len(noise.members) if len(layers) > 1 else 1
+        step = max(1, _CHUNK_BYTES // (8 * width * (self.mean.shape[2] + FEATURES)))
+        parts = []
+        for start in range(0, len(x), step):
+            h = x[start : start + step].unsqueeze(0)
+            for call, (layer, project) in enumerate(layers):
+                f = draw(layer, h, noise, call, prior)
+                h = f if project is None else h @ project + f
+            parts.append(h)
+        return torch.cat(parts, 1)
 
     def condition(self, x: Any, y: Any) -> SparsePosterior:
         """The process with further rows, at the same kernel, points and noise."""
@@ -134,12 +210,16 @@ class SparsePosterior(ProcessPosterior):
         return {"output": self.event, "ids": self.ids, "elbo": self.elbo}
 
     @classmethod
+    def own(cls, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """What it is built from, out of what was stored."""
+        prefix = "likelihood."
+        learned = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+        return {name: tensors[name] for name in _OWN} | {"learned": learned}
+
+    @classmethod
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> SparsePosterior:
-        prefix = "likelihood."
-        learned = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-        own = {name: tensors[name] for name in _OWN}
-        new = cls(**common, output=extra["output"], ids=extra["ids"], learned=learned, **own)
+        new = cls(**common, output=extra["output"], ids=extra["ids"], **cls.own(tensors))
         new.elbo = extra["elbo"]
         return new

@@ -27,14 +27,13 @@ from doxa.data import Batch, batch_rows
 from doxa.errors import DataError, ModelError
 from doxa.function.covariances import NAMES, Covariance, median_distance
 from doxa.function.expected import expected_log_prob, several_latents
-from doxa.function.inducing import Layer, from_precision, kl, spread_out, whitened
+from doxa.function.inducing import Layer, from_precision, kl, whitened
+from doxa.function.starts import starts
 from doxa.likelihoods import Theta
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import between, flag, one_of, positive, whole
 from doxa.posterior import Posterior
 
-_MOST_POINTS = 100
-_SEEN = 2000  # rows that the first points are chosen from
 PREFIX = "likelihood."
 
 
@@ -71,8 +70,8 @@ class VariationalProcess(Method):
     samples: int = whole(8, least=1)
 
     @abstractmethod
-    def init_inner(self, run: Run, x: Tensor, points: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Layers before the last: their state, and rows x [M, S, D] and points as they leave."""
+    def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
+        """Layers before the last: their state, and points [M, Z, D] as they leave."""
 
     @abstractmethod
     def inner(
@@ -91,32 +90,25 @@ class VariationalProcess(Method):
 
     def init(self, run: Run) -> State:
         self._check(run)
-        x, y = self._some_rows(run)  # [M, S, D], [M, S, ...]
-        first = (run.noise("inducing").uniform((1,)).squeeze(1) * x.shape[1]).long()
-        points = spread_out(x, self._count(run), first.clamp_max(x.shape[1] - 1))
-        inner, x, points = self.init_inner(run, x, points)
-        scaled = run.likelihood.scales_targets
-        power = y.flatten(1).square().mean(1) if scaled else x.new_ones(run.size)
-        power = torch.where(power > 0, power, 1.0)
+        points, power, spread = map(torch.stack, zip(*starts(run, self.inducing), strict=True))
+        inner, points = self.init_inner(points)
         if self.kernel == "linear":
-            power = power / x.square().sum(2).mean(1).clamp_min(1e-12)
-        output = run.output
-        outputs, count = math.prod(output), points.shape[1]
-        eye = torch.eye(count, dtype=x.dtype, device=x.device)
+            power = power / points.square().sum(2).mean(1).clamp_min(1e-12)
+        outputs, count = math.prod(run.output), points.shape[1]
+        eye = torch.eye(count, dtype=points.dtype, device=points.device)
+        length = median_distance(points)
         state = {
-            "hyper": self.covariance(x.shape[2]).start(
-                self._first(run, "variance", power),
-                self._first(run, "lengthscale", median_distance(x)),
+            "hyper": self.covariance(points.shape[2]).start(
+                self._first(run, "variance", power), self._first(run, "lengthscale", length)
             ),
             "points": points,
             "precision": eye.expand(run.size, outputs, -1, -1).clone(),
-            "shift": x.new_zeros(run.size, outputs, count),
+            "shift": points.new_zeros(run.size, outputs, count),
         }  # fmt: skip
-        noise = 0.3 * y.double().flatten(1).std(1) if scaled else x.new_ones(run.size)
-        for name, value in run.likelihood.parameters(output).items():
-            own = value.to(x).expand(run.size, *value.shape).clone()
+        for name, value in run.likelihood.parameters(run.output).items():
+            own = value.to(points).expand(run.size, *value.shape).clone()
             if name in ("log_noise", "log_scale"):
-                own += torch.where(noise > 0, noise, 0.3).log().reshape(-1, *(1,) * value.ndim)
+                own += (0.3 * spread).log().reshape(-1, *(1,) * value.ndim)
             state[PREFIX + name] = own
         return inner | state
 
@@ -129,28 +121,6 @@ class VariationalProcess(Method):
         if not isinstance(run.rows.x, Tensor) or run.rows.x.ndim > 2:
             raise DataError(f"{self.name} needs x as one array [N, D]")
         several_latents(run.likelihood, run.output)
-
-    def _count(self, run: Run) -> int:
-        fewest = min(len(run.rows.rows[s]) for s in run.split_of)
-        if self.inducing is not None and self.inducing > fewest:
-            raise DataError(
-                f"inducing={self.inducing} points are more than the {fewest} rows that are fitted: "
-                "give at most as many, or leave it out"
-            )
-        return min(self.inducing or _MOST_POINTS, fewest)
-
-    def _some_rows(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Rows of each member, spread over its share of the data."""
-        fewest = min(len(run.rows.rows[s]) for s in run.split_of)
-        size = min(fewest, max(_SEEN, 4 * self._count(run)))
-        found = []
-        for s in run.split_of:
-            rows = run.rows.rows[s]
-            few = rows[torch.linspace(0, len(rows) - 1, size, dtype=torch.float64).long()]
-            found.append(run.rows.take(few, torch.tensor(run.rows.run_of(s))))
-        return matrix(torch.stack([x for x, _ in found])).double(), torch.stack(
-            [y for _, y in found]
-        ).double()
 
     def _first(self, run: Run, field: str, default: Tensor) -> Tensor:
         if field in run.hyper or getattr(self, field) is not None:

@@ -17,4 +17,11 @@ ROWS = (
         gives="bound, classes, streams", short={"inducing": 8},
         demo=Demo("RBF kernel, 20 inducing points", {"inducing": 20}),
         docs="sparse.md", elbo=True),
+    Row("deep-gp", "doxa.function.deep_gp:DeepGP", "process",
+        "Layers of Gaussian processes, doubly stochastic variational inference",
+        "Salimbeni & Deisenroth 2017", "no network; any number of rows",
+        "L·(Z³ + BZ²) a step", ("regression", "classification"),
+        gives="bound, functions that a GP cannot have", short={"inducing": 6},
+        demo=Demo("2 layers, 20 inducing points", {"inducing": 20}),
+        docs="sparse.md", elbo=True),
 )  # fmt: skip

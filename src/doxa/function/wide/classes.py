@@ -31,7 +31,7 @@ def outputs_of(run: Run) -> tuple[int, ...]:
     """The shape of one function value."""
     if not isinstance(run.likelihood, Categorical):
         return event_of(run)
-    output = tuple(run.net.output)
+    output = tuple(run.output)
     if len(output) != 1 or run.likelihood.ignore_index is not None or run.likelihood.tempered:
         raise MethodError(
             "classes are regressed on: one class a row, without class weights and ignore_index"

@@ -20,7 +20,7 @@ from doxa.data import Batch
 from doxa.errors import DataError, MethodError
 from doxa.exact.targets import event_of, given_noise
 from doxa.function.budget import announce
-from doxa.function.evidence import Evidence, Problem
+from doxa.function.evidence import Problem
 from doxa.function.process import shared_level
 from doxa.function.quasi_newton import quasi_newton
 from doxa.function.wide import activations
@@ -30,7 +30,7 @@ from doxa.function.wide.function import WideFunction
 from doxa.function.wide.posterior import WidePosterior
 from doxa.function.wide.reading import read
 from doxa.likelihoods import Likelihood
-from doxa.method import Clock, Method, Run, Stage, State, optimise
+from doxa.method import Method, Run, Stage, State
 from doxa.method.fields import flag, one_of, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
@@ -45,7 +45,7 @@ class InfinitelyWide(Method):
     posterior: ClassVar[type[WidePosterior]] = WidePosterior
     matrices: ClassVar[int] = 1  # [N, N] that a posterior holds for each member
     default_steps: ClassVar[int] = 0
-    default_rate: ClassVar[float] = 0.1
+    uses_rate: ClassVar[bool] = False
     needs_network: ClassVar[bool] = False
 
     depth: int = whole(2, least=1)
@@ -82,9 +82,8 @@ class InfinitelyWide(Method):
         scales = [run.field(self, name).double().log() for name in ("weight_std", "bias_std")]
         rows = [torch.stack(scales, 1)]
         if self._learned(run):
-            start = [0.3 * self._spread(run, m) for m in range(run.size)]
-            levels = torch.tensor(start, dtype=torch.float64, device=run.device).log()
-            rows.append(levels[:, None].expand(-1, self._learned(run)))
+            spread = torch.tensor([self._spread(run, m) for m in range(run.size)]).to(rows[0])
+            rows.append((0.3 * spread).log()[:, None].expand(-1, self._learned(run)))
         theta = torch.cat(rows, 1)
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
@@ -93,9 +92,19 @@ class InfinitelyWide(Method):
         return {"theta": theta}
 
     def _spread(self, run: Run, m: int) -> float:
-        """The standard deviation of one member's targets."""
-        y = as_numbers(run, run.rows.of_split(run.split_of[m])[1])
-        return (float(y.std()) if y.numel() > 1 else 0.0) or 1.0
+        """The standard deviation of one member's targets, 1 where they are all the same."""
+        y, weight = self._seen(run, m)[1:]
+        share = torch.ones_like(y[:, :1]) if weight is None else weight[:, None]
+        share = share / share.sum() / y.shape[1]
+        return float(((y - (share * y).sum()).square() * share).sum().sqrt()) or 1.0
+
+    def _seen(self, run: Run, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets as numbers and weights of one member."""
+        split, weight = run.split_of[m], run.rows.weight
+        x, y = run.rows.of_split(split)
+        if weight is not None:
+            weight = weight[run.rows.rows[split].to(weight.device)].double()
+        return as_matrix(x).to(run.dtype), as_numbers(run, y), weight
 
     def _noise(self, run: Run) -> tuple[Likelihood, Tensor | None]:
         """The likelihood, and log σ [M, L] where it is given; of classes, in units of ±1."""
@@ -130,15 +139,6 @@ class InfinitelyWide(Method):
             weight = None if batch.weight is None else batch.weight.double()
             return Problem(function, x, y, weight, run.n.double(), self._noise(run)[1])
 
-        def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-            return Evidence.apply(params["theta"], problem_of(run, batch)), {}
-
-        if run.steps:
-            climb = optimise(
-                objective, run.steps, name="hyper-parameters", source="all", validates=False,
-                capturable=False,
-            )  # fmt: skip
-            yield replace(climb, product=float(rows) ** 3)
         if self.refine and rows >= 2 * _SKETCH:
             sketch = quasi_newton(problem_of, self.refine, "sketch", _SKETCH)
             yield replace(sketch, product=float(_SKETCH) ** 3)
@@ -147,18 +147,15 @@ class InfinitelyWide(Method):
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         likelihood, given = self._noise(run)
-        split, event = run.split_of[0], outputs_of(run)
-        x, y = run.rows.of_split(split)
+        x, y, weight = self._seen(run, 0)
+        event = outputs_of(run)
         log_noise = state["theta"][:, 2:] if given is None else given
-        own = event if log_noise.shape[1] > 1 else ()
-        weight = run.rows.weight
-        if weight is not None:
-            weight = weight[run.rows.rows[split].to(weight.device)].double()
+        own = event if (given is not None and not likelihood.classifies) else event[: log_noise.shape[1] > 1]
         posterior = self.posterior(
             **run.common(self) | {"likelihood": likelihood}, kernel=self._function(run),
-            hyper=state["theta"][:, :2].double(), log_noise=log_noise.reshape(run.size, *own),
-            x=as_matrix(x).to(run.dtype), y=as_numbers(run, y), weight=weight, event=event,
-            **self.settled(run),
+            hyper=state["theta"][:, :2].double(),
+            log_noise=log_noise.expand(-1, math.prod(own)).reshape(run.size, *own),
+            x=x, y=y, weight=weight, event=event, **self.settled(run),
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
         if "ascent.grad" in state and posterior.record.status == "ok":

@@ -61,7 +61,8 @@ class NTKPosterior(WidePosterior):
         """Eigenvectors of B, [K, L, N, N], and what time has made of each: (1 − e^{−τλ})/λ."""
         factor = self._solved.factor
         values, vectors = torch.linalg.eigh(factor @ factor.mT)
-        done = self.time[:, None] * (2 * self._levels).exp() / len(self.x)  # σ²t/n [K, L]
+        n = len(self.x) if self.weight is None else self.weight.sum()
+        done = self.time[:, None] * (2 * self._levels).exp() / n  # σ²t/n [K, L]
         return vectors, -torch.expm1(-done.unsqueeze(-1) * values) / values
 
     @cached_property

@@ -57,8 +57,10 @@ def rectified(k: Kernels, slope: float = 0.0) -> Kernels:
     """max(z, 0) + slope · min(z, 0)."""
 
     def pair(c: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        # A square root of 0 has no derivative; where rows coincide the rest of it is 0.
-        across = (v * w - c * c).clamp_min(torch.finfo(c.dtype).tiny).sqrt()
+        # Where rows coincide θ is 0, which rounding would make 1e-8, and a square root of 0 has no
+        # derivative.
+        kind = torch.finfo(c.dtype)
+        across = (v * w * (1.0 - 16 * kind.eps) - c * c).clamp_min(kind.tiny).sqrt()
         rest = math.pi - torch.atan2(across, c)
         value, slopes = (across + rest * c) / (2 * math.pi), rest / (2 * math.pi)
         if slope == 0.0:
@@ -89,7 +91,8 @@ def smooth(k: Kernels, function: Function) -> Kernels:
         rho = c * inverse
         value, slopes = torch.zeros_like(rho), torch.zeros_like(rho)
         for i in range(_TERMS, -1, -1):  # Horner's rule, of the sum and of its derivative
-            slopes = torch.addcmul(value, slopes, rho)
+            if k.ntk is not None:
+                slopes = torch.addcmul(value, slopes, rho)
             value = torch.addcmul(a[i] * b[i], value, rho)
         return value, slopes * inverse
 
@@ -108,7 +111,8 @@ def smooth(k: Kernels, function: Function) -> Kernels:
         shaped(lambda t: between(k, left, t)[1], right, second),
     )
     ends = end(k.left, left, first), end(k.right, right, second)
-    return k._replace(nngp=nngp, ntk=k.ntk * slopes, left=ends[0], right=ends[1])
+    ntk = None if k.ntk is None else k.ntk * slopes
+    return k._replace(nngp=nngp, ntk=ntk, left=ends[0], right=ends[1])
 
 
 def coefficients(function: Function, variance: Tensor) -> Tensor:
@@ -139,4 +143,5 @@ def _applied(k: Kernels, pair: Pair) -> Kernels:
     left, right = own(k, k.left), own(k, k.right)
     nngp, slopes = pair(k.nngp, *between(k, left, right))
     ends = [pair(t, *within(k, v))[0] for t, v in ((k.left, left), (k.right, right))]
-    return k._replace(nngp=nngp, ntk=k.ntk * slopes, left=ends[0], right=ends[1])
+    ntk = None if k.ntk is None else k.ntk * slopes
+    return k._replace(nngp=nngp, ntk=ntk, left=ends[0], right=ends[1])

@@ -61,9 +61,11 @@ class Architecture:
         """Whether all pairs of pixels are needed."""
         return any(layer.pools for layer in _all(self.layers))
 
-    def kernels(self, x: Tensor, other: Tensor, weight_std: Scale, bias_std: Scale) -> Kernels:
-        """All at once, of rows as `_rows` gives them."""
-        start = covariance.inputs(x, other, self.space, self.paired)
+    def kernels(
+        self, x: Tensor, other: Tensor, weight_std: Scale, bias_std: Scale, ntk: bool = True
+    ) -> Kernels:
+        """All at once, of rows [..., N, D], or [..., N, C, *P] of images."""
+        start = covariance.inputs(x, other, self.space, self.paired, ntk)
         return through(self.layers, start, weight_std, bias_std)
 
     def matrix(
@@ -79,8 +81,8 @@ class Architecture:
         rows, columns = self._block(left, right)
 
         def one(a: Tensor, b: Tensor, w: Scale, v: Scale) -> Tensor:
-            k = self.kernels(a, b, w, v)
-            return k.nngp if kind == "nngp" else k.ntk
+            k = self.kernels(a, b, w, v, kind == "ntk")
+            return k.nngp if k.ntk is None else k.ntk
 
         scales = (weight_std, bias_std)
         if torch.is_grad_enabled() and any(
@@ -113,7 +115,7 @@ class Architecture:
         x = self._rows(x, lead)
         first = x.narrow(self._place, 0, 1)
         rows, _ = self._block(x, first)
-        parts = [self.kernels(a, first, weight_std, bias_std).left for _, a in self._blocks(x, rows)]
+        parts = [self.kernels(a, first, weight_std, bias_std, False).left for _, a in self._blocks(x, rows)]
         return torch.cat(parts, -1)
 
     @property

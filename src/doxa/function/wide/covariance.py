@@ -26,11 +26,11 @@ class Kernels(NamedTuple):
 
     nngp, ntk: [..., N, N', *pixels]. left: [..., N, *pixels]. right: [..., N', *pixels].
     space: how many axes an image has (0: rows are vectors). paired: pixel axes are there twice,
-    those of x before those of x'.
+    those of x before those of x'. Without ntk, only K is followed.
     """
 
     nngp: Tensor
-    ntk: Tensor
+    ntk: Tensor | None
     left: Tensor
     right: Tensor
     space: int = 0
@@ -43,17 +43,19 @@ class Kernels(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> Kernels:
         """The same linear map of all four."""
         return self._replace(
-            nngp=function(self.nngp), ntk=function(self.ntk),
+            nngp=function(self.nngp), ntk=None if self.ntk is None else function(self.ntk),
             left=function(self.left), right=function(self.right),
         )  # fmt: skip
 
 
-def inputs(x: Tensor, other: Tensor, space: int = 0, paired: bool = False) -> Kernels:
+def inputs(
+    x: Tensor, other: Tensor, space: int = 0, paired: bool = False, ntk: bool = True
+) -> Kernels:
     """Covariances of the inputs: xᵀx'/D of rows [..., N, D], or pixel by pixel of [..., N, C, *P]."""
     if space == 0:
         nngp = x @ other.mT / x.shape[-1]
         left, right = (t.square().mean(-1) for t in (x, other))
-        return Kernels(nngp, torch.zeros_like(nngp), left, right)
+        return Kernels(nngp, torch.zeros_like(nngp) if ntk else None, left, right)
     channels = x.shape[-1 - space]
     here = "hwd"[:space]
     there = here.upper() if paired else here
@@ -61,7 +63,8 @@ def inputs(x: Tensor, other: Tensor, space: int = 0, paired: bool = False) -> Ke
     cross = torch.einsum(f"...nc{here},...mc{there}->...nm{pixels}", x, other) / channels
     own = [torch.einsum(f"...nc{here},...nc{there}->...n{pixels}", t, t) for t in (x, other)]
     left, right = (t / channels for t in own)
-    return Kernels(cross, torch.zeros_like(cross), left, right, space, paired)
+    start = torch.zeros_like(cross) if ntk else None
+    return Kernels(cross, start, left, right, space, paired)
 
 
 def across(value: Scale, axes: int) -> Scale:
@@ -111,18 +114,20 @@ def weighted(k: Kernels, weight_std: Scale, bias_std: Scale) -> Kernels:
     """A sum with independent weights over inputs whose mean covariances are k."""
     axes = k.pixel_axes
     w, b = weight_std * weight_std, bias_std * bias_std
-    wide, own = (across(w, axes + 2), across(b, axes + 2)), (across(w, axes + 1), across(b, axes + 1))
-    nngp = wide[0] * k.nngp + wide[1]
-    left, right = (own[0] * t + own[1] for t in (k.left, k.right))
-    return k._replace(nngp=nngp, ntk=nngp + wide[0] * k.ntk, left=left, right=right)
+    wide = across(w, axes + 2)
+    nngp = wide * k.nngp + across(b, axes + 2)
+    left, right = (across(w, axes + 1) * t + across(b, axes + 1) for t in (k.left, k.right))
+    ntk = None if k.ntk is None else nngp + wide * k.ntk
+    return k._replace(nngp=nngp, ntk=ntk, left=left, right=right)
 
 
 def add(k: Kernels, other: Kernels) -> Kernels:
     """A residual sum of independent branches."""
     if (k.space, k.paired) != (other.space, other.paired) or k.left.shape != other.left.shape:
         raise ModelError("the branches of a residual sum have different shapes")
+    ntk = None if k.ntk is None or other.ntk is None else k.ntk + other.ntk
     return k._replace(
-        nngp=k.nngp + other.nngp, ntk=k.ntk + other.ntk,
+        nngp=k.nngp + other.nngp, ntk=ntk,
         left=k.left + other.left, right=k.right + other.right,
     )  # fmt: skip
 
@@ -141,8 +146,9 @@ def layer_norm(k: Kernels, eps: float = 1e-5, over_pixels: bool = False) -> Kern
 
     left, right = inverse(k.left), inverse(k.right)
     first, second = between(k, left, right)
+    factor = first * second
     (a, b), (c, d) = within(k, left), within(k, right)
     return k._replace(
-        nngp=k.nngp * first * second, ntk=k.ntk * first * second,
+        nngp=k.nngp * factor, ntk=None if k.ntk is None else k.ntk * factor,
         left=k.left * a * b, right=k.right * c * d,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """What NNGP and NTK share: which architecture, its scales by evidence, classes as numbers.
 
-Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise; the evidence
-log N(y; 0, K + σ²I), with Θ in place of K for NTK, is climbed as in `gp.py`. Classes are regressed
+Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise: those under which
+the evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, is largest, times N(·, 1) priors on
+these logarithms: such kernels can take up any noise, and the evidence alone may leave none. Classes are regressed
 on: one-hot rows less their mean, ±1 for a yes or no (Lee et al. 2018). The functions that come out,
 divided by a temperature, are logits: see `classes.py`.
 """
@@ -20,7 +21,7 @@ from doxa.data import Batch
 from doxa.errors import DataError, MethodError
 from doxa.exact.targets import event_of, given_noise
 from doxa.function.budget import announce
-from doxa.function.evidence import Problem
+from doxa.function.evidence import Problem, Solved
 from doxa.function.process import shared_level
 from doxa.function.quasi_newton import quasi_newton
 from doxa.function.wide import activations
@@ -35,6 +36,22 @@ from doxa.method.fields import flag, one_of, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
 _SKETCH = 500  # rows from which many are first fitted
+
+
+class Scales(Problem):
+    """The evidence and a prior on θ: log σ_w, log σ_b and log σ of fitted units, around
+    1.5, 0.3 and 1."""
+
+    def value(self, theta: Tensor, solved: Solved) -> Tensor:
+        return super().value(theta, solved) - 0.5 * self._away(theta).square().sum(-1)
+
+    def gradient(self, theta: Tensor, solved: Solved) -> Tensor:
+        return super().gradient(theta, solved) - self._away(theta)
+
+    def _away(self, theta: Tensor) -> Tensor:
+        centre = torch.zeros_like(theta)
+        centre[..., 0], centre[..., 1] = math.log(1.5), math.log(0.3)
+        return theta - centre
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,7 @@ class InfinitelyWide(Method):
     bias_std: float = positive(0.3, per_run=True)
     noise: float | None = positive(None, per_run=True)
     fit_hyper: bool = flag(True)
-    refine: int = whole(40, least=0)
+    refine: int = whole(60, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,7 +154,7 @@ class InfinitelyWide(Method):
             lead = 1 if batch.shared else 2
             x, y = as_matrix(batch.x, lead).double(), as_numbers(run, batch.y, lead)
             weight = None if batch.weight is None else batch.weight.double()
-            return Problem(function, x, y, weight, run.n.double(), self._noise(run)[1])
+            return Scales(function, x, y, weight, run.n.double(), self._noise(run)[1])
 
         if self.refine and rows >= 2 * _SKETCH:
             sketch = quasi_newton(problem_of, self.refine, "sketch", _SKETCH)
@@ -160,7 +177,7 @@ class InfinitelyWide(Method):
         posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
         if "ascent.grad" in state and posterior.record.status == "ok":
             slope = float((state["ascent.grad"].abs().amax(1) / run.n).max())
-            if slope > 1e-2:
+            if slope > 1e-3:
                 reason = f"the evidence still rises (slope {slope:.2g} a row): raise refine"
                 posterior.record.status = Status("not-converged", reason)
         return posterior

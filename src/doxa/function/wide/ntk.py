@@ -18,7 +18,6 @@ about 5,000 rows: it holds K, Θ and a factor.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -41,12 +40,12 @@ from doxa.posterior.process import square_root
 class NTKPosterior(WidePosterior):
     """Infinitely wide networks after training for a time, an equal mixture over members.
 
-    time: t of each member [K], infinite at the end of training.
+    time: t of each member [K]; None: the end of training.
     """
 
     kind = "wide-ensemble"
 
-    def __init__(self, *args: Any, time: Tensor, **kw: Any) -> None:
+    def __init__(self, *args: Any, time: Tensor | None = None, **kw: Any) -> None:
         self.time = time
         super().__init__(*args, **kw)
         self.log_evidence = None
@@ -61,6 +60,7 @@ class NTKPosterior(WidePosterior):
         """Eigenvectors of B, [K, L, N, N], and what time has made of each: (1 − e^{−τλ})/λ."""
         factor = self._solved.factor
         values, vectors = torch.linalg.eigh(factor @ factor.mT)
+        assert self.time is not None
         n = len(self.x) if self.weight is None else self.weight.sum()
         done = self.time[:, None] * (2 * self._levels).exp() / n  # σ²t/n [K, L]
         return vectors, -torch.expm1(-done.unsqueeze(-1) * values) / values
@@ -75,7 +75,7 @@ class NTKPosterior(WidePosterior):
         """A_t Θ*ᵀ [K, L, N, B] of Θ*ᵀ [K, N, B]: R g(B) R, with R = W^½/σ and B of `evidence.py`."""
         root = self._solved.root[some].unsqueeze(-1)
         seen = root * cross.unsqueeze(1)
-        if bool(self.time.isinf().all()):
+        if self.time is None:
             return root * torch.cholesky_solve(seen, self._solved.factor[some])
         vectors, share = (part[some] for part in self._spectrum)
         return root * (vectors @ (share.unsqueeze(-1) * (vectors.mT @ seen)))
@@ -108,7 +108,7 @@ class NTKPosterior(WidePosterior):
         return self._logits(zero, root, 1, members)
 
     def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | {"time": self.time}
+        return super().tensors() | ({} if self.time is None else {"time": self.time})
 
 
 @store.register("ntk")
@@ -146,6 +146,5 @@ class NTK(InfinitelyWide):
 
     def settled(self, run: Run) -> dict[str, Tensor]:
         if self.time is None and "time" not in run.hyper:
-            time = torch.full((run.size,), math.inf, dtype=torch.float64, device=run.device)
-            return {"time": time}
+            return {}
         return {"time": run.field(self, "time").double()}

@@ -16,7 +16,11 @@ from doxa.function.process import GPPosterior
 from doxa.function.wide.classes import coded, temperatures
 from doxa.function.wide.function import WideFunction
 from doxa.linalg.layout import Params
+from doxa.noise import Noise
 from doxa.posterior import register_posterior
+from doxa.predictive import Moments, Predictive
+
+_DRAWS = 100  # of each member, of classes
 
 
 @register_posterior
@@ -56,6 +60,38 @@ class WidePosterior(GPPosterior):
 
     def prior_joints(self, x: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
         return self._logits(*super().prior_joints(x, members), 1, members)
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """The closed form, whatever n; of classes, n draws, else 100 of each member.
+
+        Such a draw is so many standard deviations from the mean at every row: probabilities are
+        those of each row by itself, and do not depend on which others are asked for.
+        """
+        if not self.base_likelihood.classifies:
+            return super().predict(x, n, seed, keep)
+        seed = self.sampling(n, seed, keep)
+        f = self._drawn(x, n or _DRAWS * self.members, seed)
+        if keep == "samples":
+            return Predictive(f, self.likelihood)
+        moments = Moments(self.likelihood, seed)
+        moments.update(f, {})
+        return moments.result()
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Draws of f, jointly over the rows of x; of classes, those of `predict`."""
+        if not self.base_likelihood.classifies:
+            return super().functions(x, n, seed)
+        return self._drawn(x, n, self.sampling(n, seed, "samples"))
+
+    def _drawn(self, x: Any, n: int, seed: int) -> Tensor:
+        """Logits [n, N, *event]."""
+        f, variance = self.marginals(self.prepared(x))  # [K, N, *event]
+        who = [k for k, count in enumerate(self.split(n)) for _ in range(count)]
+        keys = [f"{self.ids[k]}/{who[:i].count(k)}" for i, k in enumerate(who)]
+        away = Noise(seed, "draws", keys, f.device, f.dtype).normal((1, *self.event))
+        return torch.addcmul(f[who], variance.sqrt()[who], away).to(self.dtype)
 
     def theta(self) -> Params:
         return {} if self.base_likelihood.classifies else super().theta()

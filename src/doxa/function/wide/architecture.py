@@ -95,7 +95,8 @@ class Architecture:
                 for _, a in self._blocks(left, rows)
             ]
             return torch.cat(strips, -2)
-        members = weight_std.shape if isinstance(weight_std, Tensor) else left.shape[:lead]
+        shapes = [t.shape for t in scales if isinstance(t, Tensor)]
+        members = torch.broadcast_shapes(left.shape[:lead], *shapes)
         place = self._place
         found = x.new_empty(*members, left.shape[place], right.shape[place])
         for i, a in self._blocks(left, rows):

@@ -21,7 +21,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from doxa.function.kernels import KernelFunction
 
-BLOCK_BYTES = 8 << 20  # of covariances at a time, where they are passed over
+BLOCK_BYTES = 2 << 20  # of covariances at a time, where they are passed over
+
+
+def evenly(rows: int, count: int) -> Tensor:
+    """At most `count` of so many rows, evenly spaced."""
+    return torch.linspace(0, rows - 1, min(count, rows), dtype=torch.float64).long()
 
 
 class Solved(NamedTuple):
@@ -109,7 +114,9 @@ class Problem(NamedTuple):
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """θ as the kernel's part and log σ."""
         size = self.kernel.layout.size
-        return theta[..., :size], theta[..., size:] if self.log_noise is None else self.log_noise
+        if self.log_noise is None:
+            return theta[..., :size], theta[..., size:]
+        return theta[..., :size], self.log_noise.expand(*theta.shape[:-1], -1)
 
     def blocks(self, members: int) -> list[slice]:
         rows = self.x.shape[-2]
@@ -130,8 +137,7 @@ class Problem(NamedTuple):
 
     def thinned(self, count: int) -> Problem:
         """Of `count` rows, evenly spaced."""
-        rows = self.x.shape[-2]
-        index = torch.linspace(0, rows - 1, min(count, rows), device=self.x.device).long()
+        index = evenly(self.x.shape[-2], count).to(self.x.device)
         weight = None if self.weight is None else self.weight[..., index]
         n = torch.full_like(self.n, len(index)) if weight is None else weight.sum(-1)
         x, y = self.x[..., index, :], self.y[..., index, :]

@@ -36,6 +36,8 @@ from doxa.method.fields import flag, one_of, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
 _SKETCH = 500  # rows from which many are first fitted
+_NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
+_FAR = math.log(1e3)  # how far σ_w and σ_b go from their start
 
 
 class Scales(Problem):
@@ -100,13 +102,15 @@ class InfinitelyWide(Method):
         rows = [torch.stack(scales, 1)]
         if self._learned(run):
             spread = torch.tensor([self._spread(run, m) for m in range(run.size)]).to(rows[0])
-            rows.append((0.3 * spread).log()[:, None].expand(-1, self._learned(run)))
+            rows.append((_NOISE * spread).log()[:, None].expand(-1, self._learned(run)))
         theta = torch.cat(rows, 1)
+        bounds = {"low": theta - _FAR, "high": theta + _FAR}
+        bounds["low"][:, 2:] += _FAR + math.log(_LEAST / _NOISE)
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.3 * away)
-        return {"theta": theta}
+        return {"theta": theta, **bounds}
 
     def _spread(self, run: Run, m: int) -> float:
         """The standard deviation of one member's targets, 1 where they are all the same."""
@@ -175,12 +179,24 @@ class InfinitelyWide(Method):
             x=x, y=y, weight=weight, event=event, **self.settled(run),
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
-        if "ascent.grad" in state and posterior.record.status == "ok":
-            slope = float((state["ascent.grad"].abs().amax(1) / run.n).max())
-            if slope > 1e-3:
-                reason = f"the evidence still rises (slope {slope:.2g} a row): raise refine"
-                posterior.record.status = Status("not-converged", reason)
+        if "ascent.grad" in state:
+            posterior.record.status = self._verdict(run, state)
         return posterior
+
+    def _verdict(self, run: Run, state: State) -> Status:
+        theta = state["theta"]
+        at_end = (theta <= state["low"]) | (theta >= state["high"])
+        slope = state["ascent.grad"].masked_fill(at_end, 0.0).abs().amax(1) / run.n
+        if float(slope.max()) > 1e-3:
+            reason = f"the evidence still rises (slope {float(slope.max()):.2g} a row): raise refine"
+            return Status("not-converged", reason)
+        if bool(at_end[:, 2:].any()):
+            reason = (
+                "the learned noise fell to a thousandth of the targets' deviation: they have none, "
+                "or rows repeat each other; give noise="
+            )
+            return Status("degenerate", reason)
+        return Status()
 
     def settled(self, run: Run) -> dict[str, Tensor]:
         """What else a posterior is given."""

@@ -4,7 +4,7 @@
 
 Left: the exact posterior of an infinitely wide network (NNGP), from a few points. Middle: what an
 ensemble of such networks believes while it is trained by gradient descent (NTK), at three times.
-Right: random networks of width n have kernels K̂ and Θ̂ whose squared distance from the limits K and Θ
+Right: random networks of width n have kernels K̂ and Θ̂ whose squared distance from the limits
 falls as 1/n. About a minute on one core.
 """
 
@@ -43,7 +43,7 @@ def drawn(architecture: Architecture, inputs: int, width: int, seed: int) -> nn.
 def distances(
     widths: Sequence[int], counts: Sequence[int], activation: str = "erf", rows: int = 4
 ) -> dict[str, list[float]]:
-    """Mean squared distances of K̂ and Θ̂ from K and Θ, over those of 0: of `counts` networks each."""
+    """Mean squared distances of K̂ and Θ̂ from K and Θ, over those of 0, of so many networks."""
     x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(0))
     architecture = Architecture.fully_connected(2, activation)
     limits = {
@@ -52,7 +52,7 @@ def distances(
     }
     found: dict[str, list[float]] = {kind: [] for kind in limits}
     for width, count in zip(widths, counts, strict=True):
-        squares = {kind: 0.0 for kind in limits}
+        squares = dict.fromkeys(limits, 0.0)
         for seed in range(count):
             net = drawn(architecture, 5, width, seed)
             with torch.no_grad():

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from wide_cases import BIAS_STD, PEER, WEIGHT_STD, peer_data
 
 from doxa.errors import ModelError, ShapeError
-from doxa.function.wide import architecture as blocks_of
 from doxa.function.wide import Erf, Skip, empirical_ntk, read
+from doxa.function.wide import architecture as blocks_of
 from doxa.function.wide.activations import SMOOTH, smooth
 from doxa.function.wide.covariance import Kernels
+
 
 def connected(activation: nn.Module, depth: int = 3) -> nn.Module:
     hidden = [part for _ in range(depth) for part in (nn.Linear(7, 7), activation)]
@@ -92,7 +93,9 @@ def test_any_activation_is_its_integral(name: str, rho: float) -> None:
     values = (weight * function(a) * function(b)).sum().detach()
     assert float(found.nngp) == pytest.approx(float(values), abs=1e-8)
     assert found.ntk is not None
-    assert float(found.ntk) == pytest.approx(float((weight * slopes[0] * slopes[1]).sum()), abs=1e-6)
+    assert float(found.ntk) == pytest.approx(
+        float((weight * slopes[0] * slopes[1]).sum()), abs=1e-6
+    )
 
 
 def test_blocks_members_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +126,11 @@ def test_empirical_ntk_is_the_product_of_jacobians() -> None:
 
     def jacobian(rows: Tensor) -> Tensor:  # [N, O, P], one backward pass each
         grads = [
-            [torch.autograd.grad(net(r)[o], list(net.parameters())) for o in range(2)]
-            for r in rows
+            [torch.autograd.grad(net(r)[o], list(net.parameters())) for o in range(2)] for r in rows
         ]
-        return torch.stack([torch.stack([torch.cat([g.flatten() for g in o]) for o in r]) for r in grads])
+        return torch.stack(
+            [torch.stack([torch.cat([g.flatten() for g in o]) for o in r]) for r in grads]
+        )
 
     want = torch.einsum("nop,mqp->nmoq", jacobian(x), jacobian(other))
     assert torch.allclose(empirical_ntk(net, x, other, outputs="all"), want, rtol=1e-12)
@@ -146,7 +150,9 @@ def test_finite_networks_approach_their_limit() -> None:
 
 
 def test_a_layer_without_a_limit_is_named() -> None:
-    odd = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.BatchNorm1d(3)), nn.Linear(3, 1))
+    odd = nn.Sequential(
+        nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.BatchNorm1d(3)), nn.Linear(3, 1)
+    )
     with pytest.raises(ModelError, match=r"layer 2\.0, BatchNorm1d.*empirical_ntk"):
         read(odd)
     with pytest.raises(ModelError, match=r"layer 1, Conv2d.*groups"):

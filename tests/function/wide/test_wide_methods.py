@@ -118,7 +118,9 @@ def test_a_trained_ensemble_is_the_limits() -> None:
 
     slopes = vmap(grad(loss))
     for _ in range(300):
-        theta = {k: v - 0.1 * s for (k, v), s in zip(theta.items(), slopes(theta).values(), strict=True)}
+        theta = {
+            k: v - 0.1 * s for (k, v), s in zip(theta.items(), slopes(theta).values(), strict=True)
+        }
     f = vmap(lambda weights: functional_call(drawn[0], weights, (new,)))(theta)[..., 0]
     error = f.std(0) / 120**0.5
     assert bool(((f.mean(0) - limit.mean[:, 0]).abs() < 4 * error + 0.03).all())

@@ -12,7 +12,8 @@ Any smooth φ: its Hermite coefficients at each row's variance by Gauss–Hermit
 a power series in the correlation ρ (Daniely et al. 2016), so that an entry costs some fifty
 multiplications and not a double integral:
 
-    E[φφ] = Σ_k c_k(v) c_k(v') ρ^k,   c_k(v) = E[φ(√v z) h_k(z)],   E[φ'φ'] = Σ_k k c_k c_k' ρ^(k−1)/√(vv')
+    E[φφ] = Σ_k c_k(v) c_k(v') ρ^k,    c_k(v) = E[φ(√v z) h_k(z)]
+    E[φ'φ'] = Σ_k k c_k(v) c_k(v') ρ^(k−1)/√(vv')
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def smooth(k: Kernels, function: Function) -> Kernels:
     def end(t: Tensor, v: Tensor, series: Tensor) -> Tensor:
         if not k.paired:
             return series.square().sum(0)  # ρ = 1
-        first, second = (shaped(lambda t, i=i: within(k, t)[i], v, series) for i in (0, 1))
-        return pair(t, first, second)[0]
+        first = shaped(lambda t: within(k, t)[0], v, series)
+        return pair(t, first, shaped(lambda t: within(k, t)[1], v, series))[0]
 
     nngp, slopes = pair(
         k.nngp,

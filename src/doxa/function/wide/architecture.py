@@ -116,7 +116,10 @@ class Architecture:
         x = self._rows(x, lead)
         first = x.narrow(self._place, 0, 1)
         rows, _ = self._block(x, first)
-        parts = [self.kernels(a, first, weight_std, bias_std, False).left for _, a in self._blocks(x, rows)]
+        parts = [
+            self.kernels(a, first, weight_std, bias_std, False).left
+            for _, a in self._blocks(x, rows)
+        ]
         return torch.cat(parts, -1)
 
     @property

@@ -51,7 +51,7 @@ class Kernels(NamedTuple):
 def inputs(
     x: Tensor, other: Tensor, space: int = 0, paired: bool = False, ntk: bool = True
 ) -> Kernels:
-    """Covariances of the inputs: xᵀx'/D of rows [..., N, D], or pixel by pixel of [..., N, C, *P]."""
+    """Covariances of the inputs: xᵀx'/D of rows [..., N, D], or by pixels of [..., N, C, *P]."""
     if space == 0:
         nngp = x @ other.mT / x.shape[-1]
         left, right = (t.square().mean(-1) for t in (x, other))

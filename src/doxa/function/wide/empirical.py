@@ -3,8 +3,8 @@
     Θ̂(x, x') = J(x) J(x')ᵀ,   J = ∂f/∂θ:    Θ̂v = J(x) (J(x')ᵀv)
 
 A product with v is one backward pass at x' and one forward-mode pass at x (Novak et al. 2022); the
-Jacobian [N, O, P] is never held. A block of the kernel is such a product with some unit vectors at a
-time, of all members at once. Where a network is wide, Θ̂ of random weights is near Θ.
+Jacobian [N, O, P] is never held. A block of the kernel is such a product with some unit vectors
+at a time, of all members at once. Where a network is wide, Θ̂ of random weights is near Θ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Weights = Mapping[str, Tensor]
 _PRODUCT_BYTES = 64 << 20  # of weight-sized vectors at a time
 
 
-def ntk_product(net: nn.Module, x: Tensor, other: Tensor, v: Tensor, params: Weights | None = None) -> Tensor:
+def ntk_product(
+    net: nn.Module, x: Tensor, other: Tensor, v: Tensor, params: Weights | None = None
+) -> Tensor:
     """Θ̂(x, x')v: v [N', *output] to [N, *output], at the network's weights or at `params`."""
     f = _function(net)
     weights = _weights(net, params)
@@ -96,7 +98,7 @@ def _product(
 
 
 def _function(net: nn.Module) -> Callable[..., Tensor]:
-    """f(weights, x), with the network as in prediction: dropout off, BatchNorm's statistics kept."""
+    """f(weights, x), with the network as in prediction: no dropout, BatchNorm's statistics kept."""
     fixed = {k: v.detach() for k, v in net.named_buffers()}
 
     def f(weights: dict[str, Tensor], x: Tensor) -> Tensor:

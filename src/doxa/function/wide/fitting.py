@@ -2,9 +2,9 @@
 
 Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise: those under which
 the evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, is largest, times N(·, 1) priors on
-these logarithms: such kernels can take up any noise, and the evidence alone may leave none. Classes are regressed
-on: one-hot rows less their mean, ±1 for a yes or no (Lee et al. 2018). The functions that come out,
-divided by a temperature, are logits: see `classes.py`.
+these logarithms: such kernels can take up any noise, and the evidence alone may leave none. Classes
+are regressed on: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The functions that
+come out, divided by a temperature, are logits: see `classes.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -158,7 +158,7 @@ class InfinitelyWide(Method):
             lead = 1 if batch.shared else 2
             x, y = as_matrix(batch.x, lead).double(), as_numbers(run, batch.y, lead)
             weight = None if batch.weight is None else batch.weight.double()
-            return Scales(function, x, y, weight, run.n.double(), self._noise(run)[1])
+            return Scales(cast(Any, function), x, y, weight, run.n.double(), self._noise(run)[1])
 
         if self.refine and rows >= 2 * _SKETCH:
             sketch = quasi_newton(problem_of, self.refine, "sketch", _SKETCH)
@@ -171,7 +171,11 @@ class InfinitelyWide(Method):
         x, y, weight = self._seen(run, 0)
         event = outputs_of(run)
         log_noise = state["theta"][:, 2:] if given is None else given
-        own = event if (given is not None and not likelihood.classifies) else event[: log_noise.shape[1] > 1]
+        own = (
+            event
+            if (given is not None and not likelihood.classifies)
+            else event[: log_noise.shape[1] > 1]
+        )
         posterior = self.posterior(
             **run.common(self) | {"likelihood": likelihood}, kernel=self._function(run),
             hyper=state["theta"][:, :2].double(),
@@ -188,7 +192,9 @@ class InfinitelyWide(Method):
         at_end = (theta <= state["low"]) | (theta >= state["high"])
         slope = state["ascent.grad"].masked_fill(at_end, 0.0).abs().amax(1) / run.n
         if float(slope.max()) > 1e-3:
-            reason = f"the evidence still rises (slope {float(slope.max()):.2g} a row): raise refine"
+            reason = (
+                f"the evidence still rises (slope {float(slope.max()):.2g} a row): raise refine"
+            )
             return Status("not-converged", reason)
         if bool(at_end[:, 2:].any()):
             reason = (

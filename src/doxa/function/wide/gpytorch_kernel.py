@@ -46,9 +46,9 @@ class WideKernel(Kernel):
             return self.architecture.matrix(x1, x2, *scales, self.kind, lead)
         if self.kind == "nngp" and torch.equal(x1, x2):
             return self.architecture.diagonal(x1, *scales, lead)
-        pairs = (t.unsqueeze(-2) for t in (x1, x2))  # each row a batch of its own
-        apart = tuple(s.unsqueeze(-1) if s.ndim else s for s in scales)
-        return self.architecture.matrix(*pairs, *apart, self.kind, lead + 1)[..., 0, 0]
+        one, two = x1.unsqueeze(-2), x2.unsqueeze(-2)  # each row a batch of its own
+        w, b = (s.unsqueeze(-1) if s.ndim else s for s in scales)
+        return self.architecture.matrix(one, two, w, b, self.kind, lead + 1)[..., 0, 0]
 
 
 @register_kernel("infinite-width")

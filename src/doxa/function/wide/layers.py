@@ -135,9 +135,7 @@ class Residual(Layer):
         )
 
 
-def through(
-    layers: tuple[Layer, ...], k: Kernels, weight_std: Scale, bias_std: Scale
-) -> Kernels:
+def through(layers: tuple[Layer, ...], k: Kernels, weight_std: Scale, bias_std: Scale) -> Kernels:
     for layer in layers:
         k = layer(k, weight_std, bias_std)
     return k

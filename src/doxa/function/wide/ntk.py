@@ -12,8 +12,8 @@ with f_0 ~ GP(0, K) its function at the start (Jacot et al. 2018). Over the star
     covariance  K** + Θ* A_t K A_t Θ*ᵀ − Θ* A_t K* − (Θ* A_t K*)ᵀ
 
 This is what a deep ensemble of very wide networks would say; it is no Bayesian posterior. σ_w, σ_b
-and the noise are found by the evidence of a GP whose kernel is Θ, of which it has none itself. Up to
-about 5,000 rows: it holds K, Θ and a factor.
+and the noise are found by the evidence of a GP whose kernel is Θ, of which it has none itself. Up
+to about 5,000 rows: it holds K, Θ and a factor.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class NTKPosterior(WidePosterior):
         return self.start(self.hyper, x, x).detach()
 
     def _operated(self, cross: Tensor, some: slice) -> Tensor:
-        """A_t Θ*ᵀ [K, L, N, B] of Θ*ᵀ [K, N, B]: R g(B) R, with R = W^½/σ and B of `evidence.py`."""
+        """A_t Θ*ᵀ [K, L, N, B] of Θ*ᵀ [K, N, B]: R g(B) R, R = W^½/σ, B of `evidence.py`."""
         root = self._solved.root[some].unsqueeze(-1)
         seen = root * cross.unsqueeze(1)
         if self.time is None:
@@ -124,7 +124,7 @@ class NTK(InfinitelyWide):
     weight_std, bias_std: σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
     noise: σ in units of y; it also holds weights near their start. None: as the likelihood says,
         else fitted.
-    time: how long networks are trained, steps times rate on the mean squared error; None: to the end.
+    time: how long networks are trained, steps times rate on the mean squared error; None: to its end.
     fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
 

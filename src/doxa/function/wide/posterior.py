@@ -32,7 +32,7 @@ class WidePosterior(GPPosterior):
     """
 
     kind = "infinite-width"
-    kernel: WideFunction
+    kernel: Any  # a WideFunction
 
     def __init__(self, *args: Any, temperature: Tensor | None = None, **kw: Any) -> None:
         super().__init__(*args, **kw)

@@ -51,7 +51,11 @@ class _Misfit:
 
 def _layers(name: str, module: nn.Module) -> tuple[Layer, ...]:
     if isinstance(module, nn.Sequential):
-        inner = [_layers(f"{name}.{key}" if name else key, part) for key, part in module._modules.items() if part]
+        inner = [
+            _layers(f"{name}.{key}" if name else key, part)
+            for key, part in module._modules.items()
+            if part
+        ]
         return tuple(layer for part in inner for layer in part)
     if isinstance(module, finite.Skip):
         block = _layers(f"{name}.block", module.block)
@@ -136,7 +140,13 @@ def _flatten(layer: Any) -> Layer | _Misfit:
 
 
 def _several(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else tuple(dict.fromkeys(value)) if axes == 1 else tuple(value)
+    return (
+        (value,) * axes
+        if isinstance(value, int)
+        else tuple(dict.fromkeys(value))
+        if axes == 1
+        else tuple(value)
+    )
 
 
 _READERS: dict[Any, Callable[[Any], Layer | _Misfit]] = {

@@ -68,7 +68,7 @@ def judged(method: NNGP, train: Rows, test: Rows, device: str, net: Any = None) 
 
 
 def entry_cost(device: str, rows: int = 2000) -> dict[str, float]:
-    """Nanoseconds an entry of a kernel matrix of 784 columns, in float64; of a CPU, its own time."""
+    """Nanoseconds an entry of the kernel of 784 columns, in float64; a CPU by its own time."""
     x = torch.rand(rows, 784, device=device, dtype=torch.float64)
     other, costs = x.flip(0), {}
     for activation in ("relu", "erf", "gelu"):

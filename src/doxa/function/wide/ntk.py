@@ -124,7 +124,7 @@ class NTK(InfinitelyWide):
     weight_std, bias_std: σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
     noise: σ in units of y; it also holds weights near their start. None: as the likelihood says,
         else fitted.
-    time: how long networks are trained, steps times rate on the mean squared error; None: to its end.
+    time: how long networks are trained, steps times rate on the mean squared error; None: for ever.
     fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
 

@@ -79,7 +79,7 @@ def draw(grid: Grid, draws: doxa.Draws, path: Path) -> None:
     axes = figure.subplots(1, 3)
     density = (grid.weight / grid.weight.max()).T.numpy()
     levels = [math.exp(-r) for r in (4.6, 3.0, 1.9, 1.2, 0.7, 0.3)]
-    axes[0].scatter(a[::4], b[::4], s=4, color=DRAWS, alpha=0.35, lw=0)
+    axes[0].scatter(a[::4], b[::4], s=7, color=DRAWS, alpha=0.5, lw=0)
     axes[0].contour(grid.a, grid.b, density, levels, colors=GRID, linewidths=1.2)
     axes[0].set(xlim=(0, 6), ylim=(0, 4), xlabel="a", ylabel="b")
     axes[0].set_title("posterior: grid (lines), NUTS (points)", loc="left", color=INK)
@@ -104,7 +104,9 @@ def draw(grid: Grid, draws: doxa.Draws, path: Path) -> None:
     f = a[:, None] * torch.tanh(b[:, None] * x)
     band = (f.var(0) + NOISE**2).sqrt()
     axes[2].plot(x, f[::100].T, color=DRAWS, lw=0.6, alpha=0.4)
-    axes[2].fill_between(x, f.mean(0) - 2 * band, f.mean(0) + 2 * band, color=DRAWS, alpha=0.18, lw=0)
+    axes[2].fill_between(
+        x, f.mean(0) - 2 * band, f.mean(0) + 2 * band, color=DRAWS, alpha=0.18, lw=0
+    )
     for line in (exact, exact - 2 * spread, exact + 2 * spread):
         axes[2].plot(x, line, color=GRID, lw=1.4)
     axes[2].plot(X, Y, "o", color=INK, ms=5)

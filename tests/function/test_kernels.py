@@ -130,7 +130,7 @@ class Difference(gpytorch.kernels.Kernel):
 
 def test_a_kernel_that_is_not_positive_definite_is_refused() -> None:
     x = torch.arange(0.0, 60.0, 3.0).double()[:, None]
-    with pytest.raises(MethodError, match="not positive definite: .* eigenvalue of -"):
+    with pytest.raises(MethodError, match=r"not positive definite: .* eigenvalue of -"):
         doxa.fit(None, (x, x.sin()), doxa.GP(Difference(), noise=0.1))
 
 

@@ -5,10 +5,10 @@
     log p(y) = −½ yᵀ(K + σ²I)⁻¹y − ½ log |K + σ²I| − (n/2) log 2π
 
 Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and the noise are found
-by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where there
-are many. Everything is float64, whatever the data's type. Several outputs share the kernel. Members
-after the first start from perturbed hyper-parameters; all members are fitted at once. Its cost is n³
-an evaluation and two matrices of n²: up to about 10,000 rows.
+by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where
+there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
+Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
+n³ an evaluation and two matrices of n²: up to about 10,000 rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from doxa.function.evidence import Evidence, Problem, evenly
 from doxa.function.kernels import KernelFunction, KernelSpec
 from doxa.function.process import GPPosterior, matrix, shared_level
 from doxa.function.quasi_newton import quasi_newton
-from doxa.function.start import FEW, Sizes, best_period, check_positive, kernel_start
+from doxa.function.start import FEW, Sizes, best_start, check_positive, kernel_start
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.method.fields import flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
@@ -113,19 +113,18 @@ class GP(Method):
         given = given_noise(run, self)[1]
         levels = shared_level(given).shape[1] if given is not None else self._learned(run)
         announce(max(map(len, run.rows.rows)), run.size * levels, self.name, run.device)
-        rows = [self._start(run, m) for m in range(run.size)]
-        theta = torch.stack(rows).to(run.device)
-        bounds = {"low": theta - _WIDE, "high": theta + _WIDE}
-        learned = self._learned(run)
-        bounds["low"][:, theta.shape[1] - learned :] += _WIDE + math.log(_LEAST / _NOISE)
+        starts = [self._start(run, m) for m in range(run.size)]
+        theta, low = (torch.stack(each).to(run.device) for each in zip(*starts, strict=True))
+        bounds = {"low": low, "high": theta + _WIDE}
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.5 * away)
         return {"theta": theta, **bounds}
 
-    def _start(self, run: Run, m: int) -> Tensor:
-        """Initial logarithms of one member: the kernel's, then the noise if it is learned."""
+    def _start(self, run: Run, m: int) -> tuple[Tensor, Tensor]:
+        """Initial logarithms of one member, the kernel's, then the noise if it is learned; and how
+        small they may become."""
         rows = run.rows.rows[run.split_of[m]]
         x, y = run.rows.take(rows, torch.tensor(run.run_of[m]))
         x, y = matrix(x).double().cpu(), y.reshape(len(rows), -1).double().cpu()
@@ -133,19 +132,24 @@ class GP(Method):
         if weight is not None:
             weight = (weight if weight.ndim == 1 else weight[m]).cpu()[rows.cpu()].double()
         sizes = Sizes.of(x, y, weight)
-        noise = torch.full((self._learned(run),), math.log(_NOISE * (float(sizes.deviation) or 1.0)))
+        noise = sizes.deviation.log().expand(self._learned(run))
+        noise, least = noise + math.log(_NOISE), noise + math.log(_LEAST)
         kernel, few = self.function(x.shape[1]), evenly(len(rows), FEW)
         if not isinstance(kernel, Composed):
             check_positive(kernel, x[few])
-            return torch.cat([kernel.start(), noise.double()])
+            start = torch.cat([kernel.start(), noise])
+            return start, torch.cat([kernel.start() - _WIDE, least])
         size, variance = (self._value(run, name, m) for name in ("lengthscale", "variance"))
-        start = torch.cat([kernel_start(kernel, x[few], sizes, size, variance), noise.double()])
+        start = torch.cat([kernel_start(kernel, x[few], sizes, size, variance), noise])
         given = given_noise(run, self)[1]
         level = None if given is None else given[m : m + 1].cpu()
-        n = torch.tensor([float(len(few))], dtype=torch.float64)
         few_weights = None if weight is None else weight[few]
-        problem = Problem(kernel, x[few], y[few], few_weights, n, level)
-        return best_period(kernel, problem, start) if self.fit_hyper else start
+        n = float(len(few)) if few_weights is None else float(few_weights.sum())
+        count = torch.tensor([n], dtype=torch.float64)
+        problem = Problem(kernel, x[few], y[few], few_weights, count, level)
+        if self.fit_hyper:
+            start = best_start(kernel, problem, start, size is None)
+        return start, torch.cat([start[: kernel.layout.size] - _WIDE, least])
 
     def _value(self, run: Run, field: str, m: int) -> float | None:
         value = run.hyper[field][m] if field in run.hyper else getattr(self, field)

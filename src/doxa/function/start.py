@@ -1,8 +1,8 @@
 """Where hyper-parameters start: values that suit the size of the data, whatever its units.
 
-Lengthscales are the root mean square distance between rows, each column by its own spread; variances
-share the mean square of y. A row of weight 2 counts as two. The evidence has many tops along a period: the best of some is taken, by the
-evidence of a few rows.
+Lengthscales are the root mean square distance between rows, each column by its own spread;
+variances share the mean square of y. A row of weight 2 counts as two. The evidence has several
+tops, and many along a period: of some starts the best is taken, by the evidence of a few rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from doxa.function.evidence import Problem
 from doxa.function.kernels import KernelFunction
 
 FEW = 256  # rows that are looked at
+_SHORTER, _QUIETER = (1.0, 2.0, 4.0, 8.0), (1.0, 3.0)  # divisors of lengthscales and noise
 _PERIODS = 128  # of frequencies half a cycle apart over the range of x: periods to a 64th of it
 
 
 class Sizes(NamedTuple):
     """Of the data: the spread of each column of x [D], the mean squares of its rows' lengths and
-    of y, the standard deviation of y."""
+    of y, the standard deviation of y (1 where it has none)."""
 
     spread: Tensor
     length: Tensor
@@ -38,7 +39,8 @@ class Sizes(NamedTuple):
         w = (w / w.sum())[:, None]
         spread, deviation = ((w * (t - (w * t).sum(0)).square()).sum(0) for t in (x, y))
         length = (w * x.square()).sum()
-        return cls(spread.sqrt(), length, (w * y.square()).sum(0).mean(), deviation.mean().sqrt())
+        power = (w * y.square()).sum(0).mean()
+        return cls(spread.sqrt(), length, power, _or_one(deviation.mean().sqrt()))
 
 
 def kernel_start(
@@ -52,6 +54,7 @@ def kernel_start(
     values, layout = {}, kernel.layout
     for entry in layout.entries:
         name, columns = entry.name.rpartition(".")[2], entry.shape[1]
+        found: Tensor | float
         if name == "lengthscale" and entry.name.startswith("periodic"):
             found = 1.0 if lengthscale is None else lengthscale  # of a sine: it has no units
         elif name == "lengthscale":
@@ -75,15 +78,28 @@ def kernel_start(
     return flat
 
 
-def best_period(kernel: Composed, problem: Problem, theta: Tensor) -> Tensor:
-    """θ [H] with its periods divided by the number under which the evidence is largest."""
-    periods = [s for name, s in kernel.layout.slices.items() if name.endswith(".period")]
-    if not periods:
-        return theta
-    tried = theta.repeat(_PERIODS, 1)
-    less = torch.arange(1, _PERIODS + 1, dtype=theta.dtype).log()
-    for own in periods:
-        tried[:, own] -= less[:, None]
+def best_start(kernel: Composed, problem: Problem, theta: Tensor, scales: bool) -> Tensor:
+    """θ [H] with the periods, then the lengthscales (where `scales`) and the noise, divided by the
+    numbers under which the evidence of the problem is largest."""
+    layout, size = kernel.layout, kernel.layout.size
+    ends = [(name.rpartition(".")[2], s) for name, s in layout.slices.items()]
+    periods, lengths = ([s for end, s in ends if end == w] for w in ("period", "lengthscale"))
+    if periods:
+        tried = theta.repeat(_PERIODS, 1)
+        for own in periods:
+            tried[:, own] -= torch.arange(1, _PERIODS + 1, dtype=theta.dtype)[:, None].log()
+        theta = _best(problem, tried)
+    less = torch.cartesian_prod(
+        *(torch.tensor(each).double().log() for each in (_SHORTER, _QUIETER))
+    )
+    tried = theta.repeat(len(less), 1)
+    for own in lengths if scales else ():
+        tried[:, own] -= less[:, :1]
+    tried[:, size:] -= less[:, 1:]
+    return _best(problem, tried)
+
+
+def _best(problem: Problem, tried: Tensor) -> Tensor:
     value = problem.value(tried, problem.solve(tried)).nan_to_num(-torch.inf)
     return tried[value.argmax()]
 

@@ -9,7 +9,7 @@ ROWS = (
         ("regression",),
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
-        docs="methods.md", evidence=True),
+        docs="processes.md", evidence=True),
     Row("nngp", "doxa.function.wide.nngp:NNGP", "process",
         "Exact inference in an infinitely wide network: a GP with the architecture's kernel",
         "Lee et al. 2018", "no network, or one to read off; up to ~10,000 rows", "N³",

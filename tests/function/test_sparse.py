@@ -159,11 +159,11 @@ def test_expectations_are_those_of_the_integral() -> None:
 
 
 def test_functions_have_the_marginals_and_covariances_of_the_posterior() -> None:
-    """4,000 draws at 4 rows: variances within 5 standard errors (chance 1e-5), and covariances
-    within those of 512 features, 0.1 of the variances."""
-    x, y = rows()
-    posterior = fixed((x, y), 10)
-    at = torch.tensor([[0.0, 0.0], [0.1, 0.0], [3.0, 3.0], [3.2, 3.0]]).double()
+    """4,000 draws on both sides of two inducing points: variances within 5 standard errors (chance
+    1e-5), covariances within 0.15 of them, what 512 features and the draws leave."""
+    posterior = fixed(rows(), 4)
+    z, aside = posterior.points[0], torch.tensor([0.6, 0.0]).double()
+    at = torch.stack([z[0] - aside, z[0] + aside, z[1] - aside, z[1] + aside])
     f = posterior.functions(at, 4000)[..., 0].numpy()
     mean, root = posterior.joint(at, 0)
     covariance = (root[0] @ root[0].T).numpy()
@@ -172,7 +172,7 @@ def test_functions_have_the_marginals_and_covariances_of_the_posterior() -> None
     assert (np.abs(np.var(f, 0) - variance) < 5 * variance * math.sqrt(2 / 4000)).all()
     size = np.sqrt(np.outer(variance, variance))
     assert (np.abs(np.cov(f.T) - covariance) < 0.15 * size).all()
-    assert np.corrcoef(f.T)[2, 3] > 0.9
+    assert covariance[0, 1] < -0.5 * size[0, 1]
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -168,7 +168,13 @@ class KernelFunction:
         return params
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
-        """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal."""
+        """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal; or flat [M, H], one
+        row a member, with a and b of all members or [M, N, D]. gpytorch looks into its inputs, so
+        that its kernels are evaluated member by member."""
+        if flat.ndim > 1:
+            sides = ([side] * len(flat) if side.ndim == 2 else side for side in (a, b))
+            rows = zip(flat, *sides, strict=True)
+            return torch.stack([self(row, own, other, diag) for row, own, other in rows])
         params = self._raw(flat) if self.layout.entries else {}
         return functional_call(self._module, params, (a, b, diag))
 

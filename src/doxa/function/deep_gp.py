@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.function.covariances import median_distance
 from doxa.function.deep_posterior import DeepPosterior
 from doxa.function.inducing import Layer, from_precision, kl
 from doxa.function.variational import PREFIX, VariationalProcess
@@ -69,9 +68,7 @@ class DeepGP(VariationalProcess):
             power = _FIRST_POWER * points.var(1, correction=0).mean(1)  # [M]
             eye = torch.eye(count, dtype=points.dtype, device=points.device)
             own = {
-                "hyper": self.covariance(inputs).start(
-                    torch.where(power > 0, power, 1.0), median_distance(points)
-                ),
+                "hyper": self.first_hyper(points, power, [None] * members, [None] * members),
                 "points": points,
                 "mean": points.new_zeros(members, width, count),
                 "root": (_FIRST_ROOT * eye).expand(members, width, -1, -1).clone(),

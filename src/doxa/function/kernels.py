@@ -16,24 +16,18 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
-from gpytorch.constraints import GreaterThan, Positive
-from gpytorch.kernels import (
-    AdditiveKernel,
-    Kernel,
-    LinearKernel,
-    MaternKernel,
-    RBFKernel,
-    ScaleKernel,
-)
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from doxa import store
 from doxa.errors import MethodError, did_you_mean
 from doxa.linalg.layout import Entry, Layout, Params
+
+if TYPE_CHECKING:
+    from gpytorch.kernels import Kernel  # named kernels do without it
 
 P = ParamSpec("P")
 
@@ -106,8 +100,10 @@ def build(spec: str | KernelSpec | Kernel, inputs: int, ard: bool) -> Kernel:
     """A copy of the kernel, in float64; `ard` gives a named one a lengthscale for each input."""
     if isinstance(spec, KernelSpec):
         return spec.build()
-    if isinstance(spec, Kernel):
+    if not isinstance(spec, str):
         return copy.deepcopy(spec).double()
+    from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+
     columns = inputs if ard else None
     if spec == "linear":
         return LinearKernel().double()
@@ -117,6 +113,8 @@ def build(spec: str | KernelSpec | Kernel, inputs: int, ard: bool) -> Kernel:
 
 class _Covariance(nn.Module):
     def __init__(self, kernel: Kernel) -> None:
+        from gpytorch.kernels import AdditiveKernel
+
         super().__init__()
         self.kernel = kernel
         self.sums = any(isinstance(part, AdditiveKernel) for part in kernel.modules())
@@ -193,6 +191,8 @@ class KernelFunction:
 
 
 def _is_positive(constraint: Any) -> bool:
+    from gpytorch.constraints import GreaterThan, Positive
+
     return isinstance(constraint, Positive | GreaterThan) and bool(
         torch.isinf(constraint.upper_bound).all()
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,13 +25,14 @@ from torch import Tensor
 
 from doxa.data import Batch, batch_rows
 from doxa.errors import DataError, ModelError
-from doxa.function.covariances import NAMES, Covariance, median_distance
+from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
-from doxa.function.starts import starts
+from doxa.function.points import starts
+from doxa.function.start import kernel_start
 from doxa.likelihoods import Theta
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.method.fields import between, flag, one_of, positive, whole
+from doxa.method.fields import between, flag, plain, positive, whole
 from doxa.posterior import Posterior
 
 PREFIX = "likelihood."
@@ -43,13 +44,14 @@ class VariationalProcess(Method):
 
     Parameters
     ----------
-    kernel: "rbf" (squared exponential), "matern" (ν = 5/2) or "linear".
+    kernel: a name of `function/composed.py` ("rbf", "matern52", "periodic", "linear", …), or sums
+        and products of names, such as "rbf * periodic + linear".
     inducing: how many inducing points; None: 100, or as many as there are rows.
-    ard: a lengthscale for each column of x.
+    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
     fit_hyper: fit the kernel's hyper-parameters and learned noise; False keeps the first ones.
     fit_points: move the inducing points; False keeps those that were chosen among the rows.
-    lengthscale, variance: first values, in fitted units; None: the median distance between rows,
-        and the mean square of y (of classes and counts 1).
+    lengthscale, variance: first values, in fitted units; None: the median distance between
+        inducing points, and the mean square of y (of classes and counts 1).
     natural: γ, the step of natural gradients.
     samples: draws a row, where a likelihood has several outputs for a target.
     """
@@ -59,15 +61,19 @@ class VariationalProcess(Method):
     default_batch: ClassVar[int] = 256
     needs_network: ClassVar[bool] = False
 
-    kernel: str = one_of(*NAMES)
+    kernel: str = plain("rbf", str, "a kernel's name, or sums and products of names")
     inducing: int | None = whole(None, least=1)
-    ard: bool = flag(True)
+    ard: bool | None = flag(None)
     fit_hyper: bool = flag(True)
     fit_points: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
     variance: float | None = positive(None, per_run=True)
     natural: float = between(0.1, 0, 1, "(]")
     samples: int = whole(8, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Composed(self.kernel)  # can be read
 
     @abstractmethod
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
@@ -92,15 +98,11 @@ class VariationalProcess(Method):
         self._check(run)
         points, power, spread = map(torch.stack, zip(*starts(run, self.inducing), strict=True))
         inner, points = self.init_inner(points)
-        if self.kernel == "linear":
-            power = power / points.square().sum(2).mean(1).clamp_min(1e-12)
         outputs, count = math.prod(run.output), points.shape[1]
         eye = torch.eye(count, dtype=points.dtype, device=points.device)
-        length = median_distance(points)
+        length, variance = (self._given(run, name) for name in ("lengthscale", "variance"))
         state = {
-            "hyper": self.covariance(points.shape[2]).start(
-                self._first(run, "variance", power), self._first(run, "lengthscale", length)
-            ),
+            "hyper": self.first_hyper(points, power, length, variance),
             "points": points,
             "precision": eye.expand(run.size, outputs, -1, -1).clone(),
             "shift": points.new_zeros(run.size, outputs, count),
@@ -122,13 +124,25 @@ class VariationalProcess(Method):
             raise DataError(f"{self.name} needs x as one array [N, D]")
         several_latents(run.likelihood, run.output)
 
-    def _first(self, run: Run, field: str, default: Tensor) -> Tensor:
-        if field in run.hyper or getattr(self, field) is not None:
-            return run.field(self, field).double()
-        return default
+    def _given(self, run: Run, field: str) -> list[float | None]:
+        """A first value of each member, where it is given."""
+        if field not in run.hyper:
+            return [getattr(self, field)] * run.size
+        return [float(value) for value in run.hyper[field]]
 
-    def covariance(self, inputs: int) -> Covariance:
-        return Covariance(self.kernel, inputs, self.ard)
+    def first_hyper(
+        self, points: Tensor, power: Tensor, length: Sequence[float | None],
+        variance: Sequence[float | None],
+    ) -> Tensor:  # fmt: skip
+        """The kernel's logarithms [M, H] that suit points [M, Z, D] and a mean square of f [M]."""
+        kernel = self.covariance(points.shape[2])
+        size = power.sqrt()[:, None, None]
+        each = zip(points.cpu(), size.cpu(), length, variance, strict=True)
+        return torch.stack([kernel_start(kernel, *own) for own in each]).to(points)
+
+    def covariance(self, inputs: int) -> Composed:
+        each = inputs <= MOST_COLUMNS if self.ard is None else self.ard
+        return Composed(self.kernel, inputs if each else 1)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=False)

@@ -1,4 +1,4 @@
-"""Where a sparse process starts: inducing points among the rows, and the size of y."""
+"""Where inducing points start, among the rows, and how large y is."""
 
 from __future__ import annotations
 

@@ -155,9 +155,13 @@ def test_expectations_are_those_of_the_integral() -> None:
     found, _ = expected_log_prob(doxa.StudentT(df=4.0), mean, variance, y, theta, (1,), None)
     scale = math.exp(-0.5)
     for i, (m, v) in enumerate(((0.3, 0.5), (-1.0, 0.2))):
-        density = lambda f, m=m, v=v: norm.pdf(f, m, math.sqrt(v))  # noqa: E731
-        each = quad(lambda f, i=i: density(f) * student.logpdf(float(y[i]) - f, 4, 0, scale), -9, 9)
-        assert float(found[0, i].detach()) == pytest.approx(each[0], abs=1e-4)
+
+        def integrand(f: float, i: int = i, m: float = m, v: float = v) -> float:
+            value = student.logpdf(float(y[i]) - f, 4, 0, scale)
+            return float(norm.pdf(f, m, math.sqrt(v)) * value)
+
+        want = quad(integrand, -9, 9)[0]
+        assert float(found[0, i].detach()) == pytest.approx(want, abs=1e-4)
 
 
 def test_functions_have_the_marginals_and_covariances_of_the_posterior() -> None:

@@ -48,7 +48,8 @@ class DeepGP(VariationalProcess):
     >>> import torch, doxa
     >>> x = torch.linspace(-1, 1, 60).double()[:, None]
     >>> y = (x > 0).double()
-    >>> posterior = doxa.fit(None, (x, y), doxa.DeepGP(inducing=10), likelihood="gaussian", steps=100)
+    >>> method = doxa.DeepGP(inducing=10)
+    >>> posterior = doxa.fit(None, (x, y), method, likelihood="gaussian", steps=100)
     >>> posterior.functions(x, 3).shape
     torch.Size([3, 60, 1])
     """
@@ -78,9 +79,7 @@ class DeepGP(VariationalProcess):
             points = points @ own["project"]
         return state, points
 
-    def inner(
-        self, run: Run, params: State, x: Tensor, clock: Clock
-    ) -> tuple[Tensor, Tensor, int]:
+    def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
         divergence, rows = x.new_zeros(len(x)), x.shape[1]
         copies = self.paths if self.layers > 1 else 1
         for number in range(self.layers - 1):

@@ -1,4 +1,4 @@
-"""What sparse and deep Gaussian processes share: stochastic variational inference of the last layer.
+"""What sparse and deep processes share: stochastic variational inference of the last layer.
 
     ELBO = Σ_i E_q log p(y_i | f(x_i)) − Σ_layers KL[q(u) ‖ p(u)]
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, batch_rows
-from doxa.errors import DataError, ModelError
+from doxa.errors import DataError, MethodError, ModelError
 from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
@@ -32,7 +32,7 @@ from doxa.function.points import starts
 from doxa.function.start import kernel_start
 from doxa.likelihoods import Theta
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.method.fields import between, flag, plain, positive, whole
+from doxa.method.fields import between, flag, plain, positive, rules, whole
 from doxa.posterior import Posterior
 
 PREFIX = "likelihood."
@@ -73,26 +73,27 @@ class VariationalProcess(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Composed(self.kernel)  # can be read
+        try:
+            Composed(self.kernel)
+        except MethodError as error:
+            words = rules(self)["kernel"].words("kernel")
+            raise MethodError(f"kernel must be {words}, not {self.kernel!r}: {error}") from error
 
     @abstractmethod
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
         """Layers before the last: their state, and points [M, Z, D] as they leave."""
 
     @abstractmethod
-    def inner(
-        self, run: Run, params: State, x: Tensor, clock: Clock
-    ) -> tuple[Tensor, Tensor, int]:
+    def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
         """x [M, B, D] as it enters the last layer, [M, B·K, W]; the KL of the layers it went
         through, [M]; and K."""
 
     def moving(self, state: State) -> tuple[str, ...]:
         """The names that the optimiser moves."""
-        inner = [k for k in state if k.startswith("inner.") and not k.endswith("project")]
-        names = [*inner, "hyper", "points", *(k for k in state if k.startswith(PREFIX))]
-        kept = () if self.fit_points else ("points",)
-        kept += () if self.fit_hyper else ("hyper", *(k for k in names if k.startswith(PREFIX)))
-        return tuple(name for name in names if not name.endswith(kept or ("/",)))
+        names = [k for k in state if k.startswith(("inner.", PREFIX)) or k in ("hyper", "points")]
+        kept = ["project", *(() if self.fit_points else ("points",))]
+        kept += [] if self.fit_hyper else ["hyper", *(k for k in names if k.startswith(PREFIX))]
+        return tuple(name for name in names if not name.endswith(tuple(kept)))
 
     def init(self, run: Run) -> State:
         self._check(run)
@@ -183,7 +184,7 @@ class VariationalProcess(Method):
 
     def _share(self, run: Run, clock: Clock) -> Tensor:
         """The rate as a share of its first value, [M]."""
-        first = run.hyper["lr"] if "lr" in run.hyper else run.settings.rate
+        first = run.hyper.get("lr", run.settings.rate)
         return (clock.rate.flatten() / first).to(torch.float64).expand(run.size)
 
     def at(
@@ -272,4 +273,3 @@ def given(run: Run, params: State) -> Theta:
 def matrix(x: Tensor, lead: int = 1) -> Tensor:
     """[*lead, N] as [*lead, N, 1]."""
     return x.unsqueeze(-1) if x.ndim == lead + 1 else x
-

@@ -3,8 +3,8 @@
     f ~ GP(0, k),   y_i ~ p(y | f(x_i)),   q(f) = ∫ p(f | u) q(u) du,   u = f(Z)
 
 Titsias (2009), Hensman, Fusi & Lawrence (2013), Hensman, Matthews & Ghahramani (2015); the bound
-and its natural gradients are in `variational.py`. A step costs Z³ + BZ², whatever the number of rows,
-and no row is kept. Classes are one GP each, with the same kernel and points.
+and its natural gradients are in `variational.py`. A step costs Z³ + BZ², whatever the number of
+rows, and no row is kept. Classes are one GP each, with the same kernel and points.
 
 With Gaussian noise the best q(v) is known: a last pass over the rows sets it,
 

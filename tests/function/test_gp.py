@@ -142,6 +142,21 @@ def test_conditioning_is_refitting() -> None:
     assert torch.allclose(part.predict(x).variance, whole.predict(x).variance, rtol=1e-9)
 
 
+def test_conditioning_extends_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows more: what is decomposed is 5 × 5, for both members at once."""
+    x, y = rows(40)
+    posterior = doxa.fit(None, (x[:35], y[:35]), doxa.GP(refine=1), members=2)
+    sizes, decompose = [], torch.linalg.cholesky_ex
+
+    def counted(matrix: Tensor, *args: Any, **kw: Any) -> Any:
+        sizes.append(tuple(matrix.shape))
+        return decompose(matrix, *args, **kw)
+
+    monkeypatch.setattr("torch.linalg.cholesky_ex", counted)
+    posterior.condition(x[35:], y[35:]).predict(x)
+    assert sizes == [(2, 1, 5, 5)]
+
+
 def test_conditioning_chains_in_the_units_of_y() -> None:
     x, y = rows(30)
     y = 50 * y + 10
@@ -252,6 +267,15 @@ def test_refining_reaches_the_top() -> None:
     assert problem.gradient(logs, problem.solve(logs)).abs().max() < 1e-3
 
 
+def test_noise_that_vanishes_is_said() -> None:
+    """Rows that repeat each other: the evidence has no top, and grows as σ falls."""
+    x, y = rows(12)
+    posterior = doxa.fit(None, (x.repeat(3, 1), y.repeat(3, 1)), "gp")
+    assert posterior.status == "degenerate"
+    assert "noise=" in posterior.status.reason
+    assert float(posterior.log_noise.exp()) == pytest.approx(1e-3 * float(y.std(correction=0)))
+
+
 def test_a_fit_that_stops_short_says_so() -> None:
     x, y = rows(40)
     posterior = doxa.fit(None, (x, y), doxa.GP(refine=1), steps=1)
@@ -322,7 +346,7 @@ def test_one_row() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kernel": "spline"}, "kernel must be one of"),
+        ({"kernel": "spline"}, "kernel must be .* no kernel 'spline'"),
         ({"kernel": 3}, "kernel must be"),
         ({"noise": 0.0}, "noise must be positive"),
         ({"kernel": gpytorch.kernels.RBFKernel(), "lengthscale": 1.0}, "named kernels"),

@@ -17,17 +17,14 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doxa.function.grammar import Leaf, Node, Product, Sum, leaves, parse
 from doxa.function.kernels import KernelFunction, KernelSpec, build
 from doxa.linalg.layout import Entry, Layout, Params
-
-if TYPE_CHECKING:
-    from gpytorch.kernels import Kernel
 
 _SAME = 1e-14  # squared distances below this share of the largest squared length are of equal rows
 
@@ -191,9 +188,9 @@ def _terms(node: Node) -> list[Node]:
     return [term for part in node.parts for term in _terms(part)]
 
 
-def function_of(spec: str | KernelSpec | Kernel, inputs: int, ard: bool | None) -> KernelFunction:
+def function_of(spec: str | KernelSpec | nn.Module, inputs: int, ard: bool | None) -> KernelFunction:
     """A text or a gpytorch kernel as a function of rows with so many columns."""
     if not isinstance(spec, str):
-        return KernelFunction(build(spec, inputs, bool(ard)))
+        return KernelFunction(build(spec))
     own = inputs <= MOST_COLUMNS if ard is None else ard
     return Composed(spec, inputs if own else 1)

@@ -13,14 +13,20 @@ kernel is passed over in blocks of rows, so that two matrices [N, N] are all tha
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from doxa.function.kernels import KernelFunction
+if TYPE_CHECKING:
+    from doxa.function.kernels import KernelFunction
 
 BLOCK_BYTES = 2 << 20  # of covariances at a time, where they are passed over
+
+
+def evenly(rows: int, count: int) -> Tensor:
+    """At most `count` of so many rows, evenly spaced."""
+    return torch.linspace(0, rows - 1, min(count, rows), dtype=torch.float64).long()
 
 
 class Solved(NamedTuple):
@@ -108,7 +114,9 @@ class Problem(NamedTuple):
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """θ as the kernel's part and log σ."""
         size = self.kernel.layout.size
-        return theta[..., :size], theta[..., size:] if self.log_noise is None else self.log_noise
+        if self.log_noise is None:
+            return theta[..., :size], theta[..., size:]
+        return theta[..., :size], self.log_noise.expand(*theta.shape[:-1], -1)
 
     def blocks(self, members: int) -> list[slice]:
         rows = self.x.shape[-2]
@@ -127,10 +135,9 @@ class Problem(NamedTuple):
         }  # fmt: skip
         return self._replace(**own)
 
-    def thinned(self, share: float) -> Problem:
-        """Of a share of the rows, evenly spaced."""
-        rows = self.x.shape[-2]
-        index = torch.linspace(0, rows - 1, round(share * rows), device=self.x.device).long()
+    def thinned(self, count: int) -> Problem:
+        """Of `count` rows, evenly spaced."""
+        index = evenly(self.x.shape[-2], count).to(self.x.device)
         weight = None if self.weight is None else self.weight[..., index]
         n = torch.full_like(self.n, len(index)) if weight is None else weight.sum(-1)
         x, y = self.x[..., index, :], self.y[..., index, :]

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from gpytorch.kernels import Kernel
-from torch import Tensor
+from torch import Tensor, nn
 
 from doxa import store
 from doxa.data import Batch
@@ -29,15 +27,18 @@ from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.function.budget import announce
 from doxa.function.composed import Composed, function_of
-from doxa.function.evidence import Evidence, Problem
+from doxa.function.evidence import Evidence, Problem, evenly
 from doxa.function.kernels import KernelFunction, KernelSpec
 from doxa.function.process import GPPosterior, matrix, shared_level
 from doxa.function.quasi_newton import quasi_newton
-from doxa.function.start import FEW, best_period, check_positive, kernel_start
+from doxa.function.start import FEW, Sizes, best_start, check_positive, kernel_start
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.method.fields import flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
+_KERNELS = "a kernel's name, sums and products of names, or a gpytorch kernel"
+_NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
+_WIDE = math.log(1e5)  # how far other hyper-parameters go from their start
 _SKETCH = 500  # rows that are fitted first where there are many, then three times as many
 
 
@@ -54,8 +55,8 @@ class GP(Method):
         its own values and needs a registered builder to be saved.
     noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
     fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
-    lengthscale, variance: initial values of a named kernel, in fitted units; None: the median
-        distance between rows, and the mean square of y.
+    lengthscale, variance: initial values in a named kernel, in fitted units; None: the distance
+        between rows (root mean square), and the mean square of y.
     ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
     refine: evaluations of the evidence, at most, that bring the hyper-parameters to their maximum;
         `fit`'s steps of gradient ascent come before them: none unless asked for.
@@ -75,9 +76,7 @@ class GP(Method):
     needs_network: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
 
-    kernel: str | KernelSpec | Kernel = plain(
-        "rbf", (str, Kernel, KernelSpec), "a kernel's name, sums and products of names, or a gpytorch kernel"
-    )
+    kernel: str | KernelSpec | nn.Module = plain("rbf", (str, nn.Module, KernelSpec), _KERNELS)
     noise: float | None = positive(None, per_run=True)
     fit_hyper: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
@@ -86,11 +85,18 @@ class GP(Method):
     refine: int = whole(100, least=0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.kernel, Kernel):
+        if isinstance(self.kernel, nn.Module):
             object.__setattr__(self, "kernel", KernelSpec.of(self.kernel) or self.kernel)
         super().__post_init__()
+        known = hasattr(self.kernel, "named_parameters_and_constraints")
+        if isinstance(self.kernel, nn.Module) and not known:
+            raise MethodError(f"kernel must be {_KERNELS}, not {type(self.kernel).__name__}")
         if isinstance(self.kernel, str):
-            Composed(self.kernel)  # can be read
+            try:
+                Composed(self.kernel)
+            except MethodError as error:
+                said = f"kernel must be {_KERNELS}, not {self.kernel!r}: {error}"
+                raise MethodError(said) from error
         elif self.lengthscale is not None or self.variance is not None:
             name = "variance" if self.lengthscale is None else "lengthscale"
             raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
@@ -107,33 +113,43 @@ class GP(Method):
         given = given_noise(run, self)[1]
         levels = shared_level(given).shape[1] if given is not None else self._learned(run)
         announce(max(map(len, run.rows.rows)), run.size * levels, self.name, run.device)
-        rows = [self._start(run, m) for m in range(run.size)]
-        theta = torch.stack(rows).to(run.device)
+        starts = [self._start(run, m) for m in range(run.size)]
+        theta, low = (torch.stack(each).to(run.device) for each in zip(*starts, strict=True))
+        bounds = {"low": low, "high": theta + _WIDE}
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.5 * away)
-        return {"theta": theta}
+        return {"theta": theta, **bounds}
 
-    def _start(self, run: Run, m: int) -> Tensor:
-        """Initial logarithms of one member: the kernel's, then the noise if it is learned."""
+    def _start(self, run: Run, m: int) -> tuple[Tensor, Tensor]:
+        """Initial logarithms of one member, the kernel's, then the noise if it is learned; and how
+        small they may become."""
         rows = run.rows.rows[run.split_of[m]]
-        few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FEW)).long()]
-        x, y = run.rows.take(few, torch.tensor(run.run_of[m]))
-        x, y = matrix(x).double().cpu(), y.reshape(len(few), -1).double().cpu()
-        kernel, given = self.function(x.shape[1]), given_noise(run, self)[1]
-        spread = 0.3 * (float(y.std()) if y.numel() > 1 else 0.0)
-        noise = torch.full((self._learned(run),), math.log(spread or 0.3), dtype=torch.float64)
+        x, y = run.rows.take(rows, torch.tensor(run.run_of[m]))
+        x, y = matrix(x).double().cpu(), y.reshape(len(rows), -1).double().cpu()
+        weight = run.rows.weight
+        if weight is not None:
+            weight = (weight if weight.ndim == 1 else weight[m]).cpu()[rows.cpu()].double()
+        sizes = Sizes.of(x, y, weight)
+        noise = sizes.deviation.log().expand(self._learned(run))
+        noise, least = noise + math.log(_NOISE), noise + math.log(_LEAST)
+        kernel, few = self.function(x.shape[1]), evenly(len(rows), FEW)
         if not isinstance(kernel, Composed):
-            check_positive(kernel, x)
-            return torch.cat([kernel.start(), noise])
+            check_positive(kernel, x[few])
+            start = torch.cat([kernel.start(), noise])
+            return start, torch.cat([kernel.start() - _WIDE, least])
         size, variance = (self._value(run, name, m) for name in ("lengthscale", "variance"))
-        start = torch.cat([kernel_start(kernel, x, y, size, variance), noise])
-        if not self.fit_hyper:
-            return start
+        start = torch.cat([kernel_start(kernel, x[few], sizes, size, variance), noise])
+        given = given_noise(run, self)[1]
         level = None if given is None else given[m : m + 1].cpu()
-        n = torch.tensor([float(len(few))], dtype=torch.float64)
-        return best_period(kernel, Problem(kernel, x, y, None, n, level), start)
+        few_weights = None if weight is None else weight[few]
+        n = float(len(few)) if few_weights is None else float(few_weights.sum())
+        count = torch.tensor([n], dtype=torch.float64)
+        problem = Problem(kernel, x[few], y[few], few_weights, count, level)
+        if self.fit_hyper:
+            start = best_start(kernel, problem, start, size is None)
+        return start, torch.cat([start[: kernel.layout.size] - _WIDE, least])
 
     def _value(self, run: Run, field: str, m: int) -> float | None:
         value = run.hyper[field][m] if field in run.hyper else getattr(self, field)
@@ -182,7 +198,7 @@ class GP(Method):
             return
         few = _SKETCH
         while 2 * few <= rows:
-            yield sized(quasi_newton(problem_of, self.refine, f"{few} rows", few / rows), few)
+            yield sized(quasi_newton(problem_of, self.refine, f"{few} rows", few), few)
             few *= 3
         yield sized(quasi_newton(problem_of, self.refine, "refine"), rows)
 
@@ -204,7 +220,15 @@ class GP(Method):
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = function.named(posterior.hyper)
         if "ascent.grad" in state and posterior.record.status == "ok":
-            slope = float((state["ascent.grad"].abs().amax(1) / run.n).max())
+            grad, at = state["ascent.grad"], state["theta"]
+            at_end = (at <= state["low"]) | (at >= state["high"])
+            if given is None and bool(at_end[:, size:].any()):
+                reason = (
+                    "the learned noise fell to a thousandth of the targets' deviation: they have "
+                    "none, or rows repeat each other; give noise="
+                )
+                posterior.record.status = Status("degenerate", reason)
+            slope = float((grad.masked_fill(at_end, 0.0).abs().amax(1) / run.n).max())
             if slope > 1e-3:
                 reason = f"the evidence still rises (slope {slope:.2g} a row): raise refine"
                 posterior.record.status = Status("not-converged", reason)

@@ -49,11 +49,7 @@ def parse(text: str, known: Collection[str]) -> Node:
     names = [token for token in tokens if _is_name(token)]
     for name in names:
         if name not in known:
-            raise MethodError(
-                f"kernel must be one of {', '.join(map(repr, known))}, a composition of them "
-                f'such as "rbf + linear", or a gpytorch kernel; {name!r} in {text!r} is none'
-                f"{did_you_mean(name, known)}"
-            )
+            raise MethodError(f"there is no kernel {name!r}{did_you_mean(name, known)}")
     reader = _Reader(text, tokens, {name for name in names if names.count(name) > 1})
     tree = reader.sum()
     if reader.at < len(tokens):
@@ -82,7 +78,7 @@ class _Reader:
     def wrong(self, wanted: str) -> MethodError:
         ended = self.at >= len(self.tokens)
         found = "its end" if ended else f"{self.tokens[self.at]!r} (part {self.at + 1})"
-        return MethodError(f"kernel {self.text!r} cannot be read: {wanted} is expected at {found}")
+        return MethodError(f"{self.text!r} cannot be read: {wanted} is expected at {found}")
 
     def _next_is(self, sign: str) -> bool:
         found = self.at < len(self.tokens) and self.tokens[self.at] == sign

@@ -16,7 +16,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,10 @@ from doxa import store
 from doxa.errors import MethodError, did_you_mean
 from doxa.linalg.layout import Entry, Layout, Params
 
-if TYPE_CHECKING:
-    from gpytorch.kernels import Kernel  # named kernels do without it
-
 P = ParamSpec("P")
+Kernel = Any  # gpytorch's, which is imported by whoever brings one
 
 _BUILDERS: dict[str, Callable[..., Kernel]] = {}
-NAMED = ("rbf", "matern", "linear")
 
 
 def register_kernel(name: str) -> Callable[[Callable[P, Kernel]], Callable[P, Kernel]]:
@@ -40,9 +37,7 @@ def register_kernel(name: str) -> Callable[[Callable[P, Kernel]], Callable[P, Ke
 
     def decorate(builder: Callable[P, Kernel]) -> Callable[P, Kernel]:
         known = _BUILDERS.get(name)
-        if name in NAMED or (
-            known is not None and inspect.unwrap(known).__qualname__ != builder.__qualname__
-        ):
+        if known is not None and inspect.unwrap(known).__qualname__ != builder.__qualname__:
             raise MethodError(f"a kernel named {name!r} is registered already")
         signature = inspect.signature(builder)
 
@@ -96,19 +91,9 @@ class KernelSpec:
         return kernel
 
 
-def build(spec: str | KernelSpec | Kernel, inputs: int, ard: bool) -> Kernel:
-    """A copy of the kernel, in float64; `ard` gives a named one a lengthscale for each input."""
-    if isinstance(spec, KernelSpec):
-        return spec.build()
-    if not isinstance(spec, str):
-        return copy.deepcopy(spec).double()
-    from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
-
-    columns = inputs if ard else None
-    if spec == "linear":
-        return LinearKernel().double()
-    base = RBFKernel if spec == "rbf" else MaternKernel
-    return ScaleKernel(base(ard_num_dims=columns)).double()
+def build(spec: KernelSpec | nn.Module) -> Kernel:
+    """A copy of the kernel, in float64."""
+    return spec.build() if isinstance(spec, KernelSpec) else copy.deepcopy(spec).double()
 
 
 class _Covariance(nn.Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from doxa.data import rows_of
 from doxa.errors import NumericalError, StoreError
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
 from doxa.function.evidence import Problem, Solved, extended
-from doxa.function.kernels import KernelFunction
 from doxa.linalg.layout import Params
 from doxa.posterior import ProcessPosterior, register_posterior
 from doxa.posterior.process import square_root
+
+if TYPE_CHECKING:
+    from doxa.function.kernels import KernelFunction
 
 _CHUNK_BYTES = 64 << 20  # of cross-covariances at a time
 

@@ -5,7 +5,9 @@
 
 Nocedal & Wright (2006), ch. 6. A step tries one θ + td; where it is not taken, the next tries a
 smaller t. The gradient is computed only where some member takes its step. A member has arrived where
-the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-8 nats a row; it then costs nothing.
+the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-9 nats a row; it then costs nothing. θ
+stays between state["low"] and state["high"] where there are such: what has reached one and would
+cross it rests (Bertsekas, 1982).
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from doxa.function.evidence import Problem
 from doxa.method import Clock, Info, Run, Stage, State
 
 _SUFFICIENT = 1e-4  # of the gain that the gradient promises
-_ARRIVED = 1e-8  # the promised gain, in nats a row
+_ARRIVED = 1e-9  # the promised gain, in nats a row
 _SMALLEST = 2.0**-12  # of t
 _FURTHEST = 2.0  # a step of a logarithm
 _GROUP_BYTES = 256 << 20  # of matrices [N, N] at a time
-_NAMES = ("theta", "value", "grad", "inverse", "direction", "share", "guess", "arrived")
+_NAMES = ("theta", "value", "grad", "inverse", "direction", "share", "guess", "arrived", "low", "high")
 _KEYS = ("theta", *(f"ascent.{name}" for name in _NAMES[1:]))
 
 Part = dict[str, Tensor]
 
 
 def quasi_newton(
-    problem_of: Callable[[Run, Batch], Problem], steps: int, name: str, share: float = 1.0
+    problem_of: Callable[[Run, Batch], Problem], steps: int, name: str, rows: int | None = None
 ) -> Stage:
-    """Ascend the evidence from state["theta"], of all rows, or of a share of them, evenly spaced."""
+    """Ascend the evidence from state["theta"], of all rows, or of `rows` of them evenly spaced."""
 
     def enter(run: Run, state: State) -> State:
         theta = state["theta"]
@@ -41,17 +43,19 @@ def quasi_newton(
         eye = eye.to(theta).expand(run.size, -1, -1).clone()
         start = dict(zip(_KEYS, (
             theta, -torch.inf * one, torch.zeros_like(theta), eye, torch.zeros_like(theta), one,
-            one, 0 * one,
+            one, 0 * one, state.get("low", theta - torch.inf), state.get("high", theta + torch.inf),
         ), strict=True))  # fmt: skip
+        own = run.n.to(theta) if rows is None else one * rows
         if "ascent.inverse" in state:  # of fewer rows, hence of less curvature
-            start["ascent.inverse"] = state["ascent.inverse"] * state["ascent.rows"] / share
+            less = state["ascent.rows"] / own
+            start["ascent.inverse"] = state["ascent.inverse"] * less[:, None, None]
             start["ascent.guess"] = state["ascent.guess"]
-        return state | start | {"ascent.rows": torch.full_like(one, share)[:, None, None]}
+        return state | start | {"ascent.rows": own}
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         problem = problem_of(run, batch)
-        if share < 1:
-            problem = problem.thinned(share)
+        if rows is not None:
+            problem = problem.thinned(rows)
         whole = {name: state[key].clone() for name, key in zip(_NAMES, _KEYS, strict=True)}
         still = (whole["arrived"] == 0).nonzero()[:, 0]
         levels = 1 if problem.log_noise is None else problem.log_noise.shape[-1]
@@ -72,7 +76,7 @@ def advanced(problem: Problem, at: Part) -> Part:
     theta, value, grad, share = (at[name] for name in ("theta", "value", "grad", "share"))
     first = torch.isinf(value)
     slope = (at["direction"] * grad).sum(1)
-    tried = theta + share[:, None] * at["direction"]
+    tried = (theta + share[:, None] * at["direction"]).clamp(at["low"], at["high"])
     solved = problem.solve(tried)
     reached = problem.value(tried, solved)
     taken = reached >= value + _SUFFICIENT * share * slope
@@ -92,7 +96,9 @@ def advanced(problem: Problem, at: Part) -> Part:
     eye = torch.eye(theta.shape[1], dtype=theta.dtype, device=theta.device)
     gentle = (100 * new_grad.norm(dim=1)).clamp_min(1e-300)[:, None, None]
     inverse = torch.where(stuck[:, None, None], eye / gentle, inverse)
-    full = (inverse @ new_grad.unsqueeze(-1)).squeeze(-1)
+    below, above = new_theta <= at["low"], new_theta >= at["high"]
+    free = (~((below & (new_grad < 0)) | (above & (new_grad > 0)))).to(theta)
+    full = free * (inverse @ (free * new_grad).unsqueeze(-1)).squeeze(-1)
     promise = 0.5 * (full * new_grad).sum(1)
     shorter = (_FURTHEST / full.abs().amax(1).clamp_min(1e-300)).clamp_max(1.0)
     over = (promise < _ARRIVED * problem.n) & taken | (stuck & (at["guess"] > 0)) | lost
@@ -105,6 +111,8 @@ def advanced(problem: Problem, at: Part) -> Part:
         "share": torch.where(taken | stuck, torch.ones_like(share), smaller),
         "guess": torch.where(stuck, torch.ones_like(guess), guess),
         "arrived": over.to(share),
+        "low": at["low"],
+        "high": at["high"],
     }
 
 

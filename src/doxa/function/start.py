@@ -1,11 +1,14 @@
 """Where hyper-parameters start: values that suit the size of the data, whatever its units.
 
-Lengthscales are the median distance between rows, each column by its own spread; variances share
-the mean square of y. The evidence has many tops along a period: the best of some is taken, by the
-evidence of a few rows.
+Lengthscales are the root mean square distance between rows, each column by its own spread; variances
+share the mean square of y. A row of weight 2 counts as two. The evidence has several tops, and many
+along a period: of some starts the best is taken, by the evidence of a few rows.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,49 +19,84 @@ from doxa.function.evidence import Problem
 from doxa.function.kernels import KernelFunction
 
 FEW = 256  # rows that are looked at
-_PERIODS = 13  # from the range of x down to a 64th of it
+_SHORTER, _QUIETER = (1.0, 2.0, 4.0, 8.0), (1.0, 3.0)  # divisors of lengthscales and noise
+_PERIODS = 128  # of frequencies half a cycle apart over the range of x: periods to a 64th of it
+
+
+class Sizes(NamedTuple):
+    """Of the data: the spread of each column of x [D], the mean squares of its rows' lengths and
+    of y, the standard deviation of y (1 where it has none)."""
+
+    spread: Tensor
+    length: Tensor
+    power: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, weight: Tensor | None) -> Sizes:
+        """Of rows x [n, D] and targets y [n, O]."""
+        w = torch.ones_like(x[:, 0]) if weight is None else weight
+        w = (w / w.sum())[:, None]
+        spread, deviation = ((w * (t - (w * t).sum(0)).square()).sum(0) for t in (x, y))
+        length = (w * x.square()).sum()
+        power = (w * y.square()).sum(0).mean()
+        return cls(spread.sqrt(), length, power, _or_one(deviation.mean().sqrt()))
 
 
 def kernel_start(
-    kernel: Composed, x: Tensor, y: Tensor, lengthscale: float | None, variance: float | None
+    kernel: Composed, x: Tensor, sizes: Sizes, lengthscale: float | None, variance: float | None
 ) -> Tensor:
-    """Logarithms for rows x [n, D] and targets y [n, O]: [H]; what is given is taken as it is."""
-    spread = x.std(0, correction=0)
-    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    """Logarithms for a few rows x [n, D] of data of such sizes: [H]; what is given is taken."""
+    own = sizes.spread
+    spread = torch.where(own > 1e-12 * own.amax(), own, torch.ones_like(own))
+    varied = _or_one((own > 1e-12 * own.amax()).double().sum())
+    whole = _or_one(own.square().sum()).sqrt()
     values, layout = {}, kernel.layout
     for entry in layout.entries:
-        own, columns = entry.name.rpartition(".")[2], entry.shape[1]
-        size = spread if columns > 1 else torch.ones_like(spread[:1])
-        if own == "lengthscale":
-            found = size * _distance(x / size) if lengthscale is None else lengthscale
-        elif own == "period":
-            found = size * 4.0 if columns > 1 else spread.mean() * 4.0
-        elif own == "offset":
-            found = _or_one(x.square().sum(1).mean())
-        else:  # a variance, set below; alpha
-            found = 1.0
+        name, columns = entry.name.rpartition(".")[2], entry.shape[1]
+        if name == "lengthscale" and entry.name.startswith("periodic"):
+            found = 1.0 if lengthscale is None else lengthscale  # of a sine: it has no units
+        elif name == "lengthscale":
+            found = math.sqrt(2) * (spread * varied.sqrt() if columns > 1 else whole)
+            found = found if lengthscale is None else lengthscale
+        elif name == "period":
+            found = 8.0 * (spread if columns > 1 else whole)
+        else:  # alpha; a variance, set below; an offset
+            found = _or_one(sizes.length) if name == "offset" else 1.0
         values[entry.name] = torch.as_tensor(found, dtype=x.dtype).expand(1, columns).log()
     flat = layout.flatten(values)
     terms = [s.start for name, s in layout.slices.items() if name.endswith(".variance")]
-    power = _or_one(y.square().mean()) / len(terms)
+    power = _or_one(sizes.power) / len(terms)
     for term in terms:
         alone = flat.clone()
         alone[terms] = -torch.inf
         alone[term] = 0.0
-        size = _or_one(kernel(alone, x, x, True).mean())  # of a term without its variance
+        mean = sizes.length if kernel.text == "linear" else kernel(alone, x, x, True).mean()
+        size = _or_one(mean)  # of a term without its variance
         flat[term] = (power / size if variance is None else x.new_tensor(variance)).log()
     return flat
 
 
-def best_period(kernel: Composed, problem: Problem, theta: Tensor) -> Tensor:
-    """θ [H] with its periods divided by the number under which the evidence is largest."""
-    periods = [s for name, s in kernel.layout.slices.items() if name.endswith(".period")]
-    if not periods:
-        return theta
-    tried = theta.repeat(_PERIODS, 1)
-    less = torch.linspace(0.0, torch.tensor(64.0).log(), _PERIODS, dtype=theta.dtype)
-    for own in periods:
-        tried[:, own] -= less[:, None]
+def best_start(kernel: Composed, problem: Problem, theta: Tensor, scales: bool) -> Tensor:
+    """θ [H] with the periods, then the lengthscales (where `scales`) and the noise, divided by the
+    numbers under which the evidence of the problem is largest."""
+    layout, size = kernel.layout, kernel.layout.size
+    ends = [(name.rpartition(".")[2], s) for name, s in layout.slices.items()]
+    periods, lengths = ([s for end, s in ends if end == w] for w in ("period", "lengthscale"))
+    if periods:
+        tried = theta.repeat(_PERIODS, 1)
+        for own in periods:
+            tried[:, own] -= torch.arange(1, _PERIODS + 1, dtype=theta.dtype)[:, None].log()
+        theta = _best(problem, tried)
+    less = torch.cartesian_prod(*(torch.tensor(each).double().log() for each in (_SHORTER, _QUIETER)))
+    tried = theta.repeat(len(less), 1)
+    for own in lengths if scales else ():
+        tried[:, own] -= less[:, :1]
+    tried[:, size:] -= less[:, 1:]
+    return _best(problem, tried)
+
+
+def _best(problem: Problem, tried: Tensor) -> Tensor:
     value = problem.value(tried, problem.solve(tried)).nan_to_num(-torch.inf)
     return tried[value.argmax()]
 
@@ -82,9 +120,3 @@ def check_positive(kernel: KernelFunction, x: Tensor) -> None:
 
 def _or_one(value: Tensor) -> Tensor:
     return torch.where(value > 0, value, torch.ones_like(value))
-
-
-def _distance(x: Tensor) -> Tensor:
-    """The median distance between rows, 1 where they coincide."""
-    away = torch.pdist(x)
-    return _or_one(away.median()) if len(away) else torch.ones((), dtype=x.dtype)

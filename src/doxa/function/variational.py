@@ -29,7 +29,7 @@ from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
 from doxa.function.points import starts
-from doxa.function.start import kernel_start
+from doxa.function.start import Sizes, kernel_start
 from doxa.likelihoods import Theta
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import between, flag, plain, positive, rules, whole
@@ -50,8 +50,8 @@ class VariationalProcess(Method):
     ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
     fit_hyper: fit the kernel's hyper-parameters and learned noise; False keeps the first ones.
     fit_points: move the inducing points; False keeps those that were chosen among the rows.
-    lengthscale, variance: first values, in fitted units; None: the median distance between
-        inducing points, and the mean square of y (of classes and counts 1).
+    lengthscale, variance: first values, in fitted units; None: the distance between inducing
+        points, and the mean square of y (of classes and counts 1).
     natural: γ, the step of natural gradients.
     samples: draws a row, where a likelihood has several outputs for a target.
     """
@@ -137,9 +137,11 @@ class VariationalProcess(Method):
     ) -> Tensor:  # fmt: skip
         """The kernel's logarithms [M, H] that suit points [M, Z, D] and a mean square of f [M]."""
         kernel = self.covariance(points.shape[2])
-        size = power.sqrt()[:, None, None]
-        each = zip(points.cpu(), size.cpu(), length, variance, strict=True)
-        return torch.stack([kernel_start(kernel, *own) for own in each]).to(points)
+        rows = []
+        for x, square, *first in zip(points.cpu(), power.cpu(), length, variance, strict=True):
+            sizes = Sizes.of(x, square.sqrt().expand(len(x), 1), None)
+            rows.append(kernel_start(kernel, x, sizes, *first))
+        return torch.stack(rows).to(points)
 
     def covariance(self, inputs: int) -> Composed:
         each = inputs <= MOST_COLUMNS if self.ard is None else self.ard

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from doxa import store
 from doxa.function.deep_posterior import DeepPosterior
-from doxa.function.inducing import Layer, from_precision, kl
-from doxa.function.variational import PREFIX, VariationalProcess
+from doxa.function.inducing import Layer, kl
+from doxa.function.variational import VariationalProcess
 from doxa.method import Clock, Run, State
 from doxa.method.fields import whole
 from doxa.posterior import Posterior
@@ -99,14 +99,9 @@ class DeepGP(VariationalProcess):
         return x, divergence, copies
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        mean, root, _ = from_precision(state["precision"], state["shift"])
-        learned = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
         inner = {k: v for k, v in state.items() if k.startswith("inner.")}
         inner = {k: v.tril() if k.endswith("root") else v for k, v in inner.items()}
-        posterior = DeepPosterior(
-            **run.common(self), hyper=state["hyper"], points=state["points"], mean=mean, root=root,
-            output=run.output, learned=learned, reference=run.n[:1], inner=inner,
-        )  # fmt: skip
+        posterior = DeepPosterior(**self.believed(run, state), inner=inner)
         return self.recorded(run, state, posterior)
 
 

@@ -27,7 +27,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.function.inducing import from_precision
 from doxa.function.sparse_posterior import SparsePosterior
-from doxa.function.variational import PREFIX, VariationalProcess
+from doxa.function.variational import VariationalProcess
 from doxa.method import Clock, Info, Run, State
 from doxa.posterior import Posterior
 
@@ -86,10 +86,4 @@ class SparseGP(VariationalProcess):
         return float((each + run.units_log_jacobian()).mean())
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        mean, root, _ = from_precision(state["precision"], state["shift"])
-        learned = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
-        posterior = SparsePosterior(
-            **run.common(self), hyper=state["hyper"], points=state["points"], mean=mean, root=root,
-            output=run.output, learned=learned, reference=run.n[:1],
-        )  # fmt: skip
-        return self.recorded(run, state, posterior)
+        return self.recorded(run, state, SparsePosterior(**self.believed(run, state)))

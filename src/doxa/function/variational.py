@@ -18,7 +18,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,14 +28,12 @@ from doxa.errors import DataError, MethodError, ModelError
 from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
+from doxa.function.last_layer import PREFIX, Rows, given, learned_in, matrix
 from doxa.function.points import starts
 from doxa.function.start import Sizes, kernel_start
-from doxa.likelihoods import Theta
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import between, flag, plain, positive, rules, whole
 from doxa.posterior import Posterior
-
-PREFIX = "likelihood."
 
 
 @dataclass(frozen=True)
@@ -239,39 +237,17 @@ class VariationalProcess(Method):
         each = state["fit"] - state["inner kl"] - kl(mean, root, half_logdet)
         return float((each + run.units_log_jacobian()).mean())
 
+    def believed(self, run: Run, state: State) -> dict[str, Any]:
+        """What a posterior of one run is made of."""
+        mean, root, _ = from_precision(state["precision"], state["shift"])
+        return run.common(self) | {
+            "hyper": state["hyper"], "points": state["points"], "mean": mean, "root": root,
+            "output": run.output, "learned": learned_in(state), "reference": run.n[:1],
+        }  # fmt: skip
+
     def recorded(self, run: Run, state: State, posterior: Posterior) -> Posterior:
         """With its bound, and what the kernel came to."""
         posterior.elbo = self.bound(run, state)
         kernel = self.covariance(state["points"].shape[2])
         posterior.record.diagnostics["kernel"] = kernel.named(state["hyper"])
         return posterior
-
-
-@dataclass
-class Rows:
-    """Rows at the last layer: a [M, Z, B], f's marginals [M, B, O], Σ E log p [M], the KL of the
-    layers before [M], and λ with the rows' weights [M, B, O] where it is no derivative."""
-
-    basis: Tensor
-    mean: Tensor
-    variance: Tensor
-    fit: Tensor
-    kl: Tensor
-    bend: Tensor | None
-
-    def sites(self, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ λ_i a_i a_iᵀ, [M, O, Z, Z], and Σ (g_i + λ_i μ_i) a_i, [M, O, Z]."""
-        a, mean = self.basis.detach(), self.mean.detach()
-        precision = (a.unsqueeze(1) * bend.mT.unsqueeze(2)) @ a.mT.unsqueeze(1)
-        return precision, (slope + bend * mean).mT @ a.mT
-
-
-def given(run: Run, params: State) -> Theta:
-    """The likelihood's parameters of each member, learned or given."""
-    learned = {k.removeprefix(PREFIX): v for k, v in params.items() if k.startswith(PREFIX)}
-    return learned | {k: v.double() for k, v in run.constants.items()}
-
-
-def matrix(x: Tensor, lead: int = 1) -> Tensor:
-    """[*lead, N] as [*lead, N, 1]."""
-    return x.unsqueeze(-1) if x.ndim == lead + 1 else x

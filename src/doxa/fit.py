@@ -136,14 +136,11 @@ def fit(
         else likelihoods.likelihood(likelihood or (inferred.name if inferred else "gaussian"))
     )  # fmt: skip
     if method.regression_only and not noise_model.is_normal:
+        why = f' ({inferred.reason}); likelihood="gaussian" takes y as numbers' if inferred else ""
+        other = "" if method.needs_network else "; sparse-gp takes any likelihood"
         raise MethodError(
             f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"
-            + (
-                f' ({inferred.reason}); likelihood="gaussian" takes y as numbers'
-                if inferred
-                else "" if method.needs_network
-                else "; sparse-gp takes any likelihood"
-            )
+            f"{why}{other}"
         )
     problem = method.prepare(problem)
     if believed is not None:

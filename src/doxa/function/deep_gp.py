@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.function.covariances import median_distance
 from doxa.function.deep_posterior import DeepPosterior
-from doxa.function.inducing import Layer, from_precision, kl
-from doxa.function.variational import PREFIX, VariationalProcess
+from doxa.function.inducing import Layer, kl
+from doxa.function.variational import VariationalProcess
 from doxa.method import Clock, Run, State
 from doxa.method.fields import whole
 from doxa.posterior import Posterior
@@ -49,7 +48,8 @@ class DeepGP(VariationalProcess):
     >>> import torch, doxa
     >>> x = torch.linspace(-1, 1, 60).double()[:, None]
     >>> y = (x > 0).double()
-    >>> posterior = doxa.fit(None, (x, y), doxa.DeepGP(inducing=10), likelihood="gaussian", steps=100)
+    >>> method = doxa.DeepGP(inducing=10)
+    >>> posterior = doxa.fit(None, (x, y), method, likelihood="gaussian", steps=100)
     >>> posterior.functions(x, 3).shape
     torch.Size([3, 60, 1])
     """
@@ -69,9 +69,7 @@ class DeepGP(VariationalProcess):
             power = _FIRST_POWER * points.var(1, correction=0).mean(1)  # [M]
             eye = torch.eye(count, dtype=points.dtype, device=points.device)
             own = {
-                "hyper": self.covariance(inputs).start(
-                    torch.where(power > 0, power, 1.0), median_distance(points)
-                ),
+                "hyper": self.first_hyper(points, power, [None] * members, [None] * members),
                 "points": points,
                 "mean": points.new_zeros(members, width, count),
                 "root": (_FIRST_ROOT * eye).expand(members, width, -1, -1).clone(),
@@ -81,9 +79,7 @@ class DeepGP(VariationalProcess):
             points = points @ own["project"]
         return state, points
 
-    def inner(
-        self, run: Run, params: State, x: Tensor, clock: Clock
-    ) -> tuple[Tensor, Tensor, int]:
+    def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
         divergence, rows = x.new_zeros(len(x)), x.shape[1]
         copies = self.paths if self.layers > 1 else 1
         for number in range(self.layers - 1):
@@ -103,14 +99,9 @@ class DeepGP(VariationalProcess):
         return x, divergence, copies
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        mean, root, _ = from_precision(state["precision"], state["shift"])
-        learned = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
         inner = {k: v for k, v in state.items() if k.startswith("inner.")}
         inner = {k: v.tril() if k.endswith("root") else v for k, v in inner.items()}
-        posterior = DeepPosterior(
-            **run.common(self), hyper=state["hyper"], points=state["points"], mean=mean, root=root,
-            output=run.output, learned=learned, reference=run.n[:1], inner=inner,
-        )  # fmt: skip
+        posterior = DeepPosterior(**self.believed(run, state), inner=inner)
         return self.recorded(run, state, posterior)
 
 

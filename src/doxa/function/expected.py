@@ -1,4 +1,4 @@
-"""E_q log p(y | f) of each row under Gaussian marginals q(f), and what natural gradients need of it.
+"""E_q log p(y | f) of each row under Gaussian marginals, and what natural gradients need of it.
 
     Gaussian noise          log p(y | μ) − v/2σ²
     one latent a target     Σ_q w_q log p(y | μ + √(2v) t_q)        (Gauss–Hermite)

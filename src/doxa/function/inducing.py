@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.function.covariances import Covariance
+from doxa.function.composed import Composed
 
 _JITTER = 1e-8  # of the mean variance at the inducing points
 
@@ -24,7 +24,7 @@ class Layer(NamedTuple):
     """What a layer believes: its kernel's logarithms [M, H], points [M, Z, D], and q(v): means
     [M, O, Z] and square roots R of the covariances, S = RRᵀ, [M, O, Z, Z]."""
 
-    kernel: Covariance
+    kernel: Composed
     hyper: Tensor
     points: Tensor
     mean: Tensor
@@ -34,7 +34,7 @@ class Layer(NamedTuple):
         """Mean and variance of f at each row of x [M, N, D]: [M, N, O] each."""
         a = whitened(self.kernel, self.hyper, self.points, x) if basis is None else basis
         spread = (self.root.mT @ a.unsqueeze(1)).square().sum(2)  # [M, O, N]
-        left = self.kernel.diagonal(self.hyper, x) - a.square().sum(1)  # [M, N]
+        left = self.kernel(self.hyper, x, x, True) - a.square().sum(1)  # [M, N]
         return (self.mean @ a).mT, (left.unsqueeze(1) + spread).mT.clamp_min(1e-12)
 
     def joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,13 +51,13 @@ def kl(mean: Tensor, root: Tensor, half_logdet: Tensor) -> Tensor:
     return 0.5 * (trace - mean[0].numel()) - half_logdet
 
 
-def whitened(kernel: Covariance, hyper: Tensor, points: Tensor, x: Tensor) -> Tensor:
+def whitened(kernel: Composed, hyper: Tensor, points: Tensor, x: Tensor) -> Tensor:
     """a(x) of every row: [M, Z, N]."""
     root = factor(kernel, hyper, points)
     return torch.linalg.solve_triangular(root, kernel(hyper, points, x), upper=False)
 
 
-def factor(kernel: Covariance, hyper: Tensor, points: Tensor) -> Tensor:
+def factor(kernel: Composed, hyper: Tensor, points: Tensor) -> Tensor:
     """L, [M, Z, Z]."""
     return cholesky(jittered(kernel(hyper, points, points)))
 

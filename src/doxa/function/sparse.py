@@ -2,9 +2,9 @@
 
     f ~ GP(0, k),   y_i ~ p(y | f(x_i)),   q(f) = ∫ p(f | u) q(u) du,   u = f(Z)
 
-Titsias (2009), Hensman, Fusi & Lawrence (2013), Hensman, Matthews & Ghahramani (2015); the bound and
-its natural gradients are in `variational.py`. A step costs Z³ + BZ², whatever the number of rows,
-and no row is kept. Classes are one GP each, with the same kernel and points.
+Titsias (2009), Hensman, Fusi & Lawrence (2013), Hensman, Matthews & Ghahramani (2015); the bound
+and its natural gradients are in `variational.py`. A step costs Z³ + BZ², whatever the number of
+rows, and no row is kept. Classes are one GP each, with the same kernel and points.
 
 With Gaussian noise the best q(v) is known: a last pass over the rows sets it,
 
@@ -27,7 +27,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.function.inducing import from_precision
 from doxa.function.sparse_posterior import SparsePosterior
-from doxa.function.variational import PREFIX, VariationalProcess
+from doxa.function.variational import VariationalProcess
 from doxa.method import Clock, Info, Run, State
 from doxa.posterior import Posterior
 
@@ -53,9 +53,7 @@ class SparseGP(VariationalProcess):
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
         return {}, points
 
-    def inner(
-        self, run: Run, params: State, x: Tensor, clock: Clock
-    ) -> tuple[Tensor, Tensor, int]:
+    def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
         return x, x.new_zeros(len(x)), 1
 
     def _enter_last(self, run: Run, state: State) -> State:
@@ -88,10 +86,4 @@ class SparseGP(VariationalProcess):
         return float((each + run.units_log_jacobian()).mean())
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        mean, root, _ = from_precision(state["precision"], state["shift"])
-        learned = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
-        posterior = SparsePosterior(
-            **run.common(self), hyper=state["hyper"], points=state["points"], mean=mean, root=root,
-            output=run.output, learned=learned, reference=run.n[:1],
-        )  # fmt: skip
-        return self.recorded(run, state, posterior)
+        return self.recorded(run, state, SparsePosterior(**self.believed(run, state)))

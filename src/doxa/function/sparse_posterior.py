@@ -18,9 +18,10 @@ from torch import Tensor
 from doxa.data import rows_of
 from doxa.errors import Unavailable
 from doxa.exact.targets import Shape, new_targets
-from doxa.function.covariances import Covariance
+from doxa.function.composed import Composed
+from doxa.function.features import FEATURES
 from doxa.function.inducing import Layer, factor, from_precision, whitened
-from doxa.function.paths import FEATURES, draw
+from doxa.function.paths import draw
 from doxa.linalg.layout import Params
 from doxa.noise import Noise
 from doxa.posterior import ProcessPosterior, register_posterior
@@ -69,7 +70,7 @@ class SparsePosterior(ProcessPosterior):
         return self.reference
 
     @property
-    def kernel(self) -> Covariance:
+    def kernel(self) -> Composed:
         return self.method.covariance(self.points.shape[2])
 
     def layer(self, member: slice = slice(None)) -> Layer:

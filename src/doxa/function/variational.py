@@ -1,4 +1,4 @@
-"""What sparse and deep Gaussian processes share: stochastic variational inference of the last layer.
+"""What sparse and deep processes share: stochastic variational inference of the last layer.
 
     ELBO = Σ_i E_q log p(y_i | f(x_i)) − Σ_layers KL[q(u) ‖ p(u)]
 
@@ -16,25 +16,24 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from doxa.data import Batch, batch_rows
-from doxa.errors import DataError, ModelError
-from doxa.function.covariances import NAMES, Covariance, median_distance
+from doxa.errors import DataError, MethodError, ModelError
+from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
-from doxa.function.starts import starts
-from doxa.likelihoods import Theta
+from doxa.function.last_layer import PREFIX, Rows, given, learned_in, matrix
+from doxa.function.points import starts
+from doxa.function.start import Sizes, kernel_start
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.method.fields import between, flag, one_of, positive, whole
+from doxa.method.fields import between, flag, plain, positive, rules, whole
 from doxa.posterior import Posterior
-
-PREFIX = "likelihood."
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,14 @@ class VariationalProcess(Method):
 
     Parameters
     ----------
-    kernel: "rbf" (squared exponential), "matern" (ν = 5/2) or "linear".
+    kernel: a name of `function/composed.py` ("rbf", "matern52", "periodic", "linear", …), or sums
+        and products of names, such as "rbf * periodic + linear".
     inducing: how many inducing points; None: 100, or as many as there are rows.
-    ard: a lengthscale for each column of x.
+    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
     fit_hyper: fit the kernel's hyper-parameters and learned noise; False keeps the first ones.
     fit_points: move the inducing points; False keeps those that were chosen among the rows.
-    lengthscale, variance: first values, in fitted units; None: the median distance between rows,
-        and the mean square of y (of classes and counts 1).
+    lengthscale, variance: first values, in fitted units; None: the distance between inducing
+        points, and the mean square of y (of classes and counts 1).
     natural: γ, the step of natural gradients.
     samples: draws a row, where a likelihood has several outputs for a target.
     """
@@ -59,9 +59,9 @@ class VariationalProcess(Method):
     default_batch: ClassVar[int] = 256
     needs_network: ClassVar[bool] = False
 
-    kernel: str = one_of(*NAMES)
+    kernel: str = plain("rbf", str, "a kernel's name, or sums and products of names")
     inducing: int | None = whole(None, least=1)
-    ard: bool = flag(True)
+    ard: bool | None = flag(None)
     fit_hyper: bool = flag(True)
     fit_points: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
@@ -69,38 +69,39 @@ class VariationalProcess(Method):
     natural: float = between(0.1, 0, 1, "(]")
     samples: int = whole(8, least=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            Composed(self.kernel)
+        except MethodError as error:
+            words = rules(self)["kernel"].words("kernel")
+            raise MethodError(f"kernel must be {words}, not {self.kernel!r}: {error}") from error
+
     @abstractmethod
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
         """Layers before the last: their state, and points [M, Z, D] as they leave."""
 
     @abstractmethod
-    def inner(
-        self, run: Run, params: State, x: Tensor, clock: Clock
-    ) -> tuple[Tensor, Tensor, int]:
+    def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
         """x [M, B, D] as it enters the last layer, [M, B·K, W]; the KL of the layers it went
         through, [M]; and K."""
 
     def moving(self, state: State) -> tuple[str, ...]:
         """The names that the optimiser moves."""
-        inner = [k for k in state if k.startswith("inner.") and not k.endswith("project")]
-        names = [*inner, "hyper", "points", *(k for k in state if k.startswith(PREFIX))]
-        kept = () if self.fit_points else ("points",)
-        kept += () if self.fit_hyper else ("hyper", *(k for k in names if k.startswith(PREFIX)))
-        return tuple(name for name in names if not name.endswith(kept or ("/",)))
+        names = [k for k in state if k.startswith(("inner.", PREFIX)) or k in ("hyper", "points")]
+        kept = ["project", *(() if self.fit_points else ("points",))]
+        kept += [] if self.fit_hyper else ["hyper", *(k for k in names if k.startswith(PREFIX))]
+        return tuple(name for name in names if not name.endswith(tuple(kept)))
 
     def init(self, run: Run) -> State:
         self._check(run)
         points, power, spread = map(torch.stack, zip(*starts(run, self.inducing), strict=True))
         inner, points = self.init_inner(points)
-        if self.kernel == "linear":
-            power = power / points.square().sum(2).mean(1).clamp_min(1e-12)
         outputs, count = math.prod(run.output), points.shape[1]
         eye = torch.eye(count, dtype=points.dtype, device=points.device)
-        length = median_distance(points)
+        length, variance = (self._given(run, name) for name in ("lengthscale", "variance"))
         state = {
-            "hyper": self.covariance(points.shape[2]).start(
-                self._first(run, "variance", power), self._first(run, "lengthscale", length)
-            ),
+            "hyper": self.first_hyper(points, power, length, variance),
             "points": points,
             "precision": eye.expand(run.size, outputs, -1, -1).clone(),
             "shift": points.new_zeros(run.size, outputs, count),
@@ -122,13 +123,27 @@ class VariationalProcess(Method):
             raise DataError(f"{self.name} needs x as one array [N, D]")
         several_latents(run.likelihood, run.output)
 
-    def _first(self, run: Run, field: str, default: Tensor) -> Tensor:
-        if field in run.hyper or getattr(self, field) is not None:
-            return run.field(self, field).double()
-        return default
+    def _given(self, run: Run, field: str) -> list[float | None]:
+        """A first value of each member, where it is given."""
+        if field not in run.hyper:
+            return [getattr(self, field)] * run.size
+        return [float(value) for value in run.hyper[field]]
 
-    def covariance(self, inputs: int) -> Covariance:
-        return Covariance(self.kernel, inputs, self.ard)
+    def first_hyper(
+        self, points: Tensor, power: Tensor, length: Sequence[float | None],
+        variance: Sequence[float | None],
+    ) -> Tensor:  # fmt: skip
+        """The kernel's logarithms [M, H] that suit points [M, Z, D] and a mean square of f [M]."""
+        kernel = self.covariance(points.shape[2])
+        rows = []
+        for x, square, *first in zip(points.cpu(), power.cpu(), length, variance, strict=True):
+            sizes = Sizes.of(x, square.sqrt().expand(len(x), 1), None)
+            rows.append(kernel_start(kernel, x, sizes, *first))
+        return torch.stack(rows).to(points)
+
+    def covariance(self, inputs: int) -> Composed:
+        each = inputs <= MOST_COLUMNS if self.ard is None else self.ard
+        return Composed(self.kernel, inputs if each else 1)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=False)
@@ -169,7 +184,7 @@ class VariationalProcess(Method):
 
     def _share(self, run: Run, clock: Clock) -> Tensor:
         """The rate as a share of its first value, [M]."""
-        first = run.hyper["lr"] if "lr" in run.hyper else run.settings.rate
+        first = run.hyper.get("lr", run.settings.rate)
         return (clock.rate.flatten() / first).to(torch.float64).expand(run.size)
 
     def at(
@@ -222,40 +237,17 @@ class VariationalProcess(Method):
         each = state["fit"] - state["inner kl"] - kl(mean, root, half_logdet)
         return float((each + run.units_log_jacobian()).mean())
 
+    def believed(self, run: Run, state: State) -> dict[str, Any]:
+        """What a posterior of one run is made of."""
+        mean, root, _ = from_precision(state["precision"], state["shift"])
+        return run.common(self) | {
+            "hyper": state["hyper"], "points": state["points"], "mean": mean, "root": root,
+            "output": run.output, "learned": learned_in(state), "reference": run.n[:1],
+        }  # fmt: skip
+
     def recorded(self, run: Run, state: State, posterior: Posterior) -> Posterior:
         """With its bound, and what the kernel came to."""
         posterior.elbo = self.bound(run, state)
         kernel = self.covariance(state["points"].shape[2])
         posterior.record.diagnostics["kernel"] = kernel.named(state["hyper"])
         return posterior
-
-
-@dataclass
-class Rows:
-    """Rows at the last layer: a [M, Z, B], f's marginals [M, B, O], Σ E log p [M], the KL of the
-    layers before [M], and λ with the rows' weights [M, B, O] where it is no derivative."""
-
-    basis: Tensor
-    mean: Tensor
-    variance: Tensor
-    fit: Tensor
-    kl: Tensor
-    bend: Tensor | None
-
-    def sites(self, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ λ_i a_i a_iᵀ, [M, O, Z, Z], and Σ (g_i + λ_i μ_i) a_i, [M, O, Z]."""
-        a, mean = self.basis.detach(), self.mean.detach()
-        precision = (a.unsqueeze(1) * bend.mT.unsqueeze(2)) @ a.mT.unsqueeze(1)
-        return precision, (slope + bend * mean).mT @ a.mT
-
-
-def given(run: Run, params: State) -> Theta:
-    """The likelihood's parameters of each member, learned or given."""
-    learned = {k.removeprefix(PREFIX): v for k, v in params.items() if k.startswith(PREFIX)}
-    return learned | {k: v.double() for k, v in run.constants.items()}
-
-
-def matrix(x: Tensor, lead: int = 1) -> Tensor:
-    """[*lead, N] as [*lead, N, 1]."""
-    return x.unsqueeze(-1) if x.ndim == lead + 1 else x
-

@@ -1,4 +1,4 @@
-"""Where a sparse process starts: inducing points among the rows, and the size of y."""
+"""Where inducing points start, among the rows, and how large y is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def starts(run: Run, inducing: int | None) -> Iterator[tuple[Tensor, Tensor, Ten
         y, share = y.double().reshape(size, -1), (weight / weight.sum()).unsqueeze(1)
         power, middle = (share * y.square()).sum(0), (share * y).sum(0)
         spread = (power - middle.square()).clamp_min(0.0).mean().sqrt()
-        yield points, *(torch.where(v > 1e-8, v, one) for v in (power.mean(), spread))
+        power = power.mean()
+        yield points, torch.where(power > 1e-8, power, one), torch.where(spread > 1e-8, spread, one)
 
 
 def _weighted(run: Run, m: int) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,21 @@
 """Decisions: what to label next (active learning), and what to measure next (design)."""
+
+from doxa.decide import active
+from doxa.decide.acquisition import (
+    bald,
+    margin,
+    max_entropy,
+    mean_std,
+    predictive_variance,
+    random,
+    variation_ratio,
+)
+from doxa.decide.batch import Batch, batch_bald
+from doxa.decide.epig import epig
+from doxa.decide.score import score
+from doxa.decide.select import select
+
+__all__ = [
+    "Batch", "active", "bald", "batch_bald", "epig", "margin", "max_entropy", "mean_std",
+    "predictive_variance", "random", "score", "select", "variation_ratio",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The active learning loop: fit, score the pool, ask, label, repeat."""

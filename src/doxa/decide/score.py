@@ -20,7 +20,6 @@ from doxa.data import blocks, free_memory, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition, chance
 from doxa.errors import DataError, ShapeError, Unavailable
 from doxa.posterior import Posterior
-from doxa.predictive import Predictive
 
 _NUMBERS = 1 << 22  # samples × rows × outputs of a block, on the CPU
 _ON_DEVICE = 1 << 26
@@ -53,7 +52,7 @@ def score(
     count = kept(posterior, n)
     found: list[Tensor] = []
     done = 0
-    for x in blocks(pool, size or _rows(posterior, count)):
+    for x in blocks(pool, size or block_rows(posterior, count)):
         p = posterior.predict(x, count, seed) if of is not None else None
         rows = rows_of(x, "the pool")
         found.append(torch.zeros(rows) if of is None or p is None else _checked(of(p), rows))
@@ -78,7 +77,7 @@ def kept(posterior: Posterior, n: int | None) -> int | None:
     return n
 
 
-def _rows(posterior: Posterior, count: int | None) -> int:
+def block_rows(posterior: Posterior, count: int | None) -> int:
     """A block such that its predictions are neither many nor few."""
     outputs = 1
     with contextlib.suppress(Unavailable, AttributeError):
@@ -93,8 +92,3 @@ def _checked(scores: Tensor, rows: int) -> Tensor:
     if scores.shape != (rows,):
         raise ShapeError(f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}")
     return scores.detach().cpu()
-
-
-def predicted(posterior: Posterior, x: Any, n: int | None, seed: int | None) -> Predictive:
-    """All rows at once, for what looks at several rows together."""
-    return posterior.predict(x, kept(posterior, n), seed)

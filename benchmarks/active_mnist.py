@@ -183,7 +183,9 @@ def table(part: str, found: dict[str, Any]) -> str:
             known = PUBLISHED.get(by) if part == "gal" else None
             said = "/".join(map(str, known)) if known else ""
             head = by if name == "all" else f"{name.strip()}, {by}"
-            lines.append(f"| {head} | {reach[0]:g} | {reach[1]:g} | {said} | {most:g}, {wrong:.1f} |")
+            lines.append(
+                f"| {head} | {reach[0]:g} | {reach[1]:g} | {said} | {most:g}, {wrong:.1f} |"
+            )
     return "\n".join(lines)
 
 

@@ -87,8 +87,8 @@ def variation_ratio_of_mean(p: Predictive) -> Tensor:
 
 
 def mean_std(p: Predictive) -> Tensor:
-    """The standard deviation over draws, of each class's probability or each output's mean, averaged
-    over them."""
+    """The standard deviation over draws of each class's probability, or of each output's mean: the
+    average of them."""
     spread = p.epistemic.clamp_min(0.0).sqrt()
     if p.likelihood.classifies and not isinstance(p.likelihood, Bernoulli):
         spread = spread.mean(1)

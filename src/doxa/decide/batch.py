@@ -45,7 +45,12 @@ class Batch(NamedTuple):
 
 
 def batch_bald(
-    p: Predictive, k: int, *, configurations: int = 10_000, seed: int = 0, taken: Tensor | None = None
+    p: Predictive,
+    k: int,
+    *,
+    configurations: int = 10_000,
+    seed: int = 0,
+    taken: Tensor | None = None,
 ) -> Batch:
     """The k rows, greedily.
 

@@ -90,5 +90,7 @@ def block_rows(posterior: Posterior, count: int | None) -> int:
 
 def _checked(scores: Tensor, rows: int) -> Tensor:
     if scores.shape != (rows,):
-        raise ShapeError(f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}")
+        raise ShapeError(
+            f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}"
+        )
     return scores.detach().cpu()

@@ -7,8 +7,8 @@
     coreset   of the 10 k largest scores, the k that cover them best: the farthest row from those
               chosen is next (greedy k-centre)
 
-Stochastic batches: Kirsch, Farquhar, Atighehchian, Jesson, Branchaud-Charron & Gal (2023), by adding
-Gumbel noise to the logarithms. Core-sets: Sener & Savarese (2018), on given features or, without
+Stochastic batches: Kirsch, Farquhar, Atighehchian, Jesson, Branchaud-Charron & Gal (2023), by
+Gumbel noise on the logarithms. Core-sets: Sener & Savarese (2018), on given features or, without
 them, on what the draws predict. BatchBALD (`by="batch_bald"`) looks at all k labels jointly.
 """
 
@@ -73,7 +73,9 @@ def select(
         return batch_bald(p, k, seed=seed, taken=used).rows
     scores = _scores(p, by, seed).double().cpu()
     if scores.shape != (rows,):
-        raise ShapeError(f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}")
+        raise ShapeError(
+            f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}"
+        )
     bad = ~torch.isfinite(scores) & ~used
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])

@@ -165,9 +165,7 @@ def _loop(
     return _stacked(outputs)
 
 
-def choose(
-    model: Model, members: int, device: torch.device, same_weights: bool = False
-) -> Engine:
+def choose(model: Model, members: int, device: torch.device, same_weights: bool = False) -> Engine:
     """The rule: a choice depends on the work alone. Members with the same weights, which differ in
     layers' noise, share a convolution: it runs once, or on all their rows as one batch."""
     kinds = [type(m) for m in model.net.modules()]
@@ -202,7 +200,12 @@ def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
 
 
 def tiles(
-    samples: int, rows: int, width: int, itemsize: int, device: torch.device, trunk: bool = False,
+    samples: int,
+    rows: int,
+    width: int,
+    itemsize: int,
+    device: torch.device,
+    trunk: bool = False,
     heavy: bool = False,
 ) -> Iterator[tuple[slice, slice]]:
     """Pieces of samples × rows whose widest activation stays small; rows vary fastest.

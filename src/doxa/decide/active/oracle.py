@@ -35,5 +35,7 @@ def labels_of(oracle: Oracle, asked: list[int]) -> dict[int, Any]:
         )
     bad = ~torch.isfinite(labels.double()).reshape(len(labels), -1).all(1)
     if bool(bad.any()):
-        raise DataError(f"the oracle's label for row {asked[int(bad.nonzero()[0, 0])]} is no number")
+        raise DataError(
+            f"the oracle's label for row {asked[int(bad.nonzero()[0, 0])]} is no number"
+        )
     return dict(zip(asked, labels.tolist(), strict=True))

@@ -9,6 +9,7 @@ from doxa.decide.active.book import Book
 from doxa.decide.active.learned import SMALLER_IS_BETTER
 from doxa.errors import MethodError
 
+
 @dataclass(frozen=True)
 class Stopping:
     """The rules; the first that holds ends a campaign.

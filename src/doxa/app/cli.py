@@ -13,6 +13,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from doxa.app.commands import (
+    active,
     bench,
     calibrate,
     compare,
@@ -29,6 +30,7 @@ from doxa.errors import DoxaError
 RESUMABLE = {
     "fit": "; the same command goes on from the last checkpoint",
     "bench": "; go on with the same command",
+    "active": "; nothing is lost: go on with the same command",
 }
 
 
@@ -87,6 +89,7 @@ app.command()(report.report)
 app.command()(compare.compare)
 app.command()(evidence.evidence)
 app.command()(bench.bench)
+app.add_typer(active.app, name="active")
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
 

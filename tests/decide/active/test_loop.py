@@ -73,6 +73,7 @@ def test_the_rules_stop_it() -> None:
         active.learn(net, x, y, target=0.9, **SHORT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_campaign_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, warm: bool) -> None:
     net, x, y = problem()

@@ -106,14 +106,39 @@ def write(path: Path, content: Any) -> None:
 
 def options(asked: argparse.Namespace) -> dict[str, Any]:
     return {
-        "likelihood": "categorical", "batch_size": asked.batch, "lr": 1e-3, "validation": None,
+        "likelihood": "categorical", "batch_size": asked.batch, "lr": asked.lr, "validation": None,
         "engine": asked.engine, "n": 100 if not asked.tiny else 10, "step": 10, "progress": False,
         "metric": "accuracy",
     }  # fmt: skip
 
 
+def race(asked: argparse.Namespace, x: Tensor, y: Tensor) -> str:
+    """The faster of two engines on a fit of the size to come: convolutions of many networks as one
+    grouped convolution, or one network after the other, both as a graph."""
+    rows = [torch.arange(60 * i, 60 * i + 60) for i in range(len(WAYS) * asked.seeds)]
+    most = int(rows[-1][-1]) + 1
+    seconds = {}
+    for engine in ("loop:graph", "stack:graph"):
+        for steps in (3, 120):  # the first warms up
+            begin = time.perf_counter()
+            try:
+                doxa.fit(
+                    net().to(asked.device), (x[:most], y[:most]), "map", steps=steps,
+                    runs=doxa.Runs(rows=rows), likelihood="categorical", engine=engine,
+                    batch_size=asked.batch, validation=None, progress=False,
+                )  # fmt: skip
+            except Exception as error:  # whatever goes wrong: the other one
+                print(f"{engine} fails: {error}", flush=True)
+                break
+            seconds[engine] = time.perf_counter() - begin
+    print(f"seconds for 120 steps of {len(rows)} networks: {seconds}", flush=True)
+    return min(seconds, key=lambda name: seconds[name]) if seconds else "auto"
+
+
 def gal(asked: argparse.Namespace, until: float) -> None:
     x, y, x_test, y_test = images(asked)
+    if asked.engine == "race":
+        asked.engine = race(asked, x, y)
     seeds = list(range(asked.seeds))
     learn(
         net().to(asked.device), x, y, "mc-dropout", by=list(WAYS), seeds=seeds,
@@ -141,7 +166,7 @@ def repeated(asked: argparse.Namespace, until: float) -> None:
 
 
 def equal(asked: argparse.Namespace, until: float) -> None:
-    """The same number of gradients a round: three cycles of equal shares of one run, the same
+    """The same number of gradients a round: five cycles of equal shares of one run, the same
     shares for members of their own, or all of it for one dropout network."""
     x, y, x_test, y_test = images(asked)
     seeds, steps, size = list(range(asked.seeds)), 2 * asked.steps, 5
@@ -242,6 +267,7 @@ def main() -> None:
     ask.add_argument("--minutes", type=float, default=9.0)
     ask.add_argument("--seeds", type=int, default=5)
     ask.add_argument("--steps", type=int, default=200)
+    ask.add_argument("--lr", type=float, default=1e-3)
     ask.add_argument("--batch", type=int, default=64)
     ask.add_argument("--labels", type=int, default=1000)
     ask.add_argument("--sample", type=int, default=6000)

@@ -202,9 +202,9 @@ def _start(init: Any) -> tuple[bool, Tensor | None]:
     if isinstance(init, str) and init in ("fresh", "given"):
         return init == "fresh", None
     earlier = [init] if isinstance(init, Posterior) else init
-    if isinstance(earlier, Sweep | list | tuple) and len(earlier):
-        if all(isinstance(one, WeightPosterior) for one in earlier):
-            return False, torch.cat([one.point() for one in earlier])
+    several = isinstance(earlier, Sweep | list | tuple) and len(earlier) > 0
+    if several and all(isinstance(one, WeightPosterior) for one in earlier):
+        return False, torch.cat([one.point() for one in earlier])
     raise MethodError(
         f"init must be 'fresh', 'given', or posteriors over a network's weights, not {init!r}"
     )

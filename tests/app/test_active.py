@@ -37,7 +37,7 @@ def fill(sheet: Path, label: str = "cat") -> list[int]:
 
 @pytest.mark.slow
 def test_a_campaign_from_start_to_status(table: Path) -> None:
-    """No row is asked twice, a lost file is written again, and one that is being filled in stays."""
+    """No row is asked twice, a lost file is written again, and one that is filled in stays."""
     folder = table.parent / "campaign"
     sheet = folder / "to_label.csv"
     doxa("active", "start", table, "--target", "kind", "--out", folder, *QUICK)

@@ -33,7 +33,8 @@ from doxa.errors import DataError
 from doxa.noise import generator
 from doxa.predictive import Predictive
 
-_BLOCK = 1 << 22  # numbers in a table of configurations × rows × classes
+_BLOCK = 1 << 22  # numbers in a table of configurations × rows × classes, on the CPU
+_ON_DEVICE = 1 << 27
 _LEAST = 16  # rows in a block
 
 
@@ -119,7 +120,8 @@ class _Classes:
         return bound
 
     def _block(self) -> int:
-        return max(_LEAST, _BLOCK // (len(self.table) * self.probs.shape[2]))
+        numbers = _BLOCK if self.probs.device.type == "cpu" else _ON_DEVICE
+        return max(_LEAST, numbers // (len(self.table) * self.probs.shape[2]))
 
     def _gains(self, rows: Tensor) -> Tensor:
         """H[y_A, y_n] − H[y_A] − E_s H[y_n | f_s] of some rows, [n]."""

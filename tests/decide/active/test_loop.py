@@ -131,7 +131,7 @@ def test_bad_oracles_are_named() -> None:
         active.learn(net, x, lambda rows: [0, 1], **SHORT)
     with pytest.raises(DataError, match="table has shape \\[3\\], the pool 40 rows"):
         active.learn(net, x, y[:3], **SHORT)
-    with pytest.raises(DataError, match="row \\d+ is no number"):
+    with pytest.raises(DataError, match=r"row \d+ is no number"):
         active.learn(net, x, lambda rows: torch.full((len(rows),), torch.nan), **SHORT)
     with pytest.raises(DataError, match="pool is empty"):
         active.learn(net, x[:0], y[:0], **SHORT)

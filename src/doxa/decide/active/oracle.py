@@ -17,7 +17,7 @@ Oracle = Callable[[Tensor], Any]
 def oracle_of(given: Any, rows: int) -> Oracle | None:
     """A function from rows [k] to labels [k, …]; None where a person will answer."""
     if given is None or callable(given):
-        return given  # type: ignore[no-any-return]
+        return given
     table = as_tensor(given, "the oracle's table").cpu()
     if table.ndim == 0 or len(table) != rows:
         raise DataError(f"the oracle's table has shape {list(table.shape)}, the pool {rows} rows")

@@ -133,8 +133,8 @@ class Work:
             found = one.posterior.predict(x, kept(one.posterior, self.n))
         else:
             found = score(one.posterior, x, way, n=self.n)
-        options = {"diversity": self.diversity, "beta": self.beta, "seed": seed}
-        return free[select(found, k, way, **options)].tolist()
+        chosen = select(found, k, way, diversity=self.diversity, beta=self.beta, seed=seed)
+        return free[chosen].tolist()
 
     def _known(self, learners: list[Learner]) -> dict[int, Any]:
         return {row: label for one in learners for row, label in one.book.answers.items()}

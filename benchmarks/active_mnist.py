@@ -222,6 +222,7 @@ def figure(out: Path) -> None:
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    import matplotlib.ticker
 
     there = [part for part in PARTS if (out / f"{part}.json").exists()]
     drawn, axes = plt.subplots(1, len(there), figsize=(5 * len(there), 4), squeeze=False)
@@ -235,6 +236,9 @@ def figure(out: Path) -> None:
                 mean = [100 * (1 - np.mean([last(c, k) for c in curves])) for k in labels]
                 axis.plot(labels, mean, label=by if name == "all" else name.strip())
         axis.set(yscale="log", xlabel="labels", ylabel="% of test images wrong", title=part)
+        for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            which(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.tick_params(axis="y", which="both", labelsize=8)
         axis.legend(fontsize=8)
     drawn.tight_layout()
     drawn.savefig(out / "active_mnist.png", dpi=110)
@@ -246,6 +250,10 @@ def everything(asked: argparse.Namespace) -> None:
     running = [subprocess.Popen([*command, "--only", part]) for part in asked.parts.split(",")]
     for process in running:
         process.wait()
+    draw(asked)
+
+
+def draw(asked: argparse.Namespace) -> None:
     report = []
     for part in asked.parts.split(","):
         path = asked.out / f"{part}.json"
@@ -264,6 +272,7 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=Path("active_mnist"))
     ask.add_argument("--parts", default=",".join(PARTS))
     ask.add_argument("--only", choices=PARTS)
+    ask.add_argument("--draw", action="store_true", help="of what --out holds, without a fit")
     ask.add_argument("--minutes", type=float, default=9.0)
     ask.add_argument("--seeds", type=int, default=5)
     ask.add_argument("--steps", type=int, default=200)
@@ -278,7 +287,9 @@ def main() -> None:
     if asked.tiny:
         asked.seeds, asked.steps, asked.labels, asked.sample, asked.test = 1, 10, 40, 120, 100
     torch.set_float32_matmul_precision("high")
-    if asked.only:
+    if asked.draw:
+        draw(asked)
+    elif asked.only:
         # the tables are written after that
         until = time.time() + 60 * asked.minutes - 30
         {"gal": gal, "repeated": repeated, "equal": equal}[asked.only](asked, until)

@@ -52,7 +52,9 @@ def draw(found: Learned, path: Path) -> None:
 
     figure, axis = plt.subplots(figsize=(6.4, 4.2))
     for way in WAYS:
-        labels, mean, spread = map(torch.tensor, zip(*found.mean_curve(way, "accuracy"), strict=True))
+        labels, mean, spread = map(
+            torch.tensor, zip(*found.mean_curve(way, "accuracy"), strict=True)
+        )
         (line,) = axis.plot(labels, 100 * mean, label=way.replace("_", " "))
         low, high = 100 * (mean - spread), 100 * (mean + spread)
         axis.fill_between(labels, low, high, alpha=0.15, color=line.get_color())

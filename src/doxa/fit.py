@@ -201,7 +201,7 @@ def _start(init: Any) -> tuple[bool, Tensor | None]:
     """Whether weights start anew, and where they start if earlier posteriors say so."""
     if isinstance(init, str) and init in ("fresh", "given"):
         return init == "fresh", None
-    earlier = [init] if isinstance(init, Posterior) else init
+    earlier: Any = [init] if isinstance(init, Posterior) else init
     several = isinstance(earlier, Sweep | list | tuple) and len(earlier) > 0
     if several and all(isinstance(one, WeightPosterior) for one in earlier):
         return False, torch.cat([one.point() for one in earlier])

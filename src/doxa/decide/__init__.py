@@ -12,10 +12,10 @@ from doxa.decide.acquisition import (
 )
 from doxa.decide.batch import Batch, batch_bald
 from doxa.decide.epig import epig
-from doxa.decide.score import score
+from doxa.decide.score import joint, score
 from doxa.decide.select import select
 
 __all__ = [
-    "Batch", "active", "bald", "batch_bald", "epig", "margin", "max_entropy", "mean_std",
+    "Batch", "active", "bald", "batch_bald", "epig", "joint", "margin", "max_entropy", "mean_std",
     "predictive_variance", "random", "score", "select", "variation_ratio",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ is that of one block and of a number a row.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +17,10 @@ from torch import Tensor
 from doxa import checks
 from doxa.data import blocks, free_memory, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition, chance
-from doxa.errors import DataError, ShapeError, Unavailable
+from doxa.errors import DataError, ShapeError
+from doxa.likelihoods import Gaussian
 from doxa.posterior import Posterior
+from doxa.predictive import Predictive
 
 _NUMBERS = 1 << 22  # samples × rows × outputs of a block, on the CPU
 _ON_DEVICE = 1 << 26
@@ -79,10 +80,8 @@ def kept(posterior: Posterior, n: int | None) -> int | None:
 
 def block_rows(posterior: Posterior, count: int | None) -> int:
     """A block such that its predictions are neither many nor few."""
-    outputs = 1
-    with contextlib.suppress(Unavailable, AttributeError):
-        assert posterior.model is not None
-        outputs = math.prod(posterior.model.output) if posterior.model.output else 1
+    shape = getattr(posterior.model, "output", None)
+    outputs = math.prod(shape) if shape and all(isinstance(k, int) for k in shape) else 1
     device = posterior.device
     numbers = _NUMBERS if device.type == "cpu" else min(_ON_DEVICE, free_memory(device) // 256)
     return max(64, numbers // ((count or 100) * max(1, outputs)))
@@ -94,3 +93,16 @@ def _checked(scores: Tensor, rows: int) -> Tensor:
             f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}"
         )
     return scores.detach().cpu()
+
+
+def joint(posterior: Posterior, x: Any, n: int | None = 100, seed: int | None = None) -> Predictive:
+    """Functions at all rows at once, for what looks at several rows together; drawn, where the
+    posterior predicts in closed form."""
+    p = posterior.predict(x, kept(posterior, n), seed)
+    if hasattr(p, "samples"):
+        return p
+    f = posterior.functions(x, n or 100, seed)
+    if not p.likelihood.is_normal:
+        return Predictive.from_samples(f, p.likelihood)
+    noise = p.aleatoric.double().mean(0).sqrt()  # the same at every row
+    return Predictive.from_samples(f, Gaussian(noise=noise.tolist()))

@@ -30,6 +30,7 @@ from doxa.decide import score, select
 from doxa.decide.acquisition import acquisition
 from doxa.decide.active import Book
 from doxa.decide.active.book import load, save
+from doxa.decide.score import joint
 from doxa.errors import DataError, StoreError
 from doxa.noise import digest
 
@@ -107,7 +108,7 @@ class Session:
         posterior = self._fit(seed)
         by, x = self.facts["by"], self.pool.x[free.numpy()]
         if by == _JOINT:
-            chosen = select(posterior.predict(x), k, by, seed=seed)
+            chosen = select(joint(posterior, x), k, by, seed=seed)
         else:
             chosen = select(score(posterior, x, by), k, by, seed=seed)
         return f"by {by}, after {len(labels)} labels", free[chosen].tolist()

@@ -20,7 +20,7 @@ from doxa.decide.active.book import save
 from doxa.decide.active.learned import Learned, Learner
 from doxa.decide.active.oracle import Oracle, labels_of
 from doxa.decide.active.stopping import Stopping
-from doxa.decide.score import block_rows, kept, score
+from doxa.decide.score import block_rows, joint, kept, score
 from doxa.decide.select import select
 from doxa.driver.runs import Runs, RunSpec
 from doxa.evaluate.streaming import Streaming
@@ -130,7 +130,7 @@ class Work:
         x = tree_map(lambda t: t[free.to(t.device)], self.x)
         found: Any
         if way in ("batch_bald", "batch-bald") or self.diversity == "coreset":
-            found = one.posterior.predict(x, kept(one.posterior, self.n))
+            found = joint(one.posterior, x, self.n)
         else:
             found = score(one.posterior, x, way, n=self.n)
         chosen = select(found, k, way, diversity=self.diversity, beta=self.beta, seed=seed)

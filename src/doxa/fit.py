@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
@@ -44,6 +44,8 @@ from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.optim import schedule as schedule_shape
+from doxa.posterior import Posterior
+from doxa.posterior.weights import WeightPosterior
 
 log = logging.getLogger("doxa")
 
@@ -61,7 +63,7 @@ def fit(
     members: int | Sequence[int] | None = None,
     runs: Runs | None = None,
     seed: int = 0,
-    init: str = "fresh",
+    init: Any = "fresh",
     validation: Any = "auto",
     patience: int = 20,
     standardize: bool = False,
@@ -96,7 +98,8 @@ def fit(
     members: how many are averaged in prediction, or the list of their ids; the method's default.
     runs: splits, grids and seeds to fit side by side; the result is then a `Sweep`.
     init: "fresh" re-initialises the network for every member, and says so where its weights look
-        trained; "given" starts from them.
+        trained; "given" starts from them; a posterior, or one for each run, from where its
+        members are (their BatchNorm statistics and what layers learned start anew).
     validation: rows to stop on, to take the noise from, and to judge the fit by. "auto": methods
         that can overfit hold out a part of the rows, each member another; None: every row is
         trained on; a share of the rows or a pair (x, y): the same for all members.
@@ -121,8 +124,7 @@ def fit(
     A `Posterior`, or a `Sweep` of them when `runs` is given.
     """
     began = time.monotonic()
-    if init not in ("fresh", "given"):
-        raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
+    fresh, begin = _start(init)
     method = as_method(method)
     seed, standardize = checks.seed("seed", seed), checks.flag("standardize", standardize)
     if runs is not None and not isinstance(runs, Runs):
@@ -163,7 +165,7 @@ def fit(
     settings = FitSettings(
         steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
         rate=method.default_rate if lr is None else checks.positive("lr", lr),
-        optimizer=find_optimizer(optimizer), fresh=init == "fresh",
+        optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin,
     )  # fmt: skip
     run = stack(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
@@ -192,6 +194,19 @@ def fit(
         if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
+
+
+def _start(init: Any) -> tuple[bool, Tensor | None]:
+    """Whether weights start anew, and where they start if earlier posteriors say so."""
+    if isinstance(init, str) and init in ("fresh", "given"):
+        return init == "fresh", None
+    earlier: Any = [init] if isinstance(init, Posterior) else init
+    several = isinstance(earlier, Sweep | list | tuple) and len(earlier) > 0
+    if several and all(isinstance(one, WeightPosterior) for one in earlier):
+        return False, torch.cat([one.point() for one in earlier])
+    raise MethodError(
+        f"init must be 'fresh', 'given', or posteriors over a network's weights, not {init!r}"
+    )
 
 
 def _problem(

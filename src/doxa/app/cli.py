@@ -13,6 +13,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from doxa.app.commands import (
+    active,
     bench,
     calibrate,
     compare,
@@ -31,6 +32,7 @@ RESUMABLE = {
     "fit": "; the same command goes on from the last checkpoint",
     "bench": "; go on with the same command",
     "design": "; the same command goes on from the last answer",
+    "active": "; nothing is lost: go on with the same command",
 }
 
 
@@ -90,6 +92,7 @@ app.command()(compare.compare)
 app.command()(evidence.evidence)
 app.command()(bench.bench)
 app.command()(design.design)
+app.add_typer(active.app, name="active")
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
 

@@ -41,6 +41,7 @@ class FitSettings:
     epoch_steps: int = 1
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # weights start anew for each member, else as the network was given
+    begin: Tensor | None = None  # where each member's weights start instead, [M, P]
 
 
 @dataclass(frozen=True, eq=False)

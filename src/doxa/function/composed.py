@@ -139,7 +139,7 @@ class Composed(KernelFunction):
 
     def __init__(self, text: str, columns: int = 1) -> None:
         self.text, self.tree = text, parse(text, KINDS)
-        entries = [Entry(f"{_label(term)}.variance", (1, 1)) for term in _terms(self.tree)]
+        entries = [Entry(f"{label_of(term)}.variance", (1, 1)) for term in _terms(self.tree)]
         for leaf in leaves(self.tree):
             for name in KINDS[leaf.name].parameters:
                 entries.append(
@@ -167,7 +167,7 @@ class Composed(KernelFunction):
         else:
             parts = (self._value(part, values, place, True) for part in node.parts)
             value = functools.reduce(operator.mul, parts)
-        variance = None if inside else values.get(f"{_label(node)}.variance")
+        variance = None if inside else values.get(f"{label_of(node)}.variance")
         return value if variance is None else _scalar(variance, place) * value
 
     def to(self, device: torch.device) -> Composed:
@@ -179,12 +179,12 @@ class Composed(KernelFunction):
         return {name: value.squeeze(-2).tolist() for name, value in values.items()}
 
 
-def _label(node: Node) -> str:
+def label_of(node: Node) -> str:
     """A term as a name."""
     if isinstance(node, Leaf):
         return node.label
     sign = "+" if isinstance(node, Sum) else "*"
-    return sign.join(_label(p) if isinstance(p, Leaf) else f"({_label(p)})" for p in node.parts)
+    return sign.join(label_of(p) if isinstance(p, Leaf) else f"({label_of(p)})" for p in node.parts)
 
 
 def _terms(node: Node) -> list[Node]:

@@ -60,10 +60,14 @@ class ProcessPosterior(Posterior):
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:
-        """The closed form: a Gaussian for each row, whatever n; `functions` draws jointly."""
-        self.sampling(n, seed, keep)
+        """The closed form: a Gaussian for each row, whatever n; `functions` draws jointly. Where
+        the noise is not Gaussian, n draws for each row by itself."""
+        seed = self.sampling(n, seed, keep)
         f, variance = (part.to(self.dtype) for part in self.marginals(self.prepared(x)))
-        return Predictive(f, self.likelihood, self.theta(), f_variance=variance)
+        draws = 100 if n is None else max(1, n // self.members)
+        return Predictive(
+            f, self.likelihood, self.theta(), f_variance=variance, seed=seed, draws=draws
+        )
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Draws of f, jointly over the rows of x: [n, N, ...], in units of y."""

@@ -36,6 +36,7 @@ class Fast:
 
 # Settings are laid over those that are derived; a grid replaces the derived one.
 SPECIAL: dict[str, dict[str, Any]] = {
+    "gp": {"rounding": 1e-6},  # repeated rows have no noise: B's condition is that of its bound
     "mc-dropout": {"changed": {"p": 0.2, "insert": "all"}, "grid": {"p": [0.05, 0.3]}},
     "mean-field": {"grid": {"initial_std": [0.02, 0.1]}},
     "snapshot": {"one_step": {"size": 1}},

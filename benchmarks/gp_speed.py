@@ -131,7 +131,8 @@ def measured(package: str, path: Path, rows: int) -> Found:
 def table(found: list[dict[str, Any]]) -> str:
     lines = [
         "# Exact GP, a lengthscale a column", "",
-        f"One thread, {platform.machine()}; processor seconds. `python benchmarks/gp_speed.py DATA`.",
+        f"One thread, {platform.machine()}; processor seconds.", "",
+        "`python benchmarks/gp_speed.py DATA`",
         "", "| set | rows | package | s | evidence | test log-likelihood | peak MiB |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -141,7 +142,9 @@ def table(found: list[dict[str, Any]]) -> str:
             lines.append(f"{what} {r['failed']} | | | |")
             continue
         numbers = f"{r['cpu']:.1f} | {r['evidence']:.3f} | {r['test']:.3f} | {r['mib']:.0f}"
-        lines.append(f"{what} {numbers} |".replace("-", "−").replace("scikit−learn", "scikit-learn"))
+        lines.append(
+            f"{what} {numbers} |".replace("-", "−").replace("scikit−learn", "scikit-learn")
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -66,7 +66,9 @@ def draw(posteriors: dict[str, doxa.Posterior], path: Path) -> None:
         after.plot(*seen, "o", ms=3, color=DATA)
         after.plot(*coming, "o", ms=3, mfc="white", mec=DATA, mew=0.8)
         after.axvline(NOW, color=INK, lw=0.8, ls=":")
-        said = f"evidence {posterior.log_evidence:.1f},  unseen years {foreseen(posterior):.2f} a row"
+        said = (
+            f"evidence {posterior.log_evidence:.1f},  unseen years {foreseen(posterior):.2f} a row"
+        )
         after.set_title(said.replace("-", "−"), fontsize=10, color=INK, loc="left")
         after.set_ylim(-5, 5)
         after.set_xlabel("years")

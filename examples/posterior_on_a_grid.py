@@ -61,11 +61,11 @@ def on_a_grid(points: int = 800) -> Grid:
     return Grid(a, b, weight.reshape(points, points))
 
 
-def drawn(draws: int = 250) -> doxa.Draws:
-    """Sixteen chains, which cost little more than one."""
+def drawn(draws: int = 1000) -> doxa.Draws:
+    """Four chains."""
     return doxa.sample(
-        log_density, {"a": 1.0, "b": 1.0}, doxa.NUTS(draws=draws, burn_in=300, target_accept=0.95),
-        members=16, constraints={"b": "positive"}, progress=False,
+        log_density, {"a": 1.0, "b": 1.0}, doxa.NUTS(draws=draws, burn_in=500, target_accept=0.95),
+        members=4, constraints={"b": "positive"}, progress=False,
     )  # fmt: skip
 
 
@@ -104,7 +104,9 @@ def draw(grid: Grid, draws: doxa.Draws, path: Path) -> None:
     f = a[:, None] * torch.tanh(b[:, None] * x)
     band = (f.var(0) + NOISE**2).sqrt()
     axes[2].plot(x, f[::100].T, color=DRAWS, lw=0.6, alpha=0.4)
-    axes[2].fill_between(x, f.mean(0) - 2 * band, f.mean(0) + 2 * band, color=DRAWS, alpha=0.18, lw=0)
+    axes[2].fill_between(
+        x, f.mean(0) - 2 * band, f.mean(0) + 2 * band, color=DRAWS, alpha=0.18, lw=0
+    )
     for line in (exact, exact - 2 * spread, exact + 2 * spread):
         axes[2].plot(x, line, color=GRID, lw=1.4)
     axes[2].plot(X, Y, "o", color=INK, ms=5)

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import examples
 import gpytorch
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ class Difference(gpytorch.kernels.Kernel):
 
 def test_a_kernel_that_is_not_positive_definite_is_refused() -> None:
     x = torch.arange(0.0, 60.0, 3.0).double()[:, None]
-    with pytest.raises(MethodError, match="not positive definite: .* eigenvalue of -"):
+    with pytest.raises(MethodError, match=r"not positive definite: .* eigenvalue of -"):
         doxa.fit(None, (x, x.sin()), doxa.GP(Difference(), noise=0.1))
 
 
@@ -156,3 +157,17 @@ def test_memory_is_announced(
     monkeypatch.setattr("doxa.function.budget.free_memory", lambda device: need - 1)
     with pytest.raises(MemoryBudgetError, match=f'{need} bytes.*"sparse-gp"'):
         doxa.fit(None, data, method, members=3)
+
+
+@pytest.mark.slow
+def test_the_evidence_foresees() -> None:
+    """Of a series with a trend and a season: the kernel of both has the largest evidence, and the
+    best score on two years that none has seen."""
+    example = examples.load("gaussian_process")
+    found = {kernel: example.fitted(kernel) for kernel in ("rbf", "linear + rbf * periodic")}
+    evidence = {kernel: posterior.log_evidence for kernel, posterior in found.items()}
+    unseen = {kernel: example.foreseen(posterior) for kernel, posterior in found.items()}
+    assert max(evidence, key=lambda k: evidence[k]) == max(unseen, key=lambda k: unseen[k])
+    assert unseen["linear + rbf * periodic"] > 0 > unseen["rbf"]
+    period = found["linear + rbf * periodic"].diagnostics["kernel"]["periodic.period"]
+    assert np.ravel(period)[0] == pytest.approx(1.0, abs=0.01)  # a year

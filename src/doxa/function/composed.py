@@ -1,11 +1,12 @@
-"""Kernels of our own, composed from their names: "rbf", "rbf + linear", "(rbf + linear) * periodic".
+"""Kernels composed from their names: "rbf", "rbf + linear", "(rbf + linear) * periodic".
 
     rbf        exp(−½ r²),  r² = Σ_d (x_d − x'_d)²/ℓ_d²        linear      xᵀx'
     matern12   exp(−r)                                         polynomial2 (xᵀx' + c)²
     matern32   (1 + √3 r) exp(−√3 r)                           polynomial3 (xᵀx' + c)³
     matern52   (1 + √5 r + 5r²/3) exp(−√5 r)                   constant    1
     rq         (1 + r²/2α)^−α
-    periodic   exp(−2 Σ_d sin²(π(x_d − x'_d)/p)/ℓ_d²)          cosine      mean_d cos(2π(x_d − x'_d)/p)
+    periodic   exp(−2 Σ_d sin²(π(x_d − x'_d)/p_d)/ℓ_d²)
+    cosine     the mean over d of cos(2π(x_d − x'_d)/p_d)
 
 Every term of a sum has a variance in front. Rasmussen & Williams (2006), ch. 4. Each kernel is a
 function of one product of matrices, for all members at once, and so is its gradient.
@@ -84,7 +85,9 @@ def _matern(place: Place, scale: Tensor, terms: int) -> Tensor:
 
 def _rq(place: Place, v: Values) -> Tensor:
     alpha = _scalar(v["alpha"], place)
-    return (-alpha * torch.log1p(place.squared(v["lengthscale"]).clamp_min(0.0) / (2 * alpha))).exp()
+    return (
+        -alpha * torch.log1p(place.squared(v["lengthscale"]).clamp_min(0.0) / (2 * alpha))
+    ).exp()
 
 
 def _periodic(place: Place, v: Values) -> Tensor:
@@ -123,7 +126,9 @@ KINDS = {
     "constant": Kind((), lambda p, v: torch.ones_like(p.dot(p.a, p.b))),
 }
 PER_COLUMN = ("lengthscale", "period")
-MOST_COLUMNS = 50  # that have a lengthscale each unless asked for: more are not told by the evidence
+MOST_COLUMNS = (
+    50  # that have a lengthscale each unless asked for: more are not told by the evidence
+)
 
 
 class Composed(KernelFunction):
@@ -137,7 +142,9 @@ class Composed(KernelFunction):
         entries = [Entry(f"{label_of(term)}.variance", (1, 1)) for term in _terms(self.tree)]
         for leaf in leaves(self.tree):
             for name in KINDS[leaf.name].parameters:
-                entries.append(Entry(f"{leaf.label}.{name}", (1, columns if name in PER_COLUMN else 1)))
+                entries.append(
+                    Entry(f"{leaf.label}.{name}", (1, columns if name in PER_COLUMN else 1))
+                )
         self.layout = Layout(tuple(entries))
 
     def start(self) -> Tensor:
@@ -151,7 +158,9 @@ class Composed(KernelFunction):
     def _value(self, node: Node, values: Params, place: Place, inside: bool = False) -> Tensor:
         """`inside` a product a single kernel has no variance."""
         if isinstance(node, Sum):
-            return functools.reduce(operator.add, (self._value(p, values, place) for p in node.parts))
+            return functools.reduce(
+                operator.add, (self._value(p, values, place) for p in node.parts)
+            )
         if isinstance(node, Leaf):
             own = {name: values[f"{node.label}.{name}"] for name in KINDS[node.name].parameters}
             value = KINDS[node.name].of(place, own)
@@ -188,7 +197,9 @@ def _terms(node: Node) -> list[Node]:
     return [term for part in node.parts for term in _terms(part)]
 
 
-def function_of(spec: str | KernelSpec | nn.Module, inputs: int, ard: bool | None) -> KernelFunction:
+def function_of(
+    spec: str | KernelSpec | nn.Module, inputs: int, ard: bool | None
+) -> KernelFunction:
     """A text or a gpytorch kernel as a function of rows with so many columns."""
     if not isinstance(spec, str):
         return KernelFunction(build(spec))

@@ -77,12 +77,10 @@ def log_evidence(solved: Solved, log_noise: Tensor, n: Tensor | float) -> Tensor
     return -0.5 * (misfit + y.shape[-1] * (logdet + n * levels))
 
 
-def extended(
-    solved: Solved, blocks: tuple[Tensor, Tensor], y: Tensor, log_noise: Tensor
-) -> Solved:
+def extended(solved: Solved, blocks: tuple[Tensor, Tensor], y: Tensor, log_noise: Tensor) -> Solved:
     """With further rows of weight 1: their y [B, O], and K [M, N, B], [M, B, B] with those before.
 
-        [L 0; C D],   C = (L⁻¹B₁₂)ᵀ,   DDᵀ = B₂₂ − CCᵀ:   n²B in place of (n + B)³
+    [L 0; C D],   C = (L⁻¹B₁₂)ᵀ,   DDᵀ = B₂₂ − CCᵀ:   n²B in place of (n + B)³
     """
     root = root_weights(log_noise, None, len(y))
     right = root.unsqueeze(-2)
@@ -125,7 +123,7 @@ class Problem(NamedTuple):
 
     def members(self, part: Tensor | slice) -> Problem:
         """Of some members; what they share has no axis for them."""
-        own = {
+        own: dict[str, Any] = {
             name: value[part]
             for name, value, alone in (
                 ("x", self.x, 2), ("y", self.y, 2), ("weight", self.weight, 1),
@@ -163,7 +161,7 @@ class Problem(NamedTuple):
 
     def gradient(self, theta: Tensor, solved: Solved) -> Tensor:
         """Of the evidence at θ [M, H], from what `solve` gave there: [M, H]."""
-        flat, log_noise = self.split(theta)
+        flat, _ = self.split(theta)
         y, root, factor, alpha = solved
         outputs, rows = y.shape[-1], y.shape[-2]
         inverse = torch.cholesky_inverse(factor)

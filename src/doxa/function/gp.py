@@ -5,10 +5,10 @@
     log p(y) = −½ yᵀ(K + σ²I)⁻¹y − ½ log |K + σ²I| − (n/2) log 2π
 
 Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and the noise are found
-by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where there
-are many. Everything is float64, whatever the data's type. Several outputs share the kernel. Members
-after the first start from perturbed hyper-parameters; all members are fitted at once. Its cost is n³
-an evaluation and two matrices of n²: up to about 10,000 rows.
+by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where
+there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
+Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
+n³ an evaluation and two matrices of n²: up to about 10,000 rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A kernel's text as a tree: names, joined by + and *, with brackets.
 
-    sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
+sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
 """
 
 from __future__ import annotations

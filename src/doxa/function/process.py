@@ -200,7 +200,7 @@ class GPPosterior(ProcessPosterior):
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> GPPosterior:
         names = ("hyper", "log_noise", "x", "y", "weight")
-        own = {name: tensors[name] for name in names if name in tensors}
+        own: dict[str, Any] = {name: tensors[name] for name in names if name in tensors}
         kernel = common["method"].function(own["x"].shape[1])
         ids = extra.get("ids")
         return cls(**common, kernel=kernel, event=extra["event"], ids=ids, **own)

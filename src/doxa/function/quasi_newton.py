@@ -4,9 +4,9 @@
     H ← (I − ρsyᵀ)H(I − ρysᵀ) + ρssᵀ,   s = td,  y = ∇L_old − ∇L_new,  ρ = 1/sᵀy
 
 Nocedal & Wright (2006), ch. 6. A step tries one θ + td; where it is not taken, the next tries a
-smaller t. The gradient is computed only where some member takes its step. A member has arrived where
-the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-9 nats a row; it then costs nothing. θ
-stays between state["low"] and state["high"] where there are such: what has reached one and would
+smaller t. The gradient is computed only where some member takes its step. A member has arrived
+where the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-9 nats a row; it then costs nothing.
+θ stays between state["low"] and state["high"] where there are such: what has reached one and would
 cross it rests (Bertsekas, 1982).
 """
 
@@ -26,7 +26,18 @@ _ARRIVED = 1e-9  # the promised gain, in nats a row
 _SMALLEST = 2.0**-12  # of t
 _FURTHEST = 2.0  # a step of a logarithm
 _GROUP_BYTES = 256 << 20  # of matrices [N, N] at a time
-_NAMES = ("theta", "value", "grad", "inverse", "direction", "share", "guess", "arrived", "low", "high")
+_NAMES = (
+    "theta",
+    "value",
+    "grad",
+    "inverse",
+    "direction",
+    "share",
+    "guess",
+    "arrived",
+    "low",
+    "high",
+)
 _KEYS = ("theta", *(f"ascent.{name}" for name in _NAMES[1:]))
 
 Part = dict[str, Tensor]
@@ -86,8 +97,12 @@ def advanced(problem: Problem, at: Part) -> Part:
     s, y = tried - theta, grad - there
     inverse, guess = _curvature(at, s, y, taken & ~first)
     steep = there.norm(dim=1).clamp_min(1.0)
-    inverse = torch.where((first & (guess > 0))[:, None, None], inverse / steep[:, None, None], inverse)
-    new_theta, new_grad = (torch.where(taken[:, None], a, b) for a, b in ((tried, theta), (there, grad)))
+    inverse = torch.where(
+        (first & (guess > 0))[:, None, None], inverse / steep[:, None, None], inverse
+    )
+    new_theta, new_grad = (
+        torch.where(taken[:, None], a, b) for a, b in ((tried, theta), (there, grad))
+    )
     # not taken: the top of the parabola through both values, if that is not too near either
     promised = (share * slope).clamp_min(1e-300)
     bend = 0.5 * promised / (promised - (reached - value)).clamp_min(1e-300)

@@ -1,8 +1,8 @@
 """Where hyper-parameters start: values that suit the size of the data, whatever its units.
 
-Lengthscales are the root mean square distance between rows, each column by its own spread; variances
-share the mean square of y. A row of weight 2 counts as two. The evidence has several tops, and many
-along a period: of some starts the best is taken, by the evidence of a few rows.
+Lengthscales are the root mean square distance between rows, each column by its own spread;
+variances share the mean square of y. A row of weight 2 counts as two. The evidence has several
+tops, and many along a period: of some starts the best is taken, by the evidence of a few rows.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def kernel_start(
     values, layout = {}, kernel.layout
     for entry in layout.entries:
         name, columns = entry.name.rpartition(".")[2], entry.shape[1]
+        found: Tensor | float
         if name == "lengthscale" and entry.name.startswith("periodic"):
             found = 1.0 if lengthscale is None else lengthscale  # of a sine: it has no units
         elif name == "lengthscale":
@@ -88,7 +89,9 @@ def best_start(kernel: Composed, problem: Problem, theta: Tensor, scales: bool) 
         for own in periods:
             tried[:, own] -= torch.arange(1, _PERIODS + 1, dtype=theta.dtype)[:, None].log()
         theta = _best(problem, tried)
-    less = torch.cartesian_prod(*(torch.tensor(each).double().log() for each in (_SHORTER, _QUIETER)))
+    less = torch.cartesian_prod(
+        *(torch.tensor(each).double().log() for each in (_SHORTER, _QUIETER))
+    )
     tried = theta.repeat(len(less), 1)
     for own in lengths if scales else ():
         tried[:, own] -= less[:, :1]

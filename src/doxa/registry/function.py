@@ -9,7 +9,7 @@ ROWS = (
         ("regression",),
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
-        docs="methods.md", evidence=True),
+        docs="processes.md", evidence=True),
     Row("sparse-gp", "doxa.function.sparse:SparseGP", "process",
         "Gaussian process through inducing points, mini-batches, any likelihood (SVGP)",
         "Titsias 2009; Hensman et al. 2013, 2015", "no network; any number of rows",

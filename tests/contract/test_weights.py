@@ -26,6 +26,8 @@ BY_ROW = {
     "rank1": "deals rows out to its components, with noise of their own",
     "batch-ensemble": "deals rows out to its components",
     "sparse-gp-classification": "has noise a row where a target has several latents",
+    "nngp-classification": "is calibrated on rows left out one by one, not with their copies",
+    "ntk-classification": "is calibrated on rows left out one by one, not with their copies",
     "deep-gp": "has noise a row, so that other rows are other noise",
 }
 

@@ -17,6 +17,7 @@ from doxa.app.commands import (
     calibrate,
     compare,
     demo,
+    design,
     evidence,
     fit,
     methods,
@@ -29,6 +30,7 @@ from doxa.errors import DoxaError
 RESUMABLE = {
     "fit": "; the same command goes on from the last checkpoint",
     "bench": "; go on with the same command",
+    "design": "; the same command goes on from the last answer",
 }
 
 
@@ -87,6 +89,7 @@ app.command()(report.report)
 app.command()(compare.compare)
 app.command()(evidence.evidence)
 app.command()(bench.bench)
+app.command()(design.design)
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
 

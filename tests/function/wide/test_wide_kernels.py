@@ -120,6 +120,7 @@ def test_blocks_members_and_gradients_change_nothing(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.slow  # its first forward-mode pass alone takes seconds
 def test_empirical_ntk_is_the_product_of_jacobians() -> None:
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     x, other = peer_data()["train"][:4, :3], peer_data()["other"].reshape(-1, 7)[:, :3]

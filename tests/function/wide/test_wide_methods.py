@@ -12,6 +12,7 @@ from wide_cases import BIAS_STD, NOISE, PEER, WEIGHT_STD, peer_data
 
 import doxa
 from doxa.errors import MethodError
+from doxa.function.wide import Architecture, finite_network
 
 FIXED: dict[str, Any] = {
     "depth": 2, "activation": "erf", "weight_std": WEIGHT_STD, "bias_std": BIAS_STD,
@@ -74,6 +75,53 @@ def test_classes_are_calibrated_without_held_out_rows(name: str) -> None:
     assert float(more.log_prob(y[300:]).mean()) > float(p.log_prob(y[200:])[100:].mean())
 
 
+def test_the_temperature_is_that_of_rows_left_out_in_fact() -> None:
+    """Every row predicted by a fit to the others; E[softmax] by MacKay's formula."""
+    x, y = three_classes(12)
+    method = doxa.NNGP(depth=1, fit_hyper=False, noise=0.2)
+    posterior = doxa.fit(None, (x, y), method, likelihood="categorical")
+    means, variances = [], []
+    for i in range(12):
+        keep = torch.arange(12) != i
+        rest = doxa.fit(None, (x[keep], y[keep]), method, likelihood="categorical")
+        f, v = rest.marginals(rest.prepared(x[i : i + 1]))
+        means.append(f[0, 0] * rest.temperature)
+        variances.append(v[0, 0] * rest.temperature**2)
+    m, v = torch.stack(means), torch.stack(variances)
+
+    def score(t: float) -> float:
+        logits = m / (t * t + torch.pi / 8 * v).sqrt()
+        return float(logits.log_softmax(-1).gather(1, y[:, None]).sum())
+
+    own = float(posterior.temperature)
+    least = 0.2 * 3**0.5 / torch.pi
+    best = max(score(least * 1.01**k) for k in range(700))
+    assert own >= least * (1 - 1e-9)
+    assert score(own) > best - 0.02  # the grid is 12 % apart
+
+
+def test_scales_are_at_the_top_of_evidence_and_prior() -> None:
+    """Of log N(y; 0, K + σ²I) + Σ log N(·; centre, 1), written out; no small step gains."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(25, 2, generator=g).double()
+    y = x[:, 0].sin() + 0.3 * torch.randn(25, generator=g).double()
+    posterior = doxa.fit(None, (x, y), doxa.NTK(depth=1))
+    architecture = Architecture.fully_connected(1)
+    centre = torch.tensor([1.5, 0.3, 1.0]).double().log()
+
+    def value(theta: torch.Tensor) -> float:
+        k = architecture.matrix(x, None, float(theta[0].exp()), float(theta[1].exp()), "ntk")
+        k = k + (2 * theta[2]).exp() * torch.eye(25)
+        evidence = torch.distributions.MultivariateNormal(torch.zeros(25).double(), k).log_prob(y)
+        return float(evidence - 0.5 * (theta - centre).square().sum())
+
+    top = torch.cat([posterior.hyper[0], posterior.log_noise.reshape(1)])
+    for axis in torch.eye(3).double():
+        slope = (value(top + 1e-4 * axis) - value(top - 1e-4 * axis)) / 2e-4
+        assert abs(slope) < 1e-3
+        assert value(top + 0.1 * axis) < value(top) > value(top - 0.1 * axis)
+
+
 def test_a_network_is_read_off_and_saved(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(12, 1, 6, 6, generator=g)
@@ -95,8 +143,6 @@ def test_a_trained_ensemble_is_the_limits() -> None:
     of 0.1 for 300: means within 4 standard errors and 0.03 of a finite width, spreads within 20 %
     (of 120 networks: 6.5 % standard error)."""
     from torch.func import functional_call, grad, vmap
-
-    from doxa.function.wide import Architecture, finite_network
 
     g = torch.Generator().manual_seed(0)
     x, new = torch.randn(8, 2, generator=g), torch.randn(5, 2, generator=g)

@@ -1,4 +1,4 @@
-"""An architecture's kernel for gpytorch: in `doxa.GP(kernel=...)`, `doxa.SparseGP` and outside."""
+"""An architecture's kernel for gpytorch: in `doxa.GP(kernel=...)`, and outside."""
 
 from __future__ import annotations
 

@@ -25,9 +25,16 @@ from doxa.likelihoods import (
 )  # fmt: skip
 from doxa.method import Method
 from doxa.model import Model
-from doxa.posterior import MixturePosterior, Posterior, load
+from doxa.posterior import MixturePosterior, Posterior, load, prior_scales
 from doxa.predictive import Predictive
-from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
+from doxa.priors import (
+    FanInNormal,
+    Hierarchical,
+    LaplacePrior,
+    Normal,
+    ScaleMixture,
+    StudentTPrior,
+)  # fmt: skip
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
@@ -55,10 +62,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "Gaussian",
-    "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
+    "HeteroscedasticGaussian", "Hierarchical", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
     "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
     "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
-    "methods", "nets", "sample", "transforms", "tune",
+    "methods", "nets", "prior_scales", "sample", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

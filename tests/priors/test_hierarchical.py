@@ -76,7 +76,7 @@ def test_the_scale_is_integrated_out(kind: str) -> None:
 
 
 def test_inverse_gamma_is_a_student_t() -> None:
-    """Of one weight and of a tensor; and the table finds the same where the closed form is known."""
+    """Of one weight, and of a tensor, against scipy."""
     layout = Layout((Entry("w", (5,)),))
     prior = Hierarchical("inverse-gamma", scale=0.4, shape=2.0)
     w = flat(7)[:, :5]

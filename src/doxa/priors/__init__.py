@@ -5,7 +5,7 @@ value an element, so that one expression covers all tensors of all members:
 
     log p(w) = sum_j log p_j(w_j - m_j)
 
-with m_j the entry's centre: 1 for normalisation scales, else 0; elements of one tensor depend on each
+with m_j the entry's centre: 1 for normalisation scales, else 0; elements of a tensor depend on each
 other where they share an unknown scale (`hierarchical.py`). Likelihood parameters (entries
 "likelihood.*", log scales) always have the prior N(0, 1).
 """

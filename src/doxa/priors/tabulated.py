@@ -2,10 +2,10 @@
 
     F(r²) = log ∫ exp(−n u − r² e^(−2u) / 2) p(u) du − n/2 log 2π,   u = log σ
 
-is a function of one number for each n and shape; a scale s only shifts it, F(r²/s²) − n log s. It is
-tabulated once: the integral by the trapezoid rule in t with u = mode + (2n)^−½ sinh t, which is exact
-to rounding, and between its values by cubic polynomials in log r² that meet in value and slope. The
-score is the derivative of these polynomials, so that a sampler's force is the slope of its energy.
+is a function of one number for each n and shape; a scale s only shifts it, F(r²/s²) − n log s. It
+is tabulated once: the integral by the trapezoid rule in t with u = mode + (2n)^−½ sinh t, exact to
+rounding, and between its values by cubic polynomials in log r² that meet in value and slope. The
+score is the derivative of these polynomials: a sampler's force is the slope of its energy.
 """
 
 from __future__ import annotations

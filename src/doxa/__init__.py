@@ -28,6 +28,7 @@ from doxa.model import Model
 from doxa.posterior import MixturePosterior, Posterior, load
 from doxa.predictive import Predictive
 from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
+from doxa.priors.functions import GPPrior, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
@@ -54,9 +55,9 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "Gaussian",
-    "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
-    "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
+    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "GPPrior", "Gaussian",
+    "HeteroscedasticGaussian", "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior",
+    "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
     "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
     "methods", "nets", "sample", "transforms", "tune",
 ]  # fmt: skip

@@ -139,6 +139,9 @@ def test_parts_and_stacks(kind: str) -> None:
         apart = [getattr(one, name)(w[:, r]) for r, one in enumerate((bound, wide))]
         torch.testing.assert_close(getattr(stacked, name)(w), torch.stack(apart, 1))
     assert stacked.sample(5, torch.Generator().manual_seed(0)).shape == (5, 2, LAYOUT.size)
+    lost = w.clone()
+    lost[0, 0, 0] = math.nan  # a chain that broke down is not an error of indices
+    assert bound.score(lost).isnan()[0, 0, :12].all()
     single = bound.to("cpu", torch.float32)
     torch.testing.assert_close(
         single.score(w.float()).double(), bound.score(w), rtol=2e-5, atol=1e-6

@@ -54,7 +54,6 @@ def functional_prior(
     steps: int = 300,
     functions: int = 128,
     points: int = 48,
-    inner: int = 20,
     standardize: bool = False,
     seed: int = 0,
 ) -> TunedPrior:
@@ -70,8 +69,7 @@ def functional_prior(
         log-normal scale, whose width is tuned, too: functions may then have heavier tails.
     lengthscale, variance: of a target that is named; √(2D) for D columns unless given, at which
         two standardised rows have correlation e^(−½).
-    distance: "energy", or "wasserstein": as in the paper, with `inner` steps of its network for
-        each of `steps`, and many times as long.
+    distance: "energy", or "sliced", a Wasserstein distance: see `matching.py`.
     functions, points: how many functions of each side are compared in a step, and where.
     standardize: x is scaled as `fit(standardize=True)` does it.
 
@@ -88,7 +86,7 @@ def functional_prior(
     """
     method = FunctionalPrior(
         target=target, kind=kind, lengthscale=lengthscale, variance=variance, distance=distance,
-        tuning=steps, functions=functions, points=points, inner=inner,
+        tuning=steps, functions=functions, points=points,
     )  # fmt: skip
     believed = model if isinstance(model, Model) else Model(model)
     rows = torch.as_tensor(x).to(believed.device)
@@ -130,7 +128,7 @@ class FunctionalPrior(SGHMC):
 
     Parameters
     ----------
-    target, kind, lengthscale, variance, distance, functions, points, inner: as there.
+    target, kind, lengthscale, variance, distance, functions, points: as there.
     tuning: steps that tune the prior.
     draws, burn_in, thin, step, friction, gradient_noise, temperature: as in `SGHMC`.
     """
@@ -143,11 +141,10 @@ class FunctionalPrior(SGHMC):
     kind: str = one_of("gaussian", "hierarchical")
     lengthscale: float | None = positive(None)
     variance: float = positive(1.0)
-    distance: str = one_of("energy", "wasserstein")
+    distance: str = one_of("energy", "sliced")
     tuning: int = whole(300, least=1)
     functions: int = whole(128, least=2)
     points: int = whole(48, least=2)
-    inner: int = whole(20, least=1)
 
     def matching(self, columns: int) -> Matching:
         """How the prior of a network with so many numbers in a row of x is tuned."""
@@ -160,7 +157,6 @@ class FunctionalPrior(SGHMC):
                               "in the target itself")  # fmt: skip
         return Matching(
             target, self.kind, self.distance, self.tuning, self.functions, self.points,
-            inner=self.inner,
         )  # fmt: skip
 
     def _tuned(self, run: Run) -> Matched:

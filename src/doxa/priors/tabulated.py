@@ -53,7 +53,7 @@ class Tabulated(SharedScale):
         rho = torch.log((square * self.at["inverse"]).clamp_min(tiny))
         place = (rho - self.at["start"]).clamp(min=0.0) / _STEP
         inside = place.clamp(max=float(_CELLS))
-        index = inside.detach().long().clamp(max=_CELLS - 1)
+        index = inside.detach().long().clamp(0, _CELLS - 1)  # also of what is not a number
         table = self.at["table"][self.pair.to(square.device), index]
         return self.at["start"] + _STEP * place, place - inside, inside - index, table
 

@@ -10,10 +10,10 @@ themselves, σ_g = exp(ψ_g + e^(ψ'_g) z). D is estimated on S functions of eac
     sliced   the 1-Wasserstein distance of θᵀf and θᵀg, the mean over random unit θ, by sorting
              (Bonneel et al., 2015)
 
-with |·| the root mean square over points and outputs: both are in the units of f. Tran et al. (2022)
-bound the 1-Wasserstein distance of f(X) itself by a network of slope 1 that is trained in an inner
-loop. Tried here with 20 steps of that network for each step of ψ, on the same functions or on new
-ones, it took four to ten times as long and shrank the functions below the target's variance.
+with |·| the root mean square over points and outputs: both are in the units of f. Tran et al.
+(2022) bound the 1-Wasserstein distance of f(X) itself by a network of slope 1 that is trained in an
+inner loop; tried here with 20 steps of it for each step of ψ, it took ten to twenty times as long
+and left the functions narrower than the target's (docs/functional_priors.md).
 """
 
 from __future__ import annotations

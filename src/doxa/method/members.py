@@ -6,10 +6,10 @@ its prior) is here; what is computed with it is in `Run`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from doxa.priors import BoundPrior
 if TYPE_CHECKING:
     from doxa.method.method import Method
 
+T = TypeVar("T")
 Number = float | Tensor  # a float where all members share it, else [M, 1]
 
 
@@ -177,6 +178,13 @@ class Members:
     def subset_prior(self) -> BoundPrior:
         """The prior of the uncertain weights alone: what an evidence, or a bound on it, counts."""
         return self.prior.of(self.subset_index)
+
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """Something that a method makes of this run, made when first asked for: a function of the
+        run alone, since a fit that is resumed makes it again."""
+        if what not in self._derived:
+            self._derived[what] = make()
+        return self._derived[what]
 
     def part(self, rows: slice) -> Self:
         """The same run for some of its members."""

@@ -38,4 +38,12 @@ ROWS = (
         gives="bound, functions that a GP cannot have", short={"inducing": 6},
         demo=Demo("2 layers, 20 inducing points", {"inducing": 20}, {"steps": 800}),
         docs="sparse.md", elbo=True),
+    Row("functional-prior", "doxa.function.functional_prior:FunctionalPrior", "mcmc",
+        "SGHMC under a prior over weights that is tuned to a Gaussian process first",
+        "Tran et al. 2022", "mini-batch gradients; x as one array of numbers", "2–5",
+        gives="draws under a prior one can argue for: of functions",
+        short={"draws": 20, "burn_in": 20, "thin": 1, "step": 2e-4, "tuning": 3, "functions": 8,
+               "points": 6},
+        demo=Demo("4 chains, RBF", {"burn_in": 3000, "thin": 20}),
+        docs="functional_priors.md"),
 )  # fmt: skip

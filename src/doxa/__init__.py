@@ -57,9 +57,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "GPPrior", "Gaussian",
     "HeteroscedasticGaussian", "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior",
-    "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
-    "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
-    "methods", "nets", "sample", "transforms", "tune",
+    "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT",
+    "StudentTPrior", "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit",
+    "get_method", "load", "methods", "nets", "sample", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

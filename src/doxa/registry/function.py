@@ -10,4 +10,11 @@ ROWS = (
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
         docs="methods.md", evidence=True),
+    Row("fbnn", "doxa.function.functional_vi:FunctionalVI", "variational",
+        "A network's functions held to a prior over functions, by spectral Stein gradients",
+        "Sun, Zhang, Shi & Grosse 2019", "any network; real inputs for a GP prior", "50–100",
+        gives="a network that believes in a kernel, or in any sampler of functions",
+        short={"samples": 6, "rows": 5, "points": 3, "prior_steps": 2},
+        demo=Demo("GP prior, RBF kernel", options={"steps": 1000, "validation": None}),
+        docs="functional.md"),
 )  # fmt: skip

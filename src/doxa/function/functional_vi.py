@@ -110,8 +110,8 @@ class FunctionalVI(DrawnWeights):
             state["kernel_noise"] = torch.full_like(state["kernel"][:, :1], math.log(0.3))
         if self.function_prior == "weights" and not run.subset_prior.is_gaussian:
             raise ModelError(
-                "function_prior='weights' draws weights in every step, from a Gaussian prior alone: "
-                "give the model a doxa.Normal or doxa.FanInNormal"
+                "function_prior='weights' draws weights at each step, from a Gaussian prior alone; "
+                "give the model doxa.Normal or doxa.FanInNormal"
             )
         return state
 
@@ -173,7 +173,8 @@ class FunctionalVI(DrawnWeights):
             value, changed = self.log_likelihood_at(run, params, batch, theta)
         else:
             own, changed = f[:, :, :rows].flatten(0, 1), {}
-            each = run.times(s).log_likelihood_of(own, theta.flatten(0, 1), batch.times(s))
+            many, again = run.times(s), batch.times(s)
+            each = many.total(many.log_likelihoods_of(own, theta.flatten(0, 1), again), again)
             value = each.unflatten(0, (-1, s)).mean(1)
         f = at.values(_flat(f))  # [M, S, K, O]
         away = self._away(run, params, at, f.detach(), clock)

@@ -155,10 +155,14 @@ class Run(Members):
         buffers = self.buffers(params)
         return self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers).f
 
-    def log_likelihood_of(self, f: Tensor, theta: Tensor, batch: Batch) -> Tensor:
-        """(rows/B) Σ w log p(y | f), [M], of given outputs [M, B, ...]; the likelihood's own
+    def log_likelihoods_of(self, f: Tensor, theta: Tensor, batch: Batch) -> Tensor:
+        """log p(y | f) of each row, [M, B], of given outputs [M, B, ...]; the likelihood's own
         parameters are those among the weights θ."""
-        return _summed(self._each(f, self.layout.unflatten(theta), batch), batch)
+        return self._each(f, self.layout.unflatten(theta), batch)
+
+    def total(self, each: Tensor, batch: Batch) -> Tensor:
+        """(rows/B) Σ w_i of what each row of a batch has, [M, B] to [M]."""
+        return _summed(each, batch)
 
     def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
         """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's

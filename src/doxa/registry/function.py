@@ -17,4 +17,11 @@ ROWS = (
         short={"samples": 6, "rows": 5, "points": 3, "prior_steps": 2},
         demo=Demo("GP prior, RBF kernel", options={"steps": 1000, "validation": None}),
         docs="functional.md"),
+    Row("vip", "doxa.function.implicit_process:ImplicitProcess", "variational",
+        "A Gaussian process moment-matched to a network's prior functions, which are learned",
+        "Ma, Li & Hernández-Lobato 2019", "any network; or a sampler of functions", "10–20",
+        gives="closed-form predictions from a prior that is learned",
+        short={"functions": 4, "samples": 2},
+        demo=Demo("20 functions, α = ½", options={"steps": 2000}),
+        docs="functional.md"),
 )  # fmt: skip

@@ -25,7 +25,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 def fit(functions: int, steps: int = 1, **settings: Any) -> Any:
     """A linear network under N(0, 1): the implicit process is the Bayesian linear model."""
-    chosen = {"functions": functions, "learn_prior": False, **settings}
+    chosen = {"functions": functions, "learn_prior": False, "exact": True, **settings}
     return doxa.fit(
         nn.Linear(2, 1).double(), data(), doxa.ImplicitProcess(**chosen),
         likelihood=doxa.Gaussian(noise=NOISE), validation=None, progress=False, steps=steps,
@@ -110,7 +110,7 @@ def test_a_given_sampler_is_the_prior() -> None:
     line = doxa.ImplicitPrior(lambda x, z: z[0] * x[:, 0], 1)
     posterior = doxa.fit(
         nn.Linear(1, 1).double(), (x, 0.8 * x), likelihood=doxa.Gaussian(noise=0.5), steps=1,
-        method=doxa.ImplicitProcess(functions=300, function_prior=line), validation=None,
+        method=doxa.ImplicitProcess(functions=300, function_prior=line, exact=True), validation=None,
         progress=False,
     )  # fmt: skip
     precision = 1 + float(x.square().sum()) / 0.25

@@ -34,6 +34,7 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_skeleton_samples_the_exact_posterior(skeleton: ModuleType, tmp_path: Path) -> None:
     """y = wx + ε with noise 1 and w ~ N(0, 1): w | D ~ N(Σxy/(Σx² + 1), 1/(Σx² + 1))."""
     rng = np.random.default_rng(0)

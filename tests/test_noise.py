@@ -107,6 +107,7 @@ def test_streams_are_uncorrelated() -> None:
         assert correlation_pvalue(drawn[i], drawn[j]) > ALPHA / len(pairs), (i, j)
 
 
+@pytest.mark.slow
 def test_one_number_a_step_is_a_good_stream_too() -> None:
     """The first number of steps 0 … 4095, and of 4096 members: two KS tests, two serial tests."""
     noise = members(1)

@@ -33,6 +33,7 @@ def pasted(texts: list[str]) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_first_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = pasted(blocks("python")[:1])

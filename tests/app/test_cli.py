@@ -106,6 +106,7 @@ def test_an_unseen_category_is_noted(numbers, tmp_path) -> None:
     assert len(pd.read_csv(tmp_path / "p.csv")) == 1
 
 
+@pytest.mark.slow
 def test_compare_scores_methods_on_the_same_held_out_rows(numbers, tmp_path) -> None:
     said = doxa("compare", numbers, "-t", "y", "--methods", "map,linear", *QUICK, "--splits", 2,
                 "--reference", "none", "-o", tmp_path / "scores.csv")  # fmt: skip
@@ -137,6 +138,7 @@ def test_a_network_of_ones_own(numbers, tmp_path, monkeypatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_settings_of_a_method_are_flags(numbers, tmp_path) -> None:
     said = doxa("methods", "mc-dropout")
     assert "--set" in said and "allowed" in said
@@ -257,6 +259,7 @@ def noise(tmp_path: Path) -> Path:
     return tmp_path / "noise.csv"
 
 
+@pytest.mark.slow
 def test_training_stops_in_time_unless_told_otherwise(noise, tmp_path) -> None:
     rng = np.random.default_rng(3)
     fresh = pd.DataFrame({f"x{k}": rng.normal(size=500) for k in range(10)})
@@ -278,6 +281,7 @@ def test_training_stops_in_time_unless_told_otherwise(noise, tmp_path) -> None:
     assert "20% of the rows" in error("--steps", 50, "--validation", 0.2)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["deep-ensemble", "mc-dropout"])
 def test_the_shell_and_python_share_their_defaults(method, noise, tmp_path) -> None:
     """The same table, seed and network: the same posterior."""
@@ -292,6 +296,7 @@ def test_the_shell_and_python_share_their_defaults(method, noise, tmp_path) -> N
     np.testing.assert_array_equal(ours.predict(x[:9]).mean, theirs.predict(x[:9]).mean)
 
 
+@pytest.mark.slow
 def test_few_rows_are_all_trained_on(noise, tmp_path) -> None:
     pd.read_csv(noise).head(40).to_csv(tmp_path / "few.csv", index=False)
     said = doxa("fit", tmp_path / "few.csv", "-t", "y", "-m", "map", "-o", tmp_path / "run")

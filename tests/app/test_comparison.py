@@ -73,6 +73,7 @@ def test_splits_divide_the_rows_and_keep_the_classes_in_proportion() -> None:
         random_splits(10, 0.2, 0, seed=0)
 
 
+@pytest.mark.slow
 def test_scores_and_errors_are_those_of_fits_made_one_by_one() -> None:
     x, y = line()
     found = compare_arrays(x, y, ["linear", "map"], splits=3, reference="none", steps=150, seed=4)
@@ -105,6 +106,7 @@ def test_scores_and_errors_are_those_of_fits_made_one_by_one() -> None:
     assert found["map"].cost.posterior_bytes == 4 * found["map"].cost.parameters
 
 
+@pytest.mark.slow
 def test_one_split_has_errors_over_its_rows() -> None:
     x, y = line()
     held = [Split(np.arange(60), np.arange(60, 90))]
@@ -212,6 +214,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on() -> None:
     assert "regression with Gaussian noise" in shown(found)
 
 
+@pytest.mark.slow
 def test_classes_have_accuracy_and_agreement() -> None:
     rng = np.random.default_rng(2)
     y = rng.integers(0, 3, 90)
@@ -332,6 +335,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "t.csv"
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_and_a_report(table: Path, tmp_path: Path) -> None:
     said = command("compare", table, "-t", "y", "--methods", "linear,map", "--splits", 2,
                    "--steps", 100, "--hidden", 4, "--reference", "hmc", "--reference-draws", 12,
@@ -349,6 +353,7 @@ def test_the_command_writes_a_table_and_a_report(table: Path, tmp_path: Path) ->
     assert "linear" in text and "Closeness to the posterior" in text and "<script" not in text
 
 
+@pytest.mark.slow
 def test_the_command_takes_held_out_rows(table: Path, tmp_path: Path) -> None:
     frame = pd.read_csv(table)
     frame[:60].to_csv(tmp_path / "train.csv", index=False)

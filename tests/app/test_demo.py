@@ -11,6 +11,7 @@ from rich.console import Console
 
 import doxa
 from doxa.app import demo
+from doxa.errors import MethodError
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("gpytorch")
@@ -41,6 +42,8 @@ def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
                                         demo.Case("deep-ensemble", "", {}, short)))  # fmt: skip
     text = io.StringIO()
     demo.run(tmp_path / "figures", 0, Console(file=text, width=200))
+    with pytest.raises(MethodError, match="'metropolis' has no panel in the demo: a random walk"):
+        demo.run(tmp_path, 0, Console(file=text), methods=["metropolis"])
     for name in ("gap.png", "two_moons.png"):
         path = tmp_path / "figures" / name
         assert path.read_bytes().startswith(b"\x89PNG")

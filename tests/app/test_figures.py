@@ -34,6 +34,7 @@ def drawn(path: Path, count: int, trouble: str = "") -> Any:
     )
 
 
+@pytest.mark.slow
 def test_one_panel_a_method(tmp_path: Path) -> None:
     for count in (1, 5):
         drawn(tmp_path / f"{count}.png", count)
@@ -41,6 +42,7 @@ def test_one_panel_a_method(tmp_path: Path) -> None:
     assert five[0] > one[0] and five[1] > one[1]  # two rows of four
 
 
+@pytest.mark.slow
 def test_every_panel_can_be_read_alone(tmp_path: Path) -> None:
     """Numbers under each, words for the bands, and a mark on the one that is not to be trusted."""
     figure = drawn(tmp_path / "5.png", 5, "not-converged")

@@ -106,6 +106,7 @@ def regression(table: tuple[Path, Path]) -> Node:
     return page(run.parent / "r.html")
 
 
+@pytest.mark.slow
 def test_every_part_is_there(regression: Node) -> None:
     found = [n.attributes["id"] for n in regression.all("section")]
     assert found == ["scores", "calibration", "uncertainty", "predictions", "rows", "functions",
@@ -157,6 +158,7 @@ def test_ranked_rows_are_the_most_and_the_least_certain(
     assert number(least[0][1]) == pytest.approx(frame["y"][order[-1]], rel=5e-3)
 
 
+@pytest.mark.slow
 def test_the_command_in_the_recipe_gives_the_same_posterior(
     regression: Node, table: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +256,7 @@ def test_every_method_has_a_report(method: str, tmp_path: Path) -> None:
         assert len(root.all("svg")) >= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "target", "outputs"),
     [("heteroscedastic", "y", 2), ("student-t", "y", 1), ("poisson", "counts", 1)],
@@ -307,6 +310,7 @@ def test_two_classes_are_told_apart(tmp_path: Path) -> None:
     assert "P(yes)" in section(root, "functions").text
 
 
+@pytest.mark.slow
 def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +339,7 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     assert "the doctor is out" in section(root, "diagnostics").text
 
 
+@pytest.mark.slow
 def test_a_single_row_a_single_class_and_a_single_input(tmp_path: Path) -> None:
     data = arrays()
     x, y, c = data["x"], data["y"], data["classes"]
@@ -351,6 +356,7 @@ def test_a_single_row_a_single_class_and_a_single_input(tmp_path: Path) -> None:
     assert len(drawing.by_class("dim")) == len(x) + 1
 
 
+@pytest.mark.slow
 def test_heads_images_maps_and_several_outputs(tmp_path: Path) -> None:
     source = torch.Generator().manual_seed(0)
     data = arrays()
@@ -410,6 +416,7 @@ def test_history_that_is_not_a_series_is_left_out() -> None:
     assert found["step"][1].tolist() == [[0.5, 0.7]]
 
 
+@pytest.mark.slow
 def test_recalibrated_and_conformal_posteriors_have_reports(tmp_path: Path) -> None:
     from doxa.evaluate.conformal import conformal
     from doxa.evaluate.recalibrate import recalibrate
@@ -434,6 +441,7 @@ def test_recalibrated_and_conformal_posteriors_have_reports(tmp_path: Path) -> N
     assert shown["80 % set size"] == pytest.approx(float(chosen.float().sum(1).mean()), rel=5e-3)
 
 
+@pytest.mark.slow
 def test_many_rows_make_a_small_file_and_say_what_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_is_only_text_in_content_and_in_attributes(text: str) -> None:
     seen = Tags(str(tag("p", {"title": text}, text, tag("bdi", None, text))))

@@ -53,6 +53,7 @@ def weights(run: Path) -> bytes:
     return (run / "tensors.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listening")
 def test_the_same_command_goes_on_where_it_stopped(rows, tmp_path, monkeypatch) -> None:
     words = ["fit", rows, "-t", "y", "-m", "map", "--steps", "100"]
@@ -99,6 +100,7 @@ def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path, monkeypat
     assert "saved to" in said and "going on" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listening")
 def test_a_finished_run_is_replaced_only_when_asked_and_finished(
     rows, tmp_path, monkeypatch

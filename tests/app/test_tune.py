@@ -48,6 +48,7 @@ def test_the_prior_of_largest_evidence_is_chosen(tmp_path: Path) -> None:
     assert again.metadata["tuned"] == tuned
 
 
+@pytest.mark.slow
 def test_dropout_by_validation_and_by_its_objective() -> None:
     """The best by each score of the runs of one fit, whose fields are those of the grid; fitted
     again to all rows where asked."""

@@ -34,6 +34,7 @@ def fitted(case: Any) -> Any:
     return fit(case, members=2)
 
 
+@pytest.mark.by_family
 def test_a_prediction_does_not_depend_on_how_rows_are_cut(
     trained: Any, answers: Any, assert_close: Check
 ) -> None:
@@ -64,6 +65,7 @@ def test_each_member_has_statistics_of_its_own(
         assert torch.equal(value[0], value[1]) == frozen
 
 
+@pytest.mark.by_family
 def test_a_members_functions_use_its_own_statistics(
     trained_regression: Any, assert_close: Check
 ) -> None:

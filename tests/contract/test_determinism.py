@@ -30,6 +30,7 @@ def test_another_seed_another_posterior(trained: Any) -> None:
     assert not torch.equal(one.predict(x).mean, two.predict(x).mean)
 
 
+@pytest.mark.by_family
 def test_global_state_is_left_alone(
     case: Any, global_state: Callable[[], list[Any]], tmp_path: Path
 ) -> None:
@@ -46,6 +47,7 @@ def test_global_state_is_left_alone(
     assert global_state() == before
 
 
+@pytest.mark.by_family
 def test_the_users_network_is_never_changed(trained: Any) -> None:
     net = trained.net()
     net.train()
@@ -71,6 +73,7 @@ def test_the_users_network_is_never_changed(trained: Any) -> None:
     assert not any(getattr(module, kind) for module in net.modules() for kind in hooks)
 
 
+@pytest.mark.by_family
 def test_the_data_are_never_changed(case: Any) -> None:
     x, y = case.data()
     case.fit((x, y), steps=5)

@@ -56,6 +56,7 @@ def test_the_fit_starts_where_the_network_is(trained: Any) -> None:
     assert float((fresh[:, : weights.shape[1]].cpu() - given(trained)).abs().mean()) > 0.5 * AWAY
 
 
+@pytest.mark.by_family
 def test_members_that_start_together_part(trained: Any) -> None:
     """By the order of their data, or by their noise."""
     posterior = trained.fit(init="given", members=2, steps=20)

@@ -41,6 +41,7 @@ def test_a_good_run_is_ok_and_learns(case: Any) -> None:
     assert score > float(constant) + 0.1
 
 
+@pytest.mark.by_family
 def test_a_callback_may_stop_a_run(trained: Any) -> None:
     """A posterior still comes out, and says that it was stopped."""
     seen: list[int] = []

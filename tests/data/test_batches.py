@@ -375,6 +375,7 @@ def test_datasets_that_cannot_be_used() -> None:
         doxa.fit(mlp(), TensorDataset(x))
 
 
+@pytest.mark.slow
 def test_large_arrays_stay_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

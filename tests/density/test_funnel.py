@@ -31,6 +31,7 @@ def check(draws: doxa.Draws) -> None:
     assert min(draws.diagnostics["ebfmi"]) < 0.3 or draws.diagnostics["divergences"] > 0
 
 
+@pytest.mark.slow
 def test_it_is_said_of_short_chains() -> None:
     check(judged(doxa.HMC(draws=120, burn_in=120, leapfrog=6)))
 

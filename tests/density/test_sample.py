@@ -94,6 +94,7 @@ def known() -> doxa.Draws:
     return doxa.sample(log_density, init, method, 6, **options)
 
 
+@pytest.mark.slow
 def test_laws_with_constraints_have_the_right_moments(known: doxa.Draws) -> None:
     """First and second moments within 5 Monte Carlo errors: 20 comparisons, 1 in 80,000. Sorted
     standard normals: E = (−3/(2√π), 0, 3/(2√π)), E x² = (1 + √3/(2π), 1 − √3/π, …)."""
@@ -157,6 +158,7 @@ def test_the_summary_is_arithmetic_on_the_draws(known: doxa.Draws) -> None:
     assert "ess_bulk" in str(table)
 
 
+@pytest.mark.slow
 def test_arviz_sees_draws_and_statistics(known: doxa.Draws) -> None:
     pytest.importorskip("arviz_base")
     tree = known.to_arviz()
@@ -253,6 +255,7 @@ def test_python_that_vmap_refuses_runs_one_chain_at_a_time(
     assert torch.allclose(loop["x"], stack["x"], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_distributions_that_check_their_arguments() -> None:
     """Gamma(3, rate 2) without a word about its support: negative proposals make it raise."""
 
@@ -302,6 +305,7 @@ def test_a_density_that_raises_outside_its_support(caplog: pytest.LogCaptureFixt
     assert within(draws["r"].square(), 0.2)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     method = doxa.HMC(draws=60, burn_in=40, leapfrog=3)
     whole = doxa.sample(normal, {"x": [0.0, 1.0]}, method, 2, seed=5)

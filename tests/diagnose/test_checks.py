@@ -122,6 +122,7 @@ def test_targets_that_are_classes_or_counts() -> None:
     assert verdicts(linear((x, fine)), (x, fine))["targets"] == "good"
 
 
+@pytest.mark.slow
 def test_counts_that_vary_more_than_a_poisson() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(300, 2, generator=g)
@@ -141,6 +142,7 @@ def ensemble(**options: Any) -> tuple[Any, Any]:
     return doxa.fit(net, data, "deep-ensemble", **chosen), data
 
 
+@pytest.mark.slow
 def test_members_that_are_copies_or_never_trained() -> None:
     posterior, data = ensemble()
     assert verdicts(posterior, data)["members"] == "good"
@@ -157,6 +159,7 @@ def test_members_that_are_copies_or_never_trained() -> None:
     assert verdicts(given, data)["members"] == "bad"
 
 
+@pytest.mark.slow
 def test_a_point_is_not_blamed_for_being_one() -> None:
     data = line(80)
     net = doxa.nets.mlp(3, 1, hidden=())
@@ -167,6 +170,7 @@ def test_a_point_is_not_blamed_for_being_one() -> None:
         assert "laplace" in diagnosis[check].advice
 
 
+@pytest.mark.slow
 def test_width_against_the_prior_and_against_what_rows_leave_open() -> None:
     """A temperature multiplies the covariance: at 1e-6 it is far below σ²/n, and with noise ten
     times the signal and a narrow prior the data teach nothing."""
@@ -213,6 +217,7 @@ class Bump(nn.Module):
         return self.w * (-x.square().sum(1, keepdim=True)).exp()
 
 
+@pytest.mark.slow
 def test_far_inputs_of_a_stationary_process_and_of_one_that_forgets() -> None:
     pytest.importorskip("gpytorch")
     data = line(60)
@@ -299,6 +304,7 @@ def test_chains_that_meet_stick_or_disagree() -> None:
     assert verdicts(posterior, data)["chains"] == "bad"
 
 
+@pytest.mark.slow
 def test_leaks_between_train_and_test() -> None:
     x, y = line(150)
     x = 3 + 2 * x
@@ -348,6 +354,7 @@ def test_too_little_data() -> None:
     assert verdicts(linear(data), data)["sample size"] == "good"
 
 
+@pytest.mark.slow
 def test_what_a_network_cannot_digest() -> None:
     x, y = line(80)
     net = doxa.nets.mlp(3, 1, hidden=())
@@ -358,6 +365,7 @@ def test_what_a_network_cannot_digest() -> None:
         assert verdicts(point, (rows, target))["scaling"] == "good"
 
 
+@pytest.mark.slow
 def test_overfitting_and_nothing_learned() -> None:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(130, 8, generator=g), torch.randn(130, generator=g)
@@ -372,6 +380,7 @@ def test_overfitting_and_nothing_learned() -> None:
     assert diagnosis["skill"].value is not None and diagnosis["skill"].value < 0
 
 
+@pytest.mark.slow
 def test_overconfident_classes() -> None:
     """Labels at random, probabilities near one: the calibration error is about one half."""
     g = torch.Generator().manual_seed(0)
@@ -386,6 +395,7 @@ def test_overconfident_classes() -> None:
     assert "overconfident" in found.words
 
 
+@pytest.mark.slow
 def test_a_coverage_that_is_off_by_little_says_so() -> None:
     """Noise 1.25 times as large as believed: 81 % instead of 90 (give or take 1.7 in the 500 rows
     that are looked at), no chance, and better than the 75.5 % of a variance wrong twofold."""

@@ -100,6 +100,7 @@ class Widened(PredictiveTransform):
         return p.moment_matched()
 
 
+@pytest.mark.slow
 def test_a_transformed_posterior_is_judged_by_what_it_predicts() -> None:
     base = fitted("deep-ensemble", "regression", steps=300)
     changed = TransformedPosterior(base, Widened())
@@ -110,6 +111,7 @@ def test_a_transformed_posterior_is_judged_by_what_it_predicts() -> None:
         assert diagnosis[check].verdict != "not checked"
 
 
+@pytest.mark.slow
 def test_a_mixture_of_posteriors() -> None:
     parts = [fitted("map", "regression", steps=200, seed=s) for s in range(2)]
     mixed = MixturePosterior(parts, [0.5, 0.5])
@@ -126,6 +128,7 @@ class TwoHeads(nn.Module):
         return self.one(h), self.two(h)
 
 
+@pytest.mark.slow
 def test_each_head_is_looked_at() -> None:
     x, number = rows("regression")
     label = rows("classification")[1]

@@ -67,6 +67,7 @@ def mirrored(posterior: SamplePosterior) -> None:
     posterior.samples = torch.where(sign == wanted, samples, samples * flip)
 
 
+@pytest.mark.slow
 def test_mirror_images_are_told_from_disagreement(
     fitted: tuple[SamplePosterior, tuple[torch.Tensor, torch.Tensor]],
 ) -> None:

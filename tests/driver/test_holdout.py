@@ -86,6 +86,7 @@ def test_together_the_members_see_every_row() -> None:
     assert posterior.diagnostics["held_out"]["rows"] == 100  # five parts of twenty
 
 
+@pytest.mark.slow
 def test_a_member_is_the_same_among_others() -> None:
     net, data = doxa.nets.mlp(2, 1, (8,)), curve()
     many = doxa.fit(net, data, "deep-ensemble", steps=60, progress=False, engine="loop")
@@ -112,6 +113,7 @@ def test_noise_is_not_estimated_on_the_rows_that_were_fitted(method: str) -> Non
     assert covered > 0.8
 
 
+@pytest.mark.slow
 def test_without_held_out_rows_it_would_be_too_sure() -> None:
     """What the default protects against."""
     data = noise_only(120)
@@ -122,6 +124,7 @@ def test_without_held_out_rows_it_would_be_too_sure() -> None:
     assert ((y[120:, None] >= low) & (y[120:, None] <= high)).double().mean() < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["map", "mean-field"])
 def test_members_with_parts_of_their_own_resume_to_the_bit(method: str, tmp_path: Path) -> None:
     """Also what each is alone, with the noise from its own part."""

@@ -87,12 +87,14 @@ def fit(method: Any, **options: Any) -> torch.Tensor:
     return doxa.fit(net, (x, x[:, :1].sin()), method, **chosen).samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_recorded_chain_sees_the_same_numbers(method: Any) -> None:
     eager, recorded = (fit(method, engine=f"stack:{mode}") for mode in ("eager", "traced"))
     torch.testing.assert_close(recorded, eager, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [1, 1 << 14])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_chain_is_resumed_to_the_bit(

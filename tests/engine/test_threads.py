@@ -113,6 +113,7 @@ def test_sample_has_one_thread() -> None:
     assert torch.get_num_threads() == 3
 
 
+@pytest.mark.slow
 def test_a_prediction_takes_what_its_tiles_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one has one thread; of many large tiles all but the first have what was set."""
     x = torch.randn(3000, 4)

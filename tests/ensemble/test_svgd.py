@@ -63,6 +63,7 @@ def test_the_direction_is_that_of_the_paper() -> None:
             assert torch.allclose(got[m, i], total / 5, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_particles_have_the_exact_posteriors_mean_and_spread() -> None:
     """Two weights and 60 particles. The fixed point has the mean of a Gaussian target exactly (by
     symmetry) up to the finite number of particles, and a spread that is a little too small: 0.93 to

@@ -91,6 +91,7 @@ def test_mixtures_against_scipy_integration() -> None:
     assert wasserstein2(p, q) == pytest.approx(distance, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_heavy_tails_are_resolved() -> None:
     f = torch.zeros(1, 1, 1, dtype=DOUBLE)
     p = doxa.Predictive.from_samples(f, doxa.StudentT(df=3.0, scale=1.0))
@@ -99,6 +100,7 @@ def test_heavy_tails_are_resolved() -> None:
     assert wasserstein2(p, q) == pytest.approx(1.0, rel=0.01)  # a shift moves every quantile
 
 
+@pytest.mark.slow
 def test_counts() -> None:
     """Poisson: total variation from the mass function, W2 from the step quantiles."""
     rates = (2.0, 3.5)

@@ -199,6 +199,7 @@ def test_dropout_and_other_methods_are_transformed_alike(tmp_path: Path) -> None
         assert posterior.status == base.status
 
 
+@pytest.mark.slow
 def test_fitted_networks_hold_their_level_end_to_end() -> None:
     """A straight line fitted to a sine, 150 times anew with 50 calibration and 200 new rows: mean
     coverage inside the 99 % band of its exact law, while the line's own intervals are far off."""

@@ -81,6 +81,7 @@ def test_debiased_equals_loops(name: str) -> None:
     assert ece(p, label, "debiased") == pytest.approx(np.sqrt(max(total, 0.0)), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["random", "on edges", "ties", "uniform", "perfect", "worst"])
 def test_kernel_estimate_equals_loops_over_scipy_densities(name: str) -> None:
     probs, label = TABLES[name]
@@ -109,6 +110,7 @@ def test_bandwidth_is_the_likeliest_candidate() -> None:
     assert best_bandwidth(torch.as_tensor(z)) == BANDWIDTHS[int(np.argmax(scores))]
 
 
+@pytest.mark.slow
 def test_kernel_estimate_finds_a_known_error() -> None:
     """Confidence z, frequency z - 0.2: the error is 0.2. 3,000 labels leave about 0.01."""
     source = np.random.default_rng(0)

@@ -125,6 +125,7 @@ def test_decomposition_of_yes_and_no_and_its_limits() -> None:
     assert perfect.resolution == pytest.approx(perfect.uncertainty)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 999))
 def test_order_of_rows_and_names_of_classes_do_not_matter(seed: int) -> None:

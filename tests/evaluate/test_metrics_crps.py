@@ -60,6 +60,7 @@ def test_one_normal_has_the_textbook_value() -> None:
     assert np.allclose(crps_each(p, y), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [0.0, 1.0, 40.0])
 def test_trapezoids_equal_pairs(apart: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways to E|X - X'|, for normals of one and of different widths, close and far."""
@@ -149,6 +150,7 @@ def test_components_without_weight_do_not_count() -> None:
     assert crps(p, y) == pytest.approx(crps(Predictive(f[:1], Gaussian(noise=0.5)), y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["student-t", "poisson"])
 def test_draws_stand_in_where_nothing_is_closed(kind: str) -> None:
     """Within 4 standard errors over 30 rows of the exact value; fixed seed."""

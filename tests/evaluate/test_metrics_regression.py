@@ -104,6 +104,7 @@ def test_coverage_of_the_right_model() -> None:
         assert abs(coverage(p, y, level) - level) < 4 * np.sqrt(level * (1 - level) / 20_000)
 
 
+@pytest.mark.slow
 def test_pinball_over_all_levels_is_half_the_crps() -> None:
     """The integral over q in (0, 1); the midpoint rule on 400 levels, off by 1e-4."""
     p, y = mixture(rows=3, outputs=1)
@@ -111,6 +112,7 @@ def test_pinball_over_all_levels_is_half_the_crps() -> None:
     assert pinball(p, y, levels) == pytest.approx(crps(p, y) / 2, rel=5e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     shift=st.floats(-50, 50),
@@ -132,6 +134,7 @@ def test_shift_and_scale(shift: float, scale: float, seed: int, flip: bool) -> N
     assert coverage(q, z, 0.7) == coverage(p, y, 0.7)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 999))
 def test_the_order_of_rows_and_of_draws_does_not_matter(seed: int) -> None:

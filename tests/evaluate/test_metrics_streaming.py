@@ -58,6 +58,7 @@ def case(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Any, Te
     return f, likelihood, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CASES)
 def test_metrics_are_the_single_functions(name: str, dtype: torch.dtype) -> None:
@@ -87,6 +88,7 @@ def test_metrics_are_the_single_functions(name: str, dtype: torch.dtype) -> None
     assert all(type(value) is float for value in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_batches_give_what_the_whole_gives(name: str) -> None:
     f, likelihood, y = case(name)

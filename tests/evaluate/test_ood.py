@@ -101,6 +101,7 @@ def far_points(n: int = 100) -> torch.Tensor:
     return 8.0 * torch.stack([angle.cos(), angle.sin()], 1)
 
 
+@pytest.mark.slow
 def test_far_points_are_stranger_than_near_ones(moons) -> None:
     posterior, x, y = moons
     near = torch.tensor(simulated.two_moons(100, seed=1).x, dtype=torch.float32)
@@ -127,6 +128,7 @@ def test_a_regression_posterior_gives_variances() -> None:
         ood_scores(posterior, points.x, train=(points.x, points.y), scores=["knn"])
 
 
+@pytest.mark.slow
 def test_one_gaussian_over_the_features_of_a_regression_net() -> None:
     points = simulated.gap_regression(80)
     net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))

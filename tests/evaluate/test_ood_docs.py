@@ -13,6 +13,7 @@ from doxa.evaluate.shifts import SHIFTS
 PAGE = (Path(__file__).parents[2] / "docs" / "ood.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 2

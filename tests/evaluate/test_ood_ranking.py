@@ -30,6 +30,7 @@ def peer(inside: list[float], outside: list[float]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(scores, scores)
 def test_ties_and_single_rows_as_in_scikit_learn(inside: list[float], outside: list[float]) -> None:

@@ -225,6 +225,7 @@ def test_the_rows_it_was_fitted_to_never_get_worse(rows: tuple[Tensor, Tensor], 
     assert after <= before + 1e-9 * (1.0 + before)
 
 
+@pytest.mark.slow
 @given(tables(), st.sampled_from(KINDS))
 @settings(max_examples=60, deadline=None)
 def test_parts_add_up_and_probabilities_are_a_distribution(

@@ -106,6 +106,7 @@ def test_quantile_with_all_knots_passes_through_the_empirical_distribution() -> 
     torch.testing.assert_close(got, torch.arange(1, 41).double() / 41, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_quantile_repairs_the_coverage_of_a_predictive_that_is_too_narrow() -> None:
     """20,000 new rows: R at a level has standard error sqrt(q (1 - q) / n) from the 2,000
     calibration rows; 4.5 of both together."""
@@ -146,6 +147,7 @@ def test_quantile_of_a_true_predictive_changes_little() -> None:
     assert gap < 2.23 / 30 + 1 / 900
 
 
+@pytest.mark.slow
 def test_a_warped_predictive_is_one_distribution() -> None:
     x, y = rows(60)
     posterior = recalibrate(NARROW, (x, y), "quantile")

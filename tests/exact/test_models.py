@@ -32,6 +32,7 @@ def orders(data: tuple[Tensor, Tensor]) -> doxa.Sweep:
     return sweep
 
 
+@pytest.mark.slow
 def test_data_of_order_two_is_recognised() -> None:
     """Over k = 0 … 6 and 20 seeds, k = 2 has the most mass, and more than half of it."""
     mass = torch.stack([posterior_over_models(orders(quadratic(s))) for s in range(20)])

@@ -56,6 +56,7 @@ def test_non_finite_inputs_name_row_and_column(bad: float, standardize: bool) ->
         quick(mlp(), (x.numpy().astype(np.float16), y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_checks_its_rows(method: str) -> None:
     x, y = table()

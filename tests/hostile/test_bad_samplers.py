@@ -56,6 +56,7 @@ def test_outputs_that_are_never_numbers(name: str) -> None:
     assert "outputs finite where the fit starts" in posterior.status.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metropolis", "hmc", "nuts"])
 def test_a_density_that_is_nan_in_places_is_said_by_every_exact_sampler(name: str) -> None:
     """Half of a normal: −inf there would be a support, NaN is a mistake somewhere."""
@@ -70,6 +71,7 @@ def test_a_density_that_is_nan_in_places_is_said_by_every_exact_sampler(name: st
     assert (draws["x"] <= 0.2).all()
 
 
+@pytest.mark.slow
 def test_a_support_is_no_mistake() -> None:
     def half(p: dict[str, Tensor]) -> Tensor:
         return torch.where(p["x"] > 0.2, -torch.inf, -0.5 * p["x"].square())
@@ -118,6 +120,7 @@ def test_weights_that_autograd_does_not_see(kind: str, name: str) -> None:
         doxa.fit(Net(route), table(), method, members=2, steps=5)
 
 
+@pytest.mark.slow
 def test_weights_that_are_fixed_or_not_used_are_no_mistake() -> None:
     fixed = Net(without_gradients)
     fixed.first.requires_grad_(False)
@@ -166,6 +169,7 @@ STUCK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("name", STUCK)
 def test_chains_that_stick_are_named(name: str, members: int) -> None:

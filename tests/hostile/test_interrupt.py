@@ -74,6 +74,7 @@ def test_ctrl_c_at_any_moment_resumes_bit_for_bit(tmp_path: Path, name: str) -> 
     same(resumed, expected)
 
 
+@pytest.mark.slow
 def test_a_recorded_step_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Recording starts at whatever step the run resumes at; it must not change the numbers."""
     settings = SHORT["deep-ensemble"] | {"engine": "stack:traced"}
@@ -112,6 +113,7 @@ def test_a_captured_step_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
         assert torch.equal(value, resumed.tensors()[key]), key
 
 
+@pytest.mark.slow
 def test_a_callback_may_press_ctrl_c(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def press(step: int, _info: dict[str, Any]) -> None:
         if step == 100:
@@ -164,6 +166,7 @@ def test_other_threads_do_not_touch_signals(tmp_path: Path) -> None:
     assert len(results) == 1
 
 
+@pytest.mark.slow
 def test_an_exception_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     def fail(step: int, _info: dict[str, Any]) -> None:
         if step == 200:
@@ -175,6 +178,7 @@ def test_an_exception_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     same(worker.fit("map", tmp_path / "c", 1e9, **SHORT["map"]), worker.fit("map", **SHORT["map"]))
 
 
+@pytest.mark.slow
 def test_a_finished_fit_fits_again_from_its_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_finished_fit_fits_again_from_its_checkpoint(
     same(again, first)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path) -> None:
     command = [

@@ -124,6 +124,7 @@ def test_a_subset_has_the_columns_of_its_names() -> None:
     assert torch.equal(part, whole[..., model.layout.index(["2.weight", "2.bias"])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "categorical", "poisson"])
 def test_it_is_the_hessian_of_a_linear_model(likelihood: str) -> None:
     """With f linear in θ and these likelihoods, Gauss–Newton is exact."""

@@ -44,6 +44,7 @@ def linear(x: Tensor, y: Tensor, **settings: Any) -> Any:
     return doxa.fit(None, (x, y), doxa.BayesianLinear(**settings))
 
 
+@pytest.mark.slow
 def test_learned_noise_is_type_two_maximum_likelihood() -> None:
     """On a linear network, the noise and evidence of exact evidence maximisation."""
     x, y = rows()
@@ -57,6 +58,7 @@ def test_learned_noise_is_type_two_maximum_likelihood() -> None:
     assert torch.allclose(p.variance, q.variance, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_each_output_may_have_its_own_noise() -> None:
     x, y = rows(60, outputs=2)
     y[:, 1] += normal(60, seed=5)
@@ -68,6 +70,7 @@ def test_each_output_may_have_its_own_noise() -> None:
     assert torch.allclose(ours.mean[0, -2:].exp(), exact.noise[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.3])
 def test_the_priors_scale_by_evidence(noise: float | None) -> None:
     x, y = rows()
@@ -91,6 +94,7 @@ def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     assert torch.allclose(ours.predict(x).variance, exact.predict(x).variance, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.3, None], ids=["given", "learned"])
 def test_the_evidence_of_a_last_layer_counts_no_other_weight(noise: float | None) -> None:
     """Under a prior that is not Gaussian, too: it is that of the same layer alone, on its features;
@@ -176,6 +180,7 @@ def test_the_closed_form_is_the_limit_of_its_draws() -> None:
     assert ((f.var(0) - p.epistemic).abs() < 5 * spread).all()
 
 
+@pytest.mark.slow
 def test_classification_draws_correlated_logits() -> None:
     """p.samples are the functions, whose covariance over classes is J Σ Jᵀ."""
     x, y = classes()
@@ -204,6 +209,7 @@ def test_sampled_predictions_put_weights_into_the_network() -> None:
     assert torch.allclose(posterior.predict(x, 5, seed=2).samples, torch.stack(expected))
 
 
+@pytest.mark.slow
 def test_standardisation_is_counted_in_the_evidence() -> None:
     x, y = rows()
     one, other = (
@@ -240,6 +246,7 @@ def test_runs_of_unequal_length_are_separate_fits(structure: str) -> None:
         assert torch.allclose(run.predict(x).std, alone.predict(x).std, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_evidence_ranks_a_prior_that_fits() -> None:
     """Weights of size one: the evidence prefers Normal(1) to one far too tight or too wide."""
     data = rows()

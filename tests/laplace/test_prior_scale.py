@@ -107,6 +107,7 @@ def test_the_prior_that_was_used_is_kept_with_the_posterior(tmp_path: Path) -> N
     assert again.log_evidence == pytest.approx(posterior.log_evidence, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_validation_takes_the_nearest_scale_that_predicts_as_well_as_the_best() -> None:
     """The same by fits under given priors, from the evidence's scale outwards: the first whose
     held-out scores are not below the best by more than a standard error."""

@@ -159,6 +159,7 @@ def test_the_first_step_size_follows_the_scale_of_the_target() -> None:
             assert 0.3 * scale < found[scale, first] < 4 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [doxa.HMC, doxa.NUTS])
 def test_burn_in_meets_its_target_acceptance(method: type) -> None:
     """Mean acceptance of 16 chains in 10 dimensions within 0.1 of the target, or above it: the

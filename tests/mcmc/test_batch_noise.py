@@ -134,6 +134,7 @@ def test_sghmc_with_an_estimate_of_the_noise(part: float, temperature: float) ->
     check(method, ratio, temperature, power=0.03)
 
 
+@pytest.mark.slow
 def test_psgld_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLD's with ηG for η, G as each chain froze it."""
     many, curvature, noise = goal()

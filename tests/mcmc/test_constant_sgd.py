@@ -25,6 +25,7 @@ def stationary(goal: Target, rate: float, discrete: bool = True) -> Any:
     return solve_continuous_lyapunov(goal.precision, eta * spread)
 
 
+@pytest.mark.slow
 def test_the_covariance_solves_the_discrete_lyapunov_equation() -> None:
     """300 chains × 60 draws at ηλ = 0.1: within 4.5 standard errors of the discrete solution in all
     six entries, while the continuous one is 5 % low where the curvature is largest."""
@@ -40,6 +41,7 @@ def test_the_covariance_solves_the_discrete_lyapunov_equation() -> None:
     assert second[0, 0] - low[0, 0] > 3 * error[0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_optimal_rate_is_estimated_without_bias(temperature: float) -> None:
     """1/ε* = n tr C / 2DT is linear in the measured variance: its mean over 100 chains, each from
@@ -90,6 +92,7 @@ def test_a_rate_that_would_explode_is_held_and_said(caplog: pytest.LogCaptureFix
     assert torch.isfinite(posterior.samples).all()
 
 
+@pytest.mark.slow
 def test_batches_of_all_rows_are_said_to_sample_nothing(caplog: pytest.LogCaptureFixture) -> None:
     goal = target(n=16)
     for size, said in ((8, False), (16, True)):

@@ -182,6 +182,7 @@ def test_a_planted_bug_is_found(name: str, plant: Plant, monkeypatch: pytest.Mon
     assert worst(name) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metropolis", "hmc", "nuts"])
 def test_a_missing_jacobian_is_found(name: str) -> None:
     assert worst(name, jacobian=False) > 5

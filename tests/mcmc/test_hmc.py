@@ -108,6 +108,7 @@ def test_learned_noise_is_sampled() -> None:
     assert float(noise.mean()) == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(2 * 400))
 
 
+@pytest.mark.slow
 def test_a_subset_leaves_the_rest_at_its_point() -> None:
     x, y = _linear()
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()

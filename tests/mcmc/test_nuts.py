@@ -154,6 +154,7 @@ def parts(leaf: Any) -> Parts:
     return Parts(lambda values: values, leaf, close, join)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 2, 3, 4, 5])
 def test_the_iterative_tree_is_the_recursive_one(level: int) -> None:
     """300 random sequences of momenta, not of any dynamics: which of them turn back, by leaves
@@ -216,6 +217,7 @@ def test_leaves_are_drawn_by_their_weight() -> None:
     assert torch.allclose(branch["weight"], total.expand(chains), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_told_of_a_transition() -> None:
     chains = sample(gaussian(correlated(3)), starts(6, 3), doxa.NUTS(draws=40, burn_in=60,
                                                                      max_depth=5))  # fmt: skip

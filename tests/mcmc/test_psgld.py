@@ -134,6 +134,7 @@ def test_adapting_for_ever_widens_the_posterior(decay: float) -> None:
     assert error(square) < 0.02 * ratio
 
 
+@pytest.mark.slow
 def test_gamma_takes_its_share_of_that_back() -> None:
     """(1 − α)κ, to a third of it; with the same noise, so that the difference is sharp."""
     gain = adapting("none", 0.2, 0.9) - adapting("gamma", 0.2, 0.9)

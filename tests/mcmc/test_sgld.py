@@ -53,6 +53,7 @@ def test_the_bias_shrinks_with_the_step_as_theory_says() -> None:
     assert bias[0] > bias[1] > bias[2] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.25, 4.0])
 def test_temperature_scales_the_covariance(temperature: float) -> None:
     goal = target(n=16)
@@ -64,6 +65,7 @@ def test_temperature_scales_the_covariance(temperature: float) -> None:
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.03)
 
 
+@pytest.mark.slow
 def test_a_falling_step_is_followed_step_by_step() -> None:
     """η_t = a (b + t)^−γ over burn-in and sampling alike, from a cold start at 0."""
     goal = target(n=16)
@@ -100,6 +102,7 @@ def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
         doxa.SGLD(**setting)
 
 
+@pytest.mark.slow
 def test_without_a_step_the_rate_of_fit_is_taken_over_n() -> None:
     """So that it means what it means to gradient descent on the mean loss."""
     goal = target()
@@ -141,6 +144,7 @@ def test_only_the_subset_is_sampled() -> None:
     assert draws["likelihood.log_noise"].std(1).min() > 0
 
 
+@pytest.mark.slow
 def test_batch_norm_is_said(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))

@@ -168,6 +168,7 @@ class Weighted(doxa.MAP):
         return torch.stack([((rows < 6) == (m % 2 == 0)).double() for m in run.members])
 
 
+@pytest.mark.slow
 def test_row_weights_of_a_method_are_each_members_own() -> None:
     x, y = data()
     y = torch.where(torch.arange(12)[:, None] < 6, y, -y)

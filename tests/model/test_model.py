@@ -129,6 +129,7 @@ def test_only_the_subset_is_uncertain(subset: str, method: str, tmp_path: Path) 
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_a_subset_can_be_traced(subset: str, caplog: pytest.LogCaptureFixture) -> None:
     net = seeded(lambda: doxa.nets.mlp(3, 1, hidden=(5, 4), activation="tanh"))

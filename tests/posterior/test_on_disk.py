@@ -144,6 +144,7 @@ def test_a_run_that_is_taken_up_again(
     assert_same(fit(name, **options), want, "regression")
 
 
+@pytest.mark.slow
 def test_no_checkpoint_writes_the_draws_again(tmp_path: Path) -> None:
     """In it are θ, its last good state and noise for the next 64 steps, but no draw."""
 
@@ -220,6 +221,7 @@ def test_a_folder_that_cannot_be_written_is_said(
     fit("sgld", draws_budget=0, checkpoint=tmp_path / "run")  # a folder of one's own
 
 
+@pytest.mark.slow
 def test_draws_of_a_log_density(tmp_path: Path) -> None:
     def density(p: dict[str, Tensor]) -> Tensor:
         return -0.5 * p["x"].square().sum() + p["s"].log() - p["s"]

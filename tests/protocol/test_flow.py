@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from trial import curve, held_to_the_protocol
@@ -86,6 +87,7 @@ def _log_normal(x: Tensor) -> Tensor:
     return (-0.5 * x.square() - 0.5 * math.log(2 * math.pi)).sum(1)
 
 
+@pytest.mark.slow
 def test_it_trains_stacked_and_is_resumed(tmp_path: Path) -> None:
     net = doxa.nets.mlp(1, 1, (5,), "tanh").double()
     posterior = held_to_the_protocol(net, curve(), FlowVI(), tmp_path, steps=100)

@@ -129,6 +129,7 @@ class SparseGP(Method):
         )
 
 
+@pytest.mark.slow
 def test_it_trains_with_members_and_is_resumed(tmp_path: Path) -> None:
     x, y = data = curve()
     posterior = held_to_the_protocol(None, data, SparseGP(), tmp_path, steps=80, lr=0.1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from trial import held_to_the_protocol
@@ -61,6 +62,7 @@ def tasks(count: int = 30) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.slow
 def test_it_trains_stacked_and_is_resumed(tmp_path: Path) -> None:
     data = Tasks(tasks())
     posterior = held_to_the_protocol(

@@ -172,6 +172,7 @@ def mean_field() -> Any:
     return doxa.fit(network(), (t.x, t.y), method, members=16, batch_size=N, steps=4000, seed=0)
 
 
+@pytest.mark.slow
 def test_mean_field_at_its_fixed_point() -> None:
     """The mean is exact and the precision the diagonal of the exact precision: 6 checks of the
     mean over members at 4 standard errors (t with 15 degrees of freedom: 0.0012 each)."""

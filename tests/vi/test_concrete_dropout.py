@@ -67,6 +67,7 @@ def test_the_objective_is_mc_dropouts_at_the_same_p() -> None:
         assert float((seen["got"] - seen["plain"])[m]) == pytest.approx(want, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_p_falls_as_rows_are_added() -> None:
     """What is left open by the data shrinks with them: in the paper's figure too."""
     found = []

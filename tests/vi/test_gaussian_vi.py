@@ -58,6 +58,7 @@ def test_draws_variances_and_determinant_are_of_one_covariance(method: Any) -> N
     assert torch.allclose(method.covariance(params).matmul(every).transpose(0, 1), sigma)
 
 
+@pytest.mark.slow
 def test_the_last_layer_is_bayesian_linear_regression() -> None:
     """Nothing is random but the batch, and here it holds all rows: mean and covariance to 1e-3, and
     the bound is the evidence."""
@@ -97,6 +98,7 @@ def test_low_rank_finds_the_posterior_and_mean_field_does_not() -> None:
     assert abs(posterior.elbo - evidence) < error
 
 
+@pytest.mark.slow
 def test_the_objective_is_the_exact_elbo_of_a_low_rank_gaussian() -> None:
     """−KL(q ‖ p) by torch's own, at the answer of a short fit, from the reported bound."""
     x, y = line()
@@ -118,6 +120,7 @@ def test_the_objective_is_the_exact_elbo_of_a_low_rank_gaussian() -> None:
     assert posterior.elbo == pytest.approx(want, abs=0.2)
 
 
+@pytest.mark.slow
 def test_several_draws_a_step_are_one_draw_with_less_noise() -> None:
     """The objective at a fixed q: it differs by chance only, and less with more draws."""
     x, y = line()
@@ -152,6 +155,7 @@ def test_what_the_softmax_bound_takes_is_an_expectation() -> None:
     assert float(lost_to_softmax(mean, variance)) == pytest.approx(float(want), abs=5e-3)
 
 
+@pytest.mark.slow
 def test_the_softmax_bound_is_below_what_sampling_finds() -> None:
     x, y = images()
     loss = {}

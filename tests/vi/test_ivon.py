@@ -137,6 +137,7 @@ def test_its_fixed_point_is_the_exact_mean_and_the_diagonal_of_the_precision(hea
     assert (q.elbo is None) == (heat != 1.0)
 
 
+@pytest.mark.slow
 def test_one_draw_a_step_finds_the_mean_too() -> None:
     """ε alternates in sign from step to step, so that its noise in the mean cancels: to 1 % of a
     standard deviation. With independent draws the error would be some per cent."""

@@ -230,6 +230,7 @@ def evidence_by_quadrature(density: Any, feature: Any = None) -> float:
     return float(np.logaddexp.reduce(log_joint) + math.log(w[1] - w[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prior", "density"),
     [(doxa.Normal(STD), norm(0, STD)), (doxa.LaplacePrior(0.4), laplace(0, 0.4))],
@@ -272,6 +273,7 @@ def bound(posterior: Any, h: np.ndarray[Any, Any], noise: float) -> float:
 ERROR = 4 * 2 / math.sqrt(SAMPLES)  # log p(y | θ) has a standard deviation below 2 under q
 
 
+@pytest.mark.slow
 def test_the_bound_does_not_count_a_trunk() -> None:
     """Points enter neither the evidence nor the bound: with a linear trunk it is that of the last
     layer on its features."""
@@ -281,6 +283,7 @@ def test_the_bound_does_not_count_a_trunk() -> None:
     assert q.elbo == pytest.approx(bound(q, q.features(rows()[0]).numpy(), NOISE), abs=ERROR)
 
 
+@pytest.mark.slow
 def test_the_bound_does_not_count_learned_noise() -> None:
     net = nn.Linear(D, 1, bias=False).double()
     method = doxa.MeanField(elbo_samples=SAMPLES)
@@ -290,6 +293,7 @@ def test_the_bound_does_not_count_learned_noise() -> None:
     assert q.elbo == pytest.approx(bound(q, x.numpy(), noise), abs=ERROR)
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_last_layer_under_any_prior_is_that_on_its_features() -> None:
     """Of one weight under a Laplace prior, on the feature that a trunk of one weight gives: at most
     the evidence by quadrature given that trunk, and close to it. Four errors: 1 in 16,000."""
@@ -317,6 +321,7 @@ def test_a_weighted_likelihood_has_no_bound() -> None:
         assert (q.elbo is None) == (weight is not None)
 
 
+@pytest.mark.slow
 def test_the_bound_of_all_weights_is_the_evidence_less_the_divergence() -> None:
     """The same by the same formula where nothing is a point."""
     q = doxa.fit(linear(), rows(), doxa.MeanField(elbo_samples=SAMPLES), **ONE)

@@ -153,6 +153,7 @@ def test_divergences_are_those_of_torch_and_of_quadrature() -> None:
     assert abs(float(draws.mean() - exact.sum())) < 5 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior, temperature", [("normal", 1.0), ("normal", 0.5), ("cauchy", 1.0)])
 def test_a_step_is_the_gradient_of_the_bound(prior: str, temperature: float) -> None:
     """One step of plain SGD on all rows, against autograd through torch's own distributions: log
@@ -207,6 +208,7 @@ def linear_gaussian() -> tuple[Any, Tensor, Tensor]:
     return posterior, x, y
 
 
+@pytest.mark.slow
 def test_the_bound_on_a_linear_gaussian_network() -> None:
     """Given W, y is normal for each r: the evidence is an integral over r alone, and E_q of a
     squared error is made of the moments of r and s. The ELBO is that closed form within four

@@ -7,7 +7,7 @@ classifier is sure everywhere, its posterior is not.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import doxa
 from doxa import nets
 from doxa.app import figures
 from doxa.app.predictions import array, flat
+from doxa.app.processes import side_by_side
 from doxa.app.tables import Array
 from doxa.data import simulated
 from doxa.errors import MethodError
@@ -49,33 +50,77 @@ CASES = tuple(
 )
 MOONS = (
     Case("map", "point estimate", {}, {"steps": 2000}),
-    Case("hmc", "posterior", {}, {"members": 4}),
+    Case("hmc", "posterior", {"draws": 200, "burn_in": 300}, {"members": 4}),
 )
 GRID = np.linspace(-5.0, 5.0, 241)
+PLANE = np.linspace(-3.0, 4.0, 141), np.linspace(-2.75, 3.25, 121)
 
 
-def run(folder: Path, seed: int, console: Console) -> None:
-    """Fit, print two tables, write two figures and say where."""
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit leaves behind: a line of the table, what is drawn, what is wrong with it."""
+
+    line: tuple[str, ...]
+    drawn: Any
+    trouble: str = ""
+
+
+def run(
+    folder: Path, seed: int, console: Console, jobs: int = 1, methods: Sequence[str] = ()
+) -> None:
+    """Fit, print two tables, write two figures and say where.
+
+    jobs: fits side by side. methods: the panels of the first figure; none named: all.
+    """
     figures.import_pyplot()  # before the fits, not after them
+    cases = chosen(methods)
     folder.mkdir(parents=True, exist_ok=True)
+    work = [(_gap, case, seed) for case in cases] + [(_moons, case, seed) for case in MOONS]
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    fitted: dict[int, Fitted] = {}
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(CASES) + len(MOONS))
-
-        def tell(text: str) -> None:
-            progress.update(task, description=text)
-
-        def done() -> None:
-            progress.advance(task)
-
-        gap_table, troubles = _gap(folder / "gap.png", seed, tell, done)
-        moons_table = _moons(folder / "two_moons.png", seed, tell, done)
-    console.print(gap_table)
-    for line in troubles:
-        console.print(escape(line), soft_wrap=True)
-    console.print(moons_table)
+        task = progress.add_task("fits", total=len(work))
+        for i, outcome in side_by_side(_call, work, jobs):
+            fitted[i] = outcome()
+            progress.update(task, advance=1, description=f"{work[i][1].method} is fitted")
+    everything = [fitted[i] for i in range(len(work))]
+    gap, moons = everything[: len(cases)], everything[len(cases) :]
+    train = simulated.gap_regression(100, seed + TRAIN)
+    truth, panels = simulated.gap_function(GRID), [one.drawn for one in gap]
+    figures.regression_figure(
+        folder / "gap.png", GRID, truth, train.x[:, 0], train.y, panels, simulated.GAP
+    )
+    fields = [drawn for one in moons for drawn in one.drawn]
+    figures.moons_figure(
+        folder / "two_moons.png", *PLANE, fields, simulated.two_moons(120, 0.15, seed + TRAIN)
+    )
+    console.print(_table(
+        "regression with a gap, held out: near the data and in the gap, 95 % intervals", gap,
+        "log lik.", "RMSE", "covers", "gap: log lik.", "covers", "std", "seconds", "status",
+    ))  # fmt: skip
+    for one in gap:
+        if one.trouble:
+            console.print(escape(one.trouble), soft_wrap=True)
+    console.print(_table(
+        "two moons, held out; and far away from the data", moons,
+        "log lik.", "accuracy", "far: confidence", "mutual information", "seconds", "status",
+    ))  # fmt: skip
     for name in ("gap.png", "two_moons.png"):
         console.print(f"figure: {escape(str((folder / name).resolve()))}", soft_wrap=True)
+
+
+def chosen(methods: Sequence[str]) -> tuple[Case, ...]:
+    """The panels of these methods, or of all."""
+    known = {case.method: case for case in CASES}
+    for name in methods:
+        if name not in known:
+            reason = doxa.methods()[name].demo.left_out or "it is not for regression on a table"
+            raise MethodError(f"{name!r} has no panel in the demo: {reason}")
+    return tuple(known[name] for name in methods) or CASES
+
+
+def _call(what: Callable[[Case, int], Fitted], case: Case, seed: int) -> Fitted:
+    return what(case, seed)
 
 
 def _fit(
@@ -100,55 +145,42 @@ def _fit(
     )
 
 
-def _gap(path: Path, seed: int, tell: Any, done: Any) -> tuple[Table, list[str]]:
-    """The table, and what is wrong with whom."""
+def _gap(case: Case, seed: int) -> Fitted:
     train = simulated.gap_regression(100, seed + TRAIN)
     near = simulated.gap_regression(400, seed + TEST)
     gap = simulated.gap_regression(400, seed + TEST, inside=True)
-    table = _table(
-        "regression with a gap, held out: near the data and in the gap, 95 % intervals",
-        "log lik.", "RMSE", "covers", "gap: log lik.", "covers", "std", "seconds", "status",
-    )  # fmt: skip
-    panels, troubles = [], []
-    for case in CASES:
-        tell(f"regression: {case.method}")
-        start = time.perf_counter()
-        net = nets.mlp(1, 1, case.hidden or HIDDEN, "tanh")
-        posterior = _fit(case, net, doxa.Normal(1.5), train, "gaussian", seed)
-        seconds = time.perf_counter() - start
-        here, there = _score(posterior, near), _score(posterior, gap)
-        table.add_row(
+    start = time.perf_counter()
+    net = nets.mlp(1, 1, case.hidden or HIDDEN, "tanh")
+    posterior = _fit(case, net, doxa.Normal(1.5), train, "gaussian", seed)
+    seconds = time.perf_counter() - start
+    here, there = _score(posterior, near), _score(posterior, gap)
+    status, p = str(posterior.status), posterior.predict(GRID[:, None])
+    values = (here["ll"], here["rmse"], here["coverage"],
+              there["ll"], there["coverage"], there["std"], seconds)  # fmt: skip
+    bad = status != "ok"
+    return Fitted(
+        (case.method, *(f"{v:.2f}" for v in values), status),
+        figures.Panel(
             case.method,
-            *(f"{v:.2f}" for v in (here["ll"], here["rmse"], here["coverage"])),
-            *(f"{v:.2f}" for v in (there["ll"], there["coverage"], there["std"], seconds)),
-            str(posterior.status),
-        )
-        p = posterior.predict(GRID[:, None])
-        panels.append(
-            figures.Panel(
-                case.method,
-                case.note,
-                flat(p.mean),
-                flat(p.aleatoric),
-                flat(p.epistemic),
-                _functions(posterior, GRID[:, None]),
-                "" if posterior.status == "ok" else str(posterior.status),
-            )
-        )
-        if posterior.status != "ok":
-            troubles.append(f"{case.method}: {posterior.status}: {posterior.status.reason}")
-        done()
-    truth = simulated.gap_function(GRID)
-    figures.regression_figure(path, GRID, truth, train.x[:, 0], train.y, panels, simulated.GAP)
-    return table, troubles
+            case.note,
+            flat(p.mean),
+            flat(p.aleatoric),
+            flat(p.epistemic),
+            _functions(posterior, GRID[:, None]),
+            status if bad else "",
+        ),
+        f"{case.method}: {status}: {posterior.status.reason}" if bad else "",
+    )
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, fitted: Sequence[Fitted], *columns: str) -> Table:
     """Narrow enough for a terminal of 80 columns."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True, style="bold")
     for name in columns:
         table.add_column(name, justify="left" if name == "status" else "right")
+    for one in fitted:
+        table.add_row(*one.line)
     return table
 
 
@@ -173,39 +205,29 @@ def _score(posterior: Any, points: simulated.Points) -> dict[str, float]:
     }
 
 
-def _moons(path: Path, seed: int, tell: Any, done: Any) -> Table:
+def _moons(case: Case, seed: int) -> Fitted:
     train = simulated.two_moons(120, 0.15, seed + TRAIN)
     test = simulated.two_moons(1000, 0.15, seed + TEST)
-    xs, ys = np.linspace(-3.0, 4.0, 141), np.linspace(-2.75, 3.25, 121)
-    plane = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
+    plane = np.stack(np.meshgrid(*PLANE), axis=-1).reshape(-1, 2)
     far = np.linalg.norm(plane - [0.5, 0.25], axis=1) > 2.5
-    table = _table(
-        "two moons, held out; and far away from the data",
-        "log lik.", "accuracy", "far: confidence", "mutual information", "seconds", "status",
-    )  # fmt: skip
-    fields: list[tuple[str, Array, str]] = []
-    for case in MOONS:
-        tell(f"two moons: {case.method}")
-        start = time.perf_counter()
-        net = nets.mlp(2, 2, (50,), "tanh")
-        posterior = _fit(case, net, doxa.Normal(1.5), train, "categorical", seed)
-        seconds = time.perf_counter() - start
-        p, q = posterior.predict(test.x), posterior.predict(plane)
-        probs, information = array(q.probs), flat(q.mutual_information)
-        table.add_row(
-            case.method,
-            f"{array(p.log_prob(test.y)).mean():.3f}",
-            f"{np.mean(array(p.probs).argmax(1) == test.y):.3f}",
-            f"{probs[far].max(1).mean():.3f}",
-            f"{information[far].mean():.3f}",
-            f"{seconds:.2f}",
-            str(posterior.status),
-        )
-        shape = (len(ys), len(xs))
-        fields.append((f"{case.method}: {case.note}", probs[:, 1].reshape(shape), "probability"))
-        if case is MOONS[-1]:
-            title = f"{case.method}: what it does not know"
-            fields.append((title, information.reshape(shape), "information"))
-        done()
-    figures.moons_figure(path, xs, ys, fields, train)
-    return table
+    start = time.perf_counter()
+    net = nets.mlp(2, 2, (50,), "tanh")
+    posterior = _fit(case, net, doxa.Normal(1.5), train, "categorical", seed)
+    seconds = time.perf_counter() - start
+    p, q = posterior.predict(test.x), posterior.predict(plane)
+    probs, information = array(q.probs), flat(q.mutual_information)
+    line = (
+        case.method,
+        f"{array(p.log_prob(test.y)).mean():.3f}",
+        f"{np.mean(array(p.probs).argmax(1) == test.y):.3f}",
+        f"{probs[far].max(1).mean():.3f}",
+        f"{information[far].mean():.3f}",
+        f"{seconds:.2f}",
+        str(posterior.status),
+    )
+    shape = (len(PLANE[1]), len(PLANE[0]))
+    fields = [(f"{case.method}: {case.note}", probs[:, 1].reshape(shape), "probability")]
+    if case.method != "map":  # a point knows of nothing that it does not know
+        title = f"{case.method}: what it does not know"
+        fields.append((title, information.reshape(shape), "information"))
+    return Fitted(line, fields)

@@ -142,3 +142,8 @@ Device = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.", rich_help_panel=TRAINING)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]
+
+
+def listed(text: str) -> list[str]:
+    """What an option holds that is written as a,b,c."""
+    return [part.strip() for part in text.split(",") if part.strip()]

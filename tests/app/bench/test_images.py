@@ -72,6 +72,7 @@ def test_every_method_learns_and_is_scored(method: str) -> None:
     assert all(0 <= value <= 1 for score in found.values() for value in score.values())
 
 
+@pytest.mark.slow
 def test_chains_on_features_are_chains_on_the_last_layer() -> None:
     """The same function as the whole network with the drawn last layer put in."""
     data, posterior = fitted("hmc")
@@ -147,6 +148,7 @@ def test_panels_survive_their_packing() -> None:
     assert np.array_equal(coloured(np.array([[3]]))[0, 0], PALETTE[3])
 
 
+@pytest.mark.slow
 def test_corruptions_are_averaged_by_severity(tmp_path: Path) -> None:
     row = {"level": 9.0, "log_likelihood": -1.0, "entropy": 1.0, "mutual_information": 0.1}
     kinds = {

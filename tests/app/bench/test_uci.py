@@ -143,6 +143,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
+@pytest.mark.slow
 def test_the_command_computes_resumes_and_shows(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "results"
     options = ["--data", str(folder), "--sets", "yacht", "--out", str(out)]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from doxa.app.bench.cells import Result, Store
+from doxa.app.processes import side_by_side
 from doxa.errors import DataError, MethodError
 
 log = logging.getLogger(__name__)
@@ -45,31 +40,11 @@ def compute(tasks: Sequence[Task], store: Store, jobs: int = 1, tell: Tell = log
     missing = [task for task in tasks if store.get(task.key) is None]
     tell(f"{len(tasks) - len(missing)} of {len(tasks)} cells are known, {len(missing)} to go")
     failures: list[tuple[str, Exception]] = []
-    if jobs == 1:
-        for task in missing:
-            _collect(lambda task=task: _run(task, store.folder), task, failures, tell)  # type: ignore[misc]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, context, _begin) as pool:
-            waiting = {pool.submit(_run, task, store.folder): task for task in missing}
-            for done in as_completed(waiting):
-                _collect(done.result, waiting[done], failures, tell)
+    for i, outcome in side_by_side(_run, [(task, store.folder) for task in missing], jobs):
+        _collect(outcome, missing[i], failures, tell)
     if failures:
         name, error = failures[0]
         raise DataError(f"{len(failures)} cells failed, the first {name}: {error}") from error
-
-
-def _begin() -> None:
-    """In each process: one thread, and an end when nobody waits for the result any more."""
-    torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _run(task: Task, folder: Path) -> float:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 
 from doxa.app.commands.terminal import log_to_terminal, out
-from doxa.app.options import Device, Seed, Verbose
+from doxa.app.options import Device, Seed, Verbose, listed
 
 
 def bench(
@@ -36,7 +36,7 @@ def bench(
     from doxa.app import bench as benchmarks
 
     log_to_terminal(verbose)
-    names = [None if text is None else _names(text) for text in (sets, methods)]
+    names = [None if text is None else listed(text) for text in (sets, methods)]
     chosen = benchmarks.find(table)
     store = benchmarks.Store(results / table)
     tasks = chosen.tasks(data, names[0], names[1], device, seed)
@@ -53,7 +53,3 @@ def bench(
             out.print(f"• {escape(note)}", highlight=False, soft_wrap=True)
     written = benchmarks.publish(chosen, store, results)
     out.print(f"written to {', '.join(escape(str(path)) for path in written)}", soft_wrap=True)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

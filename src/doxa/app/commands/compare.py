@@ -41,6 +41,7 @@ from doxa.app.options import (
     Target,
     Validation,
     Verbose,
+    listed,
 )  # fmt: skip
 from doxa.errors import MethodError
 
@@ -115,7 +116,7 @@ def compare(
     from doxa.app.comparison import page
 
     log_to_terminal(verbose)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = listed(methods)
     if not names:
         raise MethodError("--methods is empty; give names separated by commas")
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -1,0 +1,53 @@
+"""Calls side by side, in processes of one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+import torch
+
+Outcome = Callable[[], Any]  # gives what a call returned, or raises what it raised
+
+
+def side_by_side(
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], jobs: int
+) -> Iterator[tuple[int, Outcome]]:
+    """Which call is done, and its outcome, as they finish; with one job they run here, in turn.
+
+    `function` is a module's own, so that another process can find it.
+    """
+    if jobs == 1:
+        for i, given in enumerate(arguments):
+            yield i, lambda given=given: function(*given)  # type: ignore[misc]
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(arguments)) or 1, context, _begin) as pool:
+        waiting = {pool.submit(function, *given): i for i, given in enumerate(arguments)}
+        for done in as_completed(waiting):
+            yield waiting[done], done.result
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def _begin() -> None:
+    """In each process: one thread, and an end when nobody waits for the result any more."""
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

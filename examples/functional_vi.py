@@ -2,8 +2,8 @@
 
     python examples/functional_vi.py [folder]
 
-Three functions after Sun et al. (2019): a cubic under a GP prior with an RBF kernel, a wave of which
-a part is seen under a periodic kernel, and steps under a prior that is only a sampler of step
+Three functions after Sun et al. (2019): a cubic under a GP prior with an RBF kernel, a wave of
+which a part is seen under a periodic kernel, and steps under a prior that is only a sampler of step
 functions. Left: mean-field on the same network, with N(0, 1) on its weights; middle: functional VI;
 right: draws of the prior over functions. One to two minutes.
 """

@@ -109,9 +109,9 @@ def test_a_given_sampler_is_the_prior() -> None:
     x = torch.linspace(-1, 1, 12).double()[:, None]
     line = doxa.ImplicitPrior(lambda x, z: z[0] * x[:, 0], 1)
     posterior = doxa.fit(
-        nn.Linear(1, 1).double(), (x, 0.8 * x), likelihood=doxa.Gaussian(noise=0.5), steps=1,
-        method=doxa.ImplicitProcess(functions=300, function_prior=line, exact=True), validation=None,
-        progress=False,
+        nn.Linear(1, 1).double(), (x, 0.8 * x), steps=1, likelihood=doxa.Gaussian(noise=0.5),
+        method=doxa.ImplicitProcess(functions=300, function_prior=line, exact=True),
+        validation=None, progress=False,
     )  # fmt: skip
     precision = 1 + float(x.square().sum()) / 0.25
     at = torch.tensor([[0.0], [1.0]]).double()

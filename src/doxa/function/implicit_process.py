@@ -219,7 +219,7 @@ class ImplicitProcess(Method):
         """a given all rows, in closed form: precision I + Σ_i φ_i φ_iᵀ/σ²."""
         rows = run.passes()
         eye = torch.eye(self.functions, device=run.device, dtype=torch.float64)
-        precision, pull = eye.repeat(run.size, 1, 1), 0.0
+        precision, pull = eye.repeat(run.size, 1, 1), eye.new_zeros(run.size, self.functions)
         for t in range(rows.count):
             batch = rows.batch(t)
             mean, phi = self.basis(run, q, batch.x, batch.shared)
@@ -234,7 +234,7 @@ class ImplicitProcess(Method):
             pull = pull + torch.einsum("msbo,mbo->ms", scaled, left.double())
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
         root = torch.linalg.cholesky((covariance + covariance.mT) / 2)
-        mean = (covariance @ torch.as_tensor(pull).unsqueeze(-1)).squeeze(-1)
+        mean = (covariance @ pull.unsqueeze(-1)).squeeze(-1)
         log = root.diagonal(dim1=-2, dim2=-1).log()
         return {
             "a_mean": mean.to(run.dtype),

@@ -54,8 +54,8 @@ FUNCTIONAL = {
         ),
     ),
     "vip": Protocol(
-        "20 functions of the network, whose N(0, 1) prior is learned, α = ½, B = 32; 50, 200 or 800 "
-        "epochs (a tenth on large sets) and the rate, .003 or .01 decaying, "
+        "20 functions of the network, whose N(0, 1) prior is learned, α = ½, B = 32; 50, 200 or "
+        "800 epochs (a tenth on large sets) and the rate, .003 or .01 decaying, "
         f"{_CHOSEN}; closed form",
         _lengths(doxa.ImplicitProcess(), (50, 200, 800), {"lr": (0.003, 0.01)}, 32, None),
     ),

@@ -78,7 +78,7 @@ def fitted(problem: Problem, method: Any, steps: int) -> Any:
     )  # fmt: skip
 
 
-def answers(problem: Problem, steps: int = 2000) -> dict[str, Any]:
+def answers(problem: Problem, steps: int = 1500) -> dict[str, Any]:
     """Each method's posterior."""
     # measurement points wherever the figure looks
     margin = float((3 - problem.x.abs().max()) / (problem.x.max() - problem.x.min()))
@@ -103,7 +103,7 @@ def panel(axes: Any, problem: Problem, f: Tensor, title: str) -> None:
     axes.set(title=title, ylim=(-most, most), xlim=(-3, 3))
 
 
-def main(folder: Path, steps: int = 2000) -> None:
+def main(folder: Path, steps: int = 1500) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 9), layout="constrained")

@@ -48,23 +48,29 @@ def fit_line(kind: FunctionPrior | str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "prior", [GPPrior("linear"), ImplicitPrior(lines, 1), "weights"], ids=["gp", "implicit", "own"]
+    "prior",
+    [
+        GPPrior("linear"),
+        pytest.param(ImplicitPrior(lines, 1), marks=pytest.mark.slow),
+        pytest.param("weights", marks=pytest.mark.slow),
+    ],
+    ids=["gp", "implicit", "own"],
 )
 def test_a_line_has_the_posterior_of_the_linear_kernel(prior: FunctionPrior | str) -> None:
     """f = wx, w ~ N(0, 1), as a kernel, as a sampler and as the network's own prior: one posterior,
     which q can hold. The Stein estimate and the noise added to functions leave W2 below 0.03 at
-    every point (0.05 where the prior's score is estimated too), of a standard deviation up to
-    0.23; without a KL the mean would be 0.05 off."""
+    every point, of a standard deviation up to 0.22: what is missing without a KL."""
     x, y = line_data()
     mean, std = gp(GPPrior("linear"), x, y, 0.5, x)
     away = wasserstein(fit_line(prior), x, mean, std)
-    assert away.max() < (0.03 if isinstance(prior, GPPrior) else 0.05)
+    assert away.max() < 0.03
 
 
 @pytest.mark.slow
 def test_a_network_resembles_the_posterior_of_an_rbf_kernel() -> None:
-    """Where rows lie and beyond them: W2 0.06 a point on average, where mean-field in weight space
-    has twice that. A mean-field q cannot hold the prior's doubt between rows, so there are none."""
+    """Where rows lie and as far beyond them: W2 below 0.1 a point on average (0.05 was seen, where
+    mean-field under N(0, 1) on its weights is 0.64 away). A mean-field q cannot hold doubt between
+    groups of rows, so there are none."""
     g = torch.Generator().manual_seed(0)
     x = 2 * torch.rand(20, 1, generator=g).double() - 1
     y = (2 * x).sin() + 0.1 * torch.randn(20, 1, generator=g).double()
@@ -78,8 +84,8 @@ def test_a_network_resembles_the_posterior_of_an_rbf_kernel() -> None:
             progress=False, steps=1000, lr=0.02, schedule="cosine",
         )  # fmt: skip
         found[method.name] = float(wasserstein(posterior, at, *gp(prior, x, y, 0.1, at)).mean())
-    assert found["fbnn"] < 0.12
-    assert found["fbnn"] < 0.6 * found["mean-field"]
+    assert found["fbnn"] < 0.1
+    assert found["fbnn"] < 0.5 * found["mean-field"]
 
 
 def test_a_named_kernel_is_fitted_by_its_marginal_likelihood() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MethodError
-from doxa.function.implicit_process import _gaussian_energy
+from doxa.function.energy import gaussian_energy
 
 NOISE = 0.4
 
@@ -57,10 +57,11 @@ def test_it_is_the_process_with_the_draws_covariance() -> None:
     assert torch.allclose(p.epistemic[:, 0], covariance.diagonal(), atol=1e-9)
     density = torch.distributions.MultivariateNormal(start, noisy).log_prob(y[:, 0])
     assert abs(posterior.elbo - float(density)) < 1e-8
-    drawn = torch.cov(posterior.functions(at, 20_000)[..., 0].mT)  # five standard errors
-    assert (drawn - covariance).abs().max() < 5 * math.sqrt(2 / 20_000) * covariance.max()
+    drawn = torch.cov(posterior.functions(at, 5000)[..., 0].mT)  # five standard errors
+    assert (drawn - covariance).abs().max() < 5 * math.sqrt(2 / 5000) * covariance.max()
 
 
+@pytest.mark.slow
 def test_many_functions_are_the_exact_linear_model() -> None:
     """400 draws: the prior's moments are within 1/√S = 0.05 of themselves, and so are those of the
     posterior, in units of its standard deviation: three of them."""
@@ -74,6 +75,7 @@ def test_many_functions_are_the_exact_linear_model() -> None:
     assert (f.epistemic[:, 0].sqrt() / std - 1).abs().max() < 3 / math.sqrt(400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_what_is_trained_comes_to_the_closed_form(alpha: float) -> None:
     """Without `exact`, q(a) ascends the energy: at α = 0 its optimum is the posterior of a; at ½
@@ -95,7 +97,7 @@ def test_the_energy_of_gaussian_noise_is_its_integral(alpha: float) -> None:
     p = torch.distributions.Normal(f, noise).log_prob(left)
     wanted = torch.logsumexp(q + alpha * p, 0) + math.log(12 / 20_000)
     one = (1, 1, 1)
-    own = _gaussian_energy(
+    own = gaussian_energy(
         left.reshape(one), std.reshape(1, *one), noise.square().reshape(one), alpha
     )
     assert abs(float(own) - float(wanted) / alpha) < 1e-3
@@ -104,21 +106,21 @@ def test_the_energy_of_gaussian_noise_is_its_integral(alpha: float) -> None:
 
 
 def test_a_given_sampler_is_the_prior() -> None:
-    """f = zx: whatever S is, the posterior is a line through the origin, and with many draws the
-    exact one."""
+    """f = zx: whatever S is, the posterior is a line through the origin, and with 100 draws the
+    exact one within 5/√100 of its width."""
     x = torch.linspace(-1, 1, 12).double()[:, None]
     line = doxa.ImplicitPrior(lambda x, z: z[0] * x[:, 0], 1)
     posterior = doxa.fit(
         nn.Linear(1, 1).double(), (x, 0.8 * x), steps=1, likelihood=doxa.Gaussian(noise=0.5),
-        method=doxa.ImplicitProcess(functions=300, function_prior=line, exact=True),
+        method=doxa.ImplicitProcess(functions=100, function_prior=line, exact=True),
         validation=None, progress=False,
     )  # fmt: skip
     precision = 1 + float(x.square().sum()) / 0.25
     at = torch.tensor([[0.0], [1.0]]).double()
     p = posterior.predict(at)
     assert float(p.mean[0]) == 0.0
-    assert abs(float(p.mean[1]) - 0.8 * (1 - 1 / precision)) < 0.3 / precision**0.5
-    assert abs(float(p.epistemic[1]) * precision - 1) < 0.3
+    assert abs(float(p.mean[1]) - 0.8 * (1 - 1 / precision)) < 0.5 / precision**0.5
+    assert abs(float(p.epistemic[1]) * precision - 1) < 0.5
 
 
 def test_weighted_classes_have_no_energy() -> None:

@@ -26,7 +26,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ModelError
+from doxa.function.energy import Believed, divergence, energies, root_of, shaped
 from doxa.function.implicit_process_posterior import ImplicitProcessPosterior
 from doxa.likelihoods import Gaussian
 from doxa.method import (
@@ -56,16 +57,6 @@ from doxa.priors.functions import ImplicitPrior
 from doxa.vi.gaussian import moved
 
 log = logging.getLogger("doxa")
-
-
-class Believed(NamedTuple):
-    """f at rows under q(a): its mean [M, B, O], and H [M, S, B, O] with covariance Σ_s H_s H_sᵀ."""
-
-    mean: Tensor
-    half: Tensor
-
-    def variance(self) -> Tensor:
-        return self.half.square().sum(1)
 
 
 @store.register("vip")
@@ -194,7 +185,7 @@ class ImplicitProcess(Method):
         f = self.believed(run, q, batch.x, batch.shared)
         if isinstance(run.likelihood, Gaussian):
             return run.total(energies(run, q, f, batch, 1.0, None), batch)
-        return run.total(run.log_likelihoods_of(_shaped(run, f.mean), q["mean"], batch), batch)
+        return run.total(run.log_likelihoods_of(shaped(run, f.mean), q["mean"], batch), batch)
 
     def _answer(self, state: State) -> State:
         return {**state, **{name: averaged(state, name) for name in self._over}}
@@ -224,7 +215,7 @@ class ImplicitProcess(Method):
             batch = rows.batch(t)
             mean, phi = self.basis(run, q, batch.x, batch.shared)
             given = likelihood_parameters(run.layout.unflatten(q["mean"])) | run.constants
-            noise = run.likelihood.variance(_shaped(run, mean), given, lead=1).reshape(mean.shape)
+            noise = run.likelihood.variance(shaped(run, mean), given, lead=1).reshape(mean.shape)
             weight = 1 / noise.double()  # [M, B, O]
             if batch.weight is not None:
                 weight = weight * batch.weight.unsqueeze(-1)
@@ -250,60 +241,3 @@ class ImplicitProcess(Method):
             f = self.believed(run, q, batch.x, batch.shared)
             total += run.total(energies(run, q, f, batch, 0.0, eps), batch).double()
         return float((total + run.units_log_jacobian()).mean())
-
-
-def energies(
-    run: Run, q: State, f: Believed, batch: Batch, alpha: float, eps: Tensor | None
-) -> Tensor:
-    """(1/α) log E_q[p(y | f)^α] of each row, [M, B]; E_q log p at α = 0. Gaussian noise: in closed
-    form. Otherwise over the draws of a that ε [M, T, S] makes."""
-    theta = q["mean"]
-    if isinstance(run.likelihood, Gaussian):
-        given = likelihood_parameters(run.layout.unflatten(theta)) | run.constants
-        shaped = _shaped(run, f.mean)
-        noise = run.likelihood.variance(shaped, given, lead=1).reshape(f.mean.shape)
-        if alpha == 0:
-            lost = 0.5 * (f.variance() / noise).sum(-1)
-            return run.log_likelihoods_of(shaped, theta, batch) - lost
-        y = batch.y.reshape(*batch.y.shape[: 2 - batch.shared], -1)
-        return _gaussian_energy(y - f.mean, f.half, noise, alpha)
-    assert eps is not None
-    count = eps.shape[1]
-    drawn = f.mean.unsqueeze(1) + torch.einsum("msbo,mts->mtbo", f.half, eps)
-    many = run.times(count)
-    each = many.log_likelihoods_of(
-        _shaped(run, drawn.flatten(0, 1)), theta.repeat_interleave(count, 0), batch.times(count)
-    ).unflatten(0, (-1, count))
-    if alpha == 0:
-        return each.mean(1)
-    return (torch.logsumexp(alpha * each, 1) - math.log(count)) / alpha
-
-
-def _gaussian_energy(left: Tensor, half: Tensor, noise: Tensor, alpha: float) -> Tensor:
-    """From p^α = (2πσ²)^((1−α)/2) α^(−½) N(y; f, σ²/α) for each output: [M, B]."""
-    covariance = torch.einsum("msbo,msbp->mbop", half, half) + torch.diag_embed(noise / alpha)
-    factor = torch.linalg.cholesky_ex(covariance).L
-    white = torch.linalg.solve_triangular(factor, left.unsqueeze(-1), upper=False)
-    logs = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    two_pi = math.log(2 * math.pi)
-    density = -0.5 * white.square().sum((-2, -1)) - logs - 0.5 * left.shape[-1] * two_pi
-    more = 0.5 * ((1 - alpha) * (noise.log() + two_pi) - math.log(alpha)).sum(-1)
-    return (density + more) / alpha
-
-
-def root_of(free: Tensor) -> Tensor:
-    """L, lower triangular, from what is trained: its diagonal in logarithms."""
-    return free.tril(-1) + torch.diag_embed(free.diagonal(dim1=-2, dim2=-1).exp())
-
-
-def divergence(q: State) -> Tensor:
-    """KL(q(a) ‖ N(0, I)), [M]."""
-    root = root_of(q["a_root"])
-    logs = q["a_root"].diagonal(dim1=-2, dim2=-1).sum(-1)
-    away = q["a_mean"].square().sum(-1) + root.square().sum((-2, -1)) - root.shape[-1]
-    return 0.5 * away - logs
-
-
-def _shaped(run: Run, f: Tensor) -> Tensor:
-    """f [M, B, O] with the outputs' own axes."""
-    return f.reshape(*f.shape[:2], *run.net.output)

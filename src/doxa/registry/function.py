@@ -15,7 +15,7 @@ ROWS = (
         "Sun, Zhang, Shi & Grosse 2019", "any network; real inputs for a GP prior", "50–100",
         gives="a network that believes in a kernel, or in any sampler of functions",
         short={"samples": 6, "rows": 5, "points": 3, "prior_steps": 2},
-        demo=Demo("GP prior, RBF kernel", options={"steps": 1000, "validation": None}),
+        demo=Demo("GP prior, RBF kernel", {"samples": 32}, {"steps": 600, "validation": None}),
         docs="functional.md"),
     Row("vip", "doxa.function.implicit_process:ImplicitProcess", "variational",
         "A Gaussian process moment-matched to a network's prior functions, which are learned",

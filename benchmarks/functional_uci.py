@@ -39,8 +39,8 @@ def cell(folder: str, out: str, name: str, method: str, splits: int | None) -> N
     scores = [uci.score(answer, r, data.x[rows], data.y[rows]) for r, rows in enumerate(test)]
     kept = ("rmse", "log_likelihood", "log_likelihood_matched", "crps", "coverage")
     result: dict[str, Any] = {
-        "method": method, "set": name, "splits": len(test), "seconds": fitted,
-        "status": answer.statuses(), **answer.facts,
+        **answer.facts, "method": method, "set": name, "splits": len(test), "seconds": fitted,
+        "status": answer.statuses(),
         "scores": {key: uci.summary([row[key] for row in scores if key in row]) for key in kept
                    if key in scores[0]},
     }  # fmt: skip

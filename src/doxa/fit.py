@@ -39,7 +39,7 @@ from doxa.method.keywords import named_keywords
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
-from doxa.model.meaning import check_logits, looked_at, understood
+from doxa.model.meaning import check_logits, looked_at, meant, understood
 from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
@@ -132,16 +132,15 @@ def fit(
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
     noise_model = (
-        believed.likelihood if believed else likelihoods.likelihood(likelihood or "gaussian")
-    )
+        believed.likelihood if believed
+        else likelihoods.likelihood(likelihood or (inferred.name if inferred else "gaussian"))
+    )  # fmt: skip
     if method.regression_only and not noise_model.is_normal:
+        why = f' ({inferred.reason}); likelihood="gaussian" takes y as numbers' if inferred else ""
+        other = "" if method.needs_network else "; sparse-gp takes any likelihood"
         raise MethodError(
             f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"
-            + (
-                f' ({inferred.reason}); likelihood="gaussian" takes y as numbers'
-                if inferred
-                else ""
-            )
+            f"{why}{other}"
         )
     problem = method.prepare(problem)
     if believed is not None:
@@ -205,7 +204,9 @@ def _problem(
             raise ModelError(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
-        return OwnFunctions(), None
+        if likelihood is not None or method.regression_only:
+            return OwnFunctions(), None
+        return OwnFunctions(), meant(given.y, given.source is None)
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")

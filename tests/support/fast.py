@@ -74,6 +74,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "changed": {"rate": 0.1},
         "grid": {"rate": [0.01, 0.03]},
     },
+    "nngp": {"hopeless": {"refine": 1}, "rounding": 1e-6},
+    "ntk": {"hopeless": {"refine": 1}, "rounding": 1e-6},
     "minibatch-mh": {
         "one_step": {"step": 1e-4},
         "many_steps": {"step": 1e-4},

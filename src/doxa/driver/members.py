@@ -55,7 +55,7 @@ def stack(
         prior=_bound_prior(problem, priors, count).to(data.device, data.dtype),
         initial=torch.empty(0), hyper=hyper,
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
-        likelihoods=likelihoods,
+        output=output, likelihoods=likelihoods,
     )  # fmt: skip
     run = replace(run, initial=_initial(run))
     weights = method.row_weights(run)

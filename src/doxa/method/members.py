@@ -62,6 +62,7 @@ class Members:
     constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
     settings: FitSettings = field(default_factory=FitSettings)
     inputs: Any = None  # the shape of one row of x
+    output: Any = ()  # the shape of f at a row
     likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
     particle_of: Sequence[str] = ()  # which particle of its member each row is
     size: int = field(init=False)  # M

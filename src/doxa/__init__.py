@@ -25,9 +25,17 @@ from doxa.likelihoods import (
 )  # fmt: skip
 from doxa.method import Method
 from doxa.model import Model
-from doxa.posterior import MixturePosterior, Posterior, load
+from doxa.posterior import MixturePosterior, Posterior, load, prior_scales
 from doxa.predictive import Predictive
-from doxa.priors import FanInNormal, LaplacePrior, Normal, ScaleMixture, StudentTPrior
+from doxa.priors import (
+    FanInNormal,
+    Hierarchical,
+    LaplacePrior,
+    Normal,
+    ScaleMixture,
+    StudentTPrior,
+)  # fmt: skip
+from doxa.priors.functions import GPPrior, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
@@ -37,6 +45,8 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
     from doxa.ensemble.map import MAP as MAP
     from doxa.exact.linear import BayesianLinear as BayesianLinear
+    from doxa.function.functional_prior import FunctionalPrior as FunctionalPrior
+    from doxa.function.functional_prior import functional_prior
     from doxa.function.gp import GP as GP
     from doxa.laplace.laplace import Laplace as Laplace
     from doxa.mcmc.constant_sgd import ConstantSGD as ConstantSGD
@@ -54,17 +64,20 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "Gaussian",
-    "HeteroscedasticGaussian", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal",
-    "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior",
-    "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "get_method", "load",
-    "methods", "nets", "sample", "transforms", "tune",
+    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "GPPrior", "Gaussian",
+    "HeteroscedasticGaussian", "Hierarchical", "ImplicitPrior", "LaplacePrior", "Method",
+    "MixturePosterior", "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
+    "ScaleMixture", "StudentT", "StudentTPrior",
+    "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
+    "get_method", "load", "methods", "nets", "prior_scales", "sample", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 
 
 def __getattr__(name: str) -> Any:
     """Method classes, and what consumes a posterior, are imported when first used."""
+    if name == "functional_prior":
+        return importlib.import_module("doxa.function.functional_prior").functional_prior
     if name in ("evidence", "tune"):
         return getattr(importlib.import_module("doxa.app.selection"), name)
     if name in ("decide", "diagnose", "evaluate", "sklearn"):

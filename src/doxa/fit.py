@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader
 
@@ -39,11 +39,13 @@ from doxa.method.keywords import named_keywords
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
-from doxa.model.meaning import check_logits, looked_at, understood
+from doxa.model.meaning import check_logits, looked_at, meant, understood
 from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.optim import schedule as schedule_shape
+from doxa.posterior import Posterior
+from doxa.posterior.weights import WeightPosterior
 
 log = logging.getLogger("doxa")
 
@@ -61,7 +63,7 @@ def fit(
     members: int | Sequence[int] | None = None,
     runs: Runs | None = None,
     seed: int = 0,
-    init: str = "fresh",
+    init: Any = "fresh",
     validation: Any = "auto",
     patience: int = 20,
     standardize: bool = False,
@@ -96,7 +98,8 @@ def fit(
     members: how many are averaged in prediction, or the list of their ids; the method's default.
     runs: splits, grids and seeds to fit side by side; the result is then a `Sweep`.
     init: "fresh" re-initialises the network for every member, and says so where its weights look
-        trained; "given" starts from them.
+        trained; "given" starts from them; a posterior, or one for each run, from where its
+        members are (their BatchNorm statistics and what layers learned start anew).
     validation: rows to stop on, to take the noise from, and to judge the fit by. "auto": methods
         that can overfit hold out a part of the rows, each member another; None: every row is
         trained on; a share of the rows or a pair (x, y): the same for all members.
@@ -121,8 +124,7 @@ def fit(
     A `Posterior`, or a `Sweep` of them when `runs` is given.
     """
     began = time.monotonic()
-    if init not in ("fresh", "given"):
-        raise MethodError(f"init must be 'fresh' or 'given', not {init!r}")
+    fresh, begin = _start(init)
     method = as_method(method)
     seed, standardize = checks.seed("seed", seed), checks.flag("standardize", standardize)
     if runs is not None and not isinstance(runs, Runs):
@@ -132,16 +134,15 @@ def fit(
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
     noise_model = (
-        believed.likelihood if believed else likelihoods.likelihood(likelihood or "gaussian")
-    )
+        believed.likelihood if believed
+        else likelihoods.likelihood(likelihood or (inferred.name if inferred else "gaussian"))
+    )  # fmt: skip
     if method.regression_only and not noise_model.is_normal:
+        why = f' ({inferred.reason}); likelihood="gaussian" takes y as numbers' if inferred else ""
+        other = "" if method.needs_network else "; sparse-gp takes any likelihood"
         raise MethodError(
             f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"
-            + (
-                f' ({inferred.reason}); likelihood="gaussian" takes y as numbers'
-                if inferred
-                else ""
-            )
+            f"{why}{other}"
         )
     problem = method.prepare(problem)
     if believed is not None:
@@ -164,7 +165,7 @@ def fit(
     settings = FitSettings(
         steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
         rate=method.default_rate if lr is None else checks.positive("lr", lr),
-        optimizer=find_optimizer(optimizer), fresh=init == "fresh",
+        optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin,
     )  # fmt: skip
     run = stack(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
@@ -195,6 +196,19 @@ def fit(
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
+def _start(init: Any) -> tuple[bool, Tensor | None]:
+    """Whether weights start anew, and where they start if earlier posteriors say so."""
+    if isinstance(init, str) and init in ("fresh", "given"):
+        return init == "fresh", None
+    earlier: Any = [init] if isinstance(init, Posterior) else init
+    several = isinstance(earlier, Sweep | list | tuple) and len(earlier) > 0
+    if several and all(isinstance(one, WeightPosterior) for one in earlier):
+        return False, torch.cat([one.point() for one in earlier])
+    raise MethodError(
+        f"init must be 'fresh', 'given', or posteriors over a network's weights, not {init!r}"
+    )
+
+
 def _problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
     specs: Sequence[RunSpec],
@@ -206,7 +220,10 @@ def _problem(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
         shapes = (tree_map(lambda t: list(t.shape[1:]), tree) for tree in (given.x, given.y))
-        return OwnFunctions(*shapes), None
+        own = OwnFunctions(*shapes)
+        if likelihood is not None or method.regression_only:
+            return own, None
+        return own, meant(given.y, given.source is None)
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")

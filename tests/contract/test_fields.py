@@ -125,6 +125,10 @@ GRIDS: dict[str, tuple[list[float], dict[str, Any]]] = {
     "gp.noise": ([0.5, 2.0], {"fit_hyper": False}),
     "gp.lengthscale": ([0.5, 2.0], {"fit_hyper": False}),
     "gp.variance": ([0.5, 2.0], {"fit_hyper": False}),
+    "sparse-gp.lengthscale": ([0.5, 2.0], {}),
+    "sparse-gp.variance": ([0.5, 2.0], {}),
+    "deep-gp.lengthscale": ([0.5, 2.0], {}),
+    "deep-gp.variance": ([0.5, 2.0], {}),
 }
 
 

@@ -157,8 +157,7 @@ def rate_of(case: Any) -> dict[str, Any] | None:
     own `step` is not given; samplers with an acceptance test find theirs in burn-in."""
     settings = case.cls().settings()
     if case.row.family != "mcmc":
-        rated = case.cls.needs_network or case.name == "gp" or case.task == "tasks"
-        return {} if rated else None
+        return {} if case.cls.needs_network or case.cls.uses_rate else None
     return {"step": None} if "step" in settings else {} if "rate" in settings else None
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import DataError, MemoryBudgetError, MethodError, ModelError, StoreError
-from doxa.function import process
+from doxa.function.composed import Composed
+from doxa.function.evidence import Evidence, Problem
 from doxa.function.kernels import KernelFunction, register_kernel
 
 NOISE = 0.2
@@ -74,7 +75,7 @@ def test_fitted_hyper_parameters_are_those_of_scikit_learn() -> None:
     assert float(ours.log_noise.exp()) == pytest.approx(
         math.sqrt(peer.kernel_.k2.noise_level), rel=1e-3
     )
-    lengths = ours.diagnostics["kernel"]["base_kernel.lengthscale"]
+    lengths = ours.diagnostics["kernel"]["rbf.lengthscale"]
     assert np.allclose(np.ravel(lengths), peer.kernel_.k1.k2.length_scale, rtol=1e-2)
 
 
@@ -139,6 +140,21 @@ def test_conditioning_is_refitting() -> None:
     assert part.log_evidence == pytest.approx(whole.log_evidence, rel=1e-10)
     assert torch.allclose(part.predict(x).mean, whole.predict(x).mean, rtol=1e-9)
     assert torch.allclose(part.predict(x).variance, whole.predict(x).variance, rtol=1e-9)
+
+
+def test_conditioning_extends_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows more: what is decomposed is 5 × 5, for both members at once."""
+    x, y = rows(40)
+    posterior = doxa.fit(None, (x[:35], y[:35]), doxa.GP(refine=1), members=2)
+    sizes, decompose = [], torch.linalg.cholesky_ex
+
+    def counted(matrix: Tensor, *args: Any, **kw: Any) -> Any:
+        sizes.append(tuple(matrix.shape))
+        return decompose(matrix, *args, **kw)
+
+    monkeypatch.setattr("torch.linalg.cholesky_ex", counted)
+    posterior.condition(x[35:], y[35:]).predict(x)
+    assert sizes == [(2, 1, 5, 5)]
 
 
 def test_conditioning_chains_in_the_units_of_y() -> None:
@@ -221,18 +237,15 @@ def test_hyper_parameters_are_logarithms() -> None:
     assert float(kernel.outputscale.detach()) == pytest.approx(2.0)  # the module is not changed
 
 
-def test_the_evidences_gradient() -> None:
-    x, y = rows(8)
-    function = KernelFunction(gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double())
-
-    def value(logs: Tensor) -> Tensor:
-        noise = logs[2:]
-        return process.log_evidence(
-            process.solve(function(logs[:2], x, x), y, noise, None), noise, 8
-        )
-
-    logs = torch.tensor([0.3, -0.2, -0.5]).double().requires_grad_()
-    assert torch.autograd.gradcheck(value, logs)
+@pytest.mark.parametrize("levels", [1, 2])
+def test_the_evidences_gradient(levels: int) -> None:
+    """By differences, for two members with weights, a padding row and shared or own noise."""
+    x, y = rows(8, outputs=2)
+    weight = torch.tensor([1.0, 2.0, 0.5, 1, 1, 1, 1, 0]).double().expand(2, -1)
+    kernel = Composed("rbf * linear + matern32", 2)
+    problem = Problem(kernel, x, y, weight, weight.sum(1), None)
+    logs = 0.3 * torch.from_numpy(np.random.default_rng(0).normal(size=(2, 6 + levels)))
+    assert torch.autograd.gradcheck(lambda t: Evidence.apply(t, problem), logs.requires_grad_())
 
 
 @pytest.mark.filterwarnings("error")
@@ -248,12 +261,19 @@ def test_a_sum_with_a_linear_kernel_has_no_jitter() -> None:
 def test_refining_reaches_the_top() -> None:
     """The gradient of the evidence vanishes, for a kernel of four hyper-parameters."""
     x, y = rows(40)
-    posterior = doxa.fit(None, (x, y), doxa.GP("matern", ard=True))
-    logs = torch.cat([posterior.hyper[0], posterior.log_noise]).requires_grad_()
-    covariance = posterior.kernel(logs[:-1], x, x)
-    parts = process.solve(covariance, y, logs[-1:], None)
-    (grad,) = torch.autograd.grad(process.log_evidence(parts, logs[-1:], 40), logs)
-    assert grad.abs().max() < 1e-5
+    posterior = doxa.fit(None, (x, y), doxa.GP("matern"))
+    logs = torch.cat([posterior.hyper, posterior.log_noise[:, None]], 1)
+    problem = Problem(posterior.kernel, x, y, None, torch.tensor([40.0]).double(), None)
+    assert problem.gradient(logs, problem.solve(logs)).abs().max() < 1e-3
+
+
+def test_noise_that_vanishes_is_said() -> None:
+    """Rows that repeat each other: the evidence has no top, and grows as σ falls."""
+    x, y = rows(12)
+    posterior = doxa.fit(None, (x.repeat(3, 1), y.repeat(3, 1)), "gp")
+    assert posterior.status == "degenerate"
+    assert "noise=" in posterior.status.reason
+    assert float(posterior.log_noise.exp()) == pytest.approx(1e-3 * float(y.std(correction=0)))
 
 
 def test_a_fit_that_stops_short_says_so() -> None:
@@ -326,7 +346,7 @@ def test_one_row() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kernel": "spline"}, "kernel must be one of"),
+        ({"kernel": "spline"}, "kernel must be .* no kernel 'spline'"),
         ({"kernel": 3}, "kernel must be"),
         ({"noise": 0.0}, "noise must be positive"),
         ({"kernel": gpytorch.kernels.RBFKernel(), "lengthscale": 1.0}, "named kernels"),

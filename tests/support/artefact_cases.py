@@ -41,7 +41,7 @@ CASES = {
         "laplace", doxa.Laplace("diagonal", "sampled", tune=None, polish=0), "categorical"
     ),
     "linear": Case("linear", doxa.BayesianLinear(features="polynomial", degree=2)),
-    "gp": Case("process", doxa.GP(kernel="rbf", refine=2)),
+    "gp": Case("process", doxa.GP(kernel="rbf", ard=False, refine=2)),
     "mixture": Case("mixture", doxa.MAP()),
     "recalibrated": Case("transformed", doxa.MAP(), "categorical"),
     "conformal": Case("transformed", doxa.MAP()),

@@ -36,6 +36,7 @@ class Fast:
 
 # Settings are laid over those that are derived; a grid replaces the derived one.
 SPECIAL: dict[str, dict[str, Any]] = {
+    "gp": {"rounding": 1e-6},  # repeated rows have no noise: B's condition is that of its bound
     "mc-dropout": {"changed": {"p": 0.2, "insert": "all"}, "grid": {"p": [0.05, 0.3]}},
     "mean-field": {"grid": {"initial_std": [0.02, 0.1]}},
     "snapshot": {"one_step": {"size": 1}},
@@ -74,6 +75,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "changed": {"rate": 0.1},
         "grid": {"rate": [0.01, 0.03]},
     },
+    "nngp": {"hopeless": {"refine": 1}, "rounding": 1e-6},
+    "ntk": {"hopeless": {"refine": 1}, "rounding": 1e-6},
     "minibatch-mh": {
         "one_step": {"step": 1e-4},
         "many_steps": {"step": 1e-4},

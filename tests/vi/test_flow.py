@@ -4,6 +4,8 @@ better than by a Gaussian."""
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -146,3 +148,15 @@ def test_it_is_the_last_layer_unless_told_and_not_thousands_of_weights() -> None
     every = tuple(name for name, _ in net.named_parameters())
     with pytest.raises(MemoryBudgetError, match=r"2801 weights .*low-rank-vi"):
         doxa.fit(net, (x, x[:, :1]), "flow-vi", steps=1, subset=every)
+
+
+@pytest.mark.slow
+def test_distributions_of_others_still_check_their_arguments() -> None:
+    """zuko, imported, switches that off for the whole process."""
+    code = (
+        "import doxa.vi.couplings; from torch.distributions import Normal\n"
+        "try: Normal(0.0, -1.0)\n"
+        "except ValueError: print('checked')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "checked\n"

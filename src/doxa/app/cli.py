@@ -13,10 +13,12 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from doxa.app.commands import (
+    active,
     bench,
     calibrate,
     compare,
     demo,
+    design,
     evidence,
     fit,
     methods,
@@ -29,6 +31,8 @@ from doxa.errors import DoxaError
 RESUMABLE = {
     "fit": "; the same command goes on from the last checkpoint",
     "bench": "; go on with the same command",
+    "design": "; the same command goes on from the last answer",
+    "active": "; nothing is lost: go on with the same command",
 }
 
 
@@ -87,6 +91,8 @@ app.command()(report.report)
 app.command()(compare.compare)
 app.command()(evidence.evidence)
 app.command()(bench.bench)
+app.command()(design.design)
+app.add_typer(active.app, name="active")
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
 

@@ -2,7 +2,7 @@
 
 from doxa.data.batches import Batch, Data, NoData, batch_rows
 from doxa.data.frames import Names, in_order
-from doxa.data.loaders import gathered
+from doxa.data.loaders import blocks, gathered
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
 from doxa.data.scaling import Standardisation, standardise, warn_unscaled
 from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
@@ -26,6 +26,7 @@ __all__ = [
     "as_tensor",
     "as_tensors",
     "batch_rows",
+    "blocks",
     "cast",
     "check_finite",
     "free_memory",

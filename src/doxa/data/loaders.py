@@ -16,6 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from doxa.data.frames import is_frame
 from doxa.data.rows import as_tensors, free_memory, rows_of
 from doxa.errors import DataError, MemoryBudgetError
 
@@ -29,18 +30,12 @@ def gathered(x: Any) -> Any:
     Of a pair the first is x. What would give predictions in another order than the rows, leave
     some out, or never end, is refused.
     """
-    if isinstance(x, DataLoader):
-        _check_order(x)
-        dataset: Any = x.dataset
-        batches = iter(x)
-    elif isinstance(x, Dataset):
-        dataset, batches = x, iter(DataLoader(x, batch_size=_BATCH))
-    else:
+    if not isinstance(x, DataLoader | Dataset):
         return x
-    length = _length(dataset)
+    length = _length(x.dataset if isinstance(x, DataLoader) else x)
     parts: list[Any] = []
     rows = 0
-    for part in map(_inputs, _read(batches)):
+    for part in blocks(x, _BATCH):
         rows += rows_of(part, "a batch")
         if rows > length:
             raise DataError(
@@ -56,6 +51,20 @@ def gathered(x: Any) -> Any:
     if not parts:
         raise DataError("the dataset is empty (N = 0)")
     return tree_map(lambda *each: torch.cat(each), *parts)
+
+
+def blocks(x: Any, rows: int) -> Iterator[Any]:
+    """The inputs in their order, so many rows at a time (a DataLoader: in its own batches), of
+    which one block is held; of a dataset's pairs the first is x."""
+    if isinstance(x, DataLoader):
+        _check_order(x)
+        yield from map(_inputs, _read(iter(x)))
+    elif isinstance(x, Dataset):
+        yield from map(_inputs, _read(iter(DataLoader(x, batch_size=rows))))
+    else:
+        whole = x if is_frame(x) else as_tensors(x, "x")
+        for start in range(0, rows_of(whole, "x"), rows):
+            yield tree_map(lambda t, start=start: t[start : start + rows], whole)
 
 
 def _check_order(loader: DataLoader[Any]) -> None:

@@ -1,1 +1,23 @@
 """Decisions: what to label next (active learning), and what to measure next (design)."""
+
+from doxa.decide import active, design
+from doxa.decide.acquisition import (
+    bald,
+    margin,
+    max_entropy,
+    mean_std,
+    predictive_variance,
+    random,
+    variation_ratio,
+)
+from doxa.decide.batch import Batch, batch_bald
+from doxa.decide.design import eig
+from doxa.decide.epig import epig
+from doxa.decide.score import joint, score
+from doxa.decide.select import select
+
+__all__ = [
+    "Batch", "active", "bald", "batch_bald", "design", "eig", "epig", "joint", "margin",
+    "max_entropy", "mean_std", "predictive_variance", "random", "score", "select",
+    "variation_ratio",
+]  # fmt: skip

@@ -55,7 +55,7 @@ def stack(
         prior=_bound_prior(problem, priors, count).to(data.device, data.dtype),
         initial=torch.empty(0), hyper=hyper,
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
-        likelihoods=likelihoods,
+        output=output, likelihoods=likelihoods,
     )  # fmt: skip
     run = replace(run, initial=_initial(run))
     weights = method.row_weights(run)
@@ -105,11 +105,23 @@ def _initial(run: Run) -> Tensor:
     model = run.problem.model
     if model is None:
         return torch.zeros(run.size, 0, device=run.device, dtype=run.dtype)
+    if run.settings.begin is not None:
+        return _begun(run, run.settings.begin)
     if not run.settings.fresh:
         return model.given().expand(run.size, -1).clone()
     pairs = run.starts
     distinct = list(dict.fromkeys(pairs))
     return model.fresh(distinct)[[distinct.index(pair) for pair in pairs]]
+
+
+def _begun(run: Run, begin: Tensor) -> Tensor:
+    """Where earlier fits ended, checked: one row for each run and member."""
+    if begin.shape != (run.size, run.layout.size):
+        raise MethodError(
+            f"init: the posteriors hold {begin.shape[0]} points of {begin.shape[1]} weights, and "
+            f"the fit has {run.size} members (of all runs) with {run.layout.size}"
+        )
+    return begin.to(run.device, run.dtype).clone()
 
 
 def _hyper(

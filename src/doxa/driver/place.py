@@ -29,7 +29,7 @@ from doxa.data.rows import Rows
 from doxa.driver.holdout import Splits, hold_out
 from doxa.driver.runs import RunSpec
 from doxa.errors import DataError, ShapeError
-from doxa.likelihoods import Likelihood
+from doxa.likelihoods import Categorical, Likelihood
 from doxa.model import Model
 
 log = logging.getLogger("doxa")
@@ -75,8 +75,12 @@ def place_data(
         model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
         output = model.output
     else:
-        shape = tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
-        output = shape or (1,)
+        if source is not None and isinstance(likelihood, Categorical):
+            raise DataError(
+                "the first rows of a stream do not say how many classes there are: pass the rows "
+                "at hand, or a network"
+            )
+        output = likelihood.outputs(y) if isinstance(y, Tensor) else (1,)
     if tasks and getattr(likelihood, "per_output", False):
         raise DataError("points of a task share one noise level: per_output is not for tasks")
     prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731

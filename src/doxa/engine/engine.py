@@ -165,8 +165,9 @@ def _loop(
     return _stacked(outputs)
 
 
-def choose(model: Model, members: int, device: torch.device) -> Engine:
-    """The rule: a choice depends on the work alone."""
+def choose(model: Model, members: int, device: torch.device, same_weights: bool = False) -> Engine:
+    """The rule: a choice depends on the work alone. Members with the same weights, which differ in
+    layers' noise, share a convolution: it runs once, or on all their rows as one batch."""
     kinds = [type(m) for m in model.net.modules()]
     if any(issubclass(k, _UNSTACKABLE) for k in kinds):
         return Engine("loop", None, reason="recurrent layers do not run under vmap")
@@ -176,7 +177,8 @@ def choose(model: Model, members: int, device: torch.device) -> Engine:
         return Engine("loop", None, reason="one member")
     convs = [m for m in model.net.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
     widest = max((c.out_channels for c in convs), default=0)
-    if widest > (12 if device.type == "cpu" else 48):  # measured: each fills the processor
+    most = 12 if device.type == "cpu" else 48  # measured: each fills the processor
+    if widest > most and not same_weights:
         return Engine("loop", None, reason="wide convolutions are faster one member at a time")
     how = "batched layers" if model.plan else "vmap"
     return Engine("stack", None, reason=f"{members} members at once, {how}")
@@ -198,18 +200,25 @@ def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
 
 
 def tiles(
-    samples: int, rows: int, width: int, itemsize: int, device: torch.device, trunk: bool = False
+    samples: int,
+    rows: int,
+    width: int,
+    itemsize: int,
+    device: torch.device,
+    trunk: bool = False,
+    heavy: bool = False,
 ) -> Iterator[tuple[slice, slice]]:
     """Pieces of samples × rows whose widest activation stays small; rows vary fastest.
 
     With a `trunk` that all samples share, all samples go through together, so that it is computed
-    once for each row.
+    once for each row; where that leaves few rows a tile, only if the trunk is `heavy`.
     """
     budget = _TILE_BYTES if device.type == "cpu" else 256 << 20
     cells = max(1, budget // max(1, width * itemsize))
     row_step = max(1, min(rows, cells))
     if trunk:
-        row_step = max(1, min(rows, cells // samples)) if cells >= 16 * samples else row_step
+        together = heavy or cells >= 16 * samples
+        row_step = max(1, min(rows, cells // samples)) if together else row_step
     elif row_step < rows:  # several samples a tile amortise the calls
         row_step = max(1, min(rows, cells // min(samples, 4)))
     sample_step = max(1, min(samples, cells // row_step))

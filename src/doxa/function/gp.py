@@ -4,10 +4,11 @@
     f* | y ~ N(k*ᵀ(K + σ²I)⁻¹y,  k** − k*ᵀ(K + σ²I)⁻¹k*)
     log p(y) = −½ yᵀ(K + σ²I)⁻¹y − ½ log |K + σ²I| − (n/2) log 2π
 
-Rasmussen & Williams (2006), Algorithm 2.1, on gpytorch's kernels. Hyper-parameters of the kernel
-and the noise are found by type-II maximum likelihood: the gradient of log p(y), in logarithms.
-Everything is float64, whatever the data's type. Several outputs share the kernel. Members after
-the first start from perturbed hyper-parameters. Its cost is n³ a step: up to about 10,000 rows.
+Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and the noise are found
+by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where
+there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
+Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
+n³ an evaluation and two matrices of n²: up to about 10,000 rows.
 """
 
 from __future__ import annotations
@@ -18,19 +19,27 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
-from torch import Tensor
+from torch import Tensor, nn
 
 from doxa import store
 from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
-from doxa.function.kernels import NAMED, KernelFunction, KernelSpec, build
-from doxa.function.process import GPPosterior, log_evidence, solve
+from doxa.function.budget import announce
+from doxa.function.composed import Composed, function_of
+from doxa.function.evidence import Evidence, Problem, evenly
+from doxa.function.kernels import KernelFunction, KernelSpec
+from doxa.function.process import GPPosterior, matrix, shared_level
 from doxa.function.quasi_newton import quasi_newton
+from doxa.function.start import FEW, Sizes, best_start, check_positive, kernel_start
 from doxa.method import Clock, Method, Run, Stage, State, optimise
-from doxa.method.fields import flag, one_of, positive, whole
+from doxa.method.fields import flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
+
+_KERNELS = "a kernel's name, sums and products of names, or a gpytorch kernel"
+_NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
+_WIDE = math.log(1e5)  # how far other hyper-parameters go from their start
+_SKETCH = 500  # rows that are fitted first where there are many, then three times as many
 
 
 @store.register("gp")
@@ -40,15 +49,17 @@ class GP(Method):
 
     Parameters
     ----------
-    kernel: "rbf" (squared exponential), "matern" (ν = 5/2), "linear" (k = v xᵀx'), or a gpytorch
-        kernel, which starts from its own values and needs a registered builder to be saved.
+    kernel: "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
+        "linear", "polynomial2", "polynomial3", "constant", sums and products of them such as
+        "rbf * periodic + linear" (`function/composed.py`), or a gpytorch kernel, which starts from
+        its own values and needs a registered builder to be saved.
     noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
     fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
-    lengthscale, variance: initial values of a named kernel, in fitted units; None: the median
-        distance between rows, and the mean square of y.
-    ard: a lengthscale for each column of x.
-    refine: quasi-Newton steps that bring the hyper-parameters to their maximum, after `fit`'s
-        steps of gradient ascent have come near.
+    lengthscale, variance: initial values in a named kernel, in fitted units; None: the distance
+        between rows (root mean square), and the mean square of y.
+    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
+    refine: evaluations of the evidence, at most, that bring the hyper-parameters to their maximum;
+        `fit`'s steps of gradient ascent come before them: none unless asked for.
 
     Examples
     --------
@@ -60,28 +71,35 @@ class GP(Method):
     """
 
     name: ClassVar[str] = "gp"
-    default_steps: ClassVar[int] = 20
+    default_steps: ClassVar[int] = 0
     default_rate: ClassVar[float] = 0.1
     needs_network: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
 
-    kernel: str | KernelSpec | Kernel = one_of(
-        *NAMED, or_a=(Kernel, KernelSpec), called="a gpytorch kernel"
-    )
+    kernel: str | KernelSpec | nn.Module = plain("rbf", (str, nn.Module, KernelSpec), _KERNELS)
     noise: float | None = positive(None, per_run=True)
     fit_hyper: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
     variance: float | None = positive(None, per_run=True)
-    ard: bool = flag(False)
-    refine: int = whole(40, least=0)
+    ard: bool | None = flag(None)
+    refine: int = whole(100, least=0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.kernel, Kernel):
+        if isinstance(self.kernel, nn.Module):
             object.__setattr__(self, "kernel", KernelSpec.of(self.kernel) or self.kernel)
         super().__post_init__()
-        for name in ("lengthscale", "variance"):
-            if getattr(self, name) is not None and not isinstance(self.kernel, str):
-                raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
+        known = hasattr(self.kernel, "named_parameters_and_constraints")
+        if isinstance(self.kernel, nn.Module) and not known:
+            raise MethodError(f"kernel must be {_KERNELS}, not {type(self.kernel).__name__}")
+        if isinstance(self.kernel, str):
+            try:
+                Composed(self.kernel)
+            except MethodError as error:
+                said = f"kernel must be {_KERNELS}, not {self.kernel!r}: {error}"
+                raise MethodError(said) from error
+        elif self.lengthscale is not None or self.variance is not None:
+            name = "variance" if self.lengthscale is None else "lengthscale"
+            raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
@@ -92,40 +110,55 @@ class GP(Method):
             )
         if not isinstance(run.rows.x, Tensor) or run.rows.x.ndim > 2:
             raise DataError("gp needs x as one array [N, D]")
-        rows = [self._start(run, m) for m in range(run.size)]
-        theta = torch.stack(rows).to(run.device)
+        given = given_noise(run, self)[1]
+        levels = shared_level(given).shape[1] if given is not None else self._learned(run)
+        announce(max(map(len, run.rows.rows)), run.size * levels, self.name, run.device)
+        starts = [self._start(run, m) for m in range(run.size)]
+        theta, low = (torch.stack(each).to(run.device) for each in zip(*starts, strict=True))
+        bounds = {"low": low, "high": theta + _WIDE}
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.5 * away)
-        return {"theta": theta}
+        return {"theta": theta, **bounds}
 
-    def _start(self, run: Run, m: int) -> Tensor:
-        """Initial logarithms of one member: the kernel's, then the noise if it is learned."""
+    def _start(self, run: Run, m: int) -> tuple[Tensor, Tensor]:
+        """Initial logarithms of one member, the kernel's, then the noise if it is learned; and how
+        small they may become."""
         rows = run.rows.rows[run.split_of[m]]
-        few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), 256)).long()]
-        x, y = run.rows.take(few, torch.tensor(run.run_of[m]))
-        x, y = matrix(x).double(), y.double()
-        kernel = build(self.kernel, x.shape[1], self.ard)
-        if isinstance(self.kernel, str):
-            power = float(y.square().mean()) or 1.0
-            if isinstance(kernel, LinearKernel):
-                size = float(x.square().sum(1).mean()) or 1.0
-                kernel.variance = self._value(run, "variance", m, power / size)
-            if isinstance(kernel, ScaleKernel):
-                kernel.outputscale = self._value(run, "variance", m, power)
-                kernel.base_kernel.lengthscale = self._value(run, "lengthscale", m, _distance(x))
-        start = KernelFunction(kernel).start()
-        shape = self._noise_shape(run)
-        if shape is None:
-            return start
-        spread = 0.3 * (float(y.std()) if y.numel() > 1 else 0.0)
-        return torch.cat([start, torch.full((math.prod(shape),), math.log(spread or 0.3)).double()])
+        x, y = run.rows.take(rows, torch.tensor(run.run_of[m]))
+        x, y = matrix(x).double().cpu(), y.reshape(len(rows), -1).double().cpu()
+        weight = run.rows.weight
+        if weight is not None:
+            weight = (weight if weight.ndim == 1 else weight[m]).cpu()[rows.cpu()].double()
+        sizes = Sizes.of(x, y, weight)
+        noise = sizes.deviation.log().expand(self._learned(run))
+        noise, least = noise + math.log(_NOISE), noise + math.log(_LEAST)
+        kernel, few = self.function(x.shape[1]), evenly(len(rows), FEW)
+        if not isinstance(kernel, Composed):
+            check_positive(kernel, x[few])
+            start = torch.cat([kernel.start(), noise])
+            return start, torch.cat([kernel.start() - _WIDE, least])
+        size, variance = (self._value(run, name, m) for name in ("lengthscale", "variance"))
+        start = torch.cat([kernel_start(kernel, x[few], sizes, size, variance), noise])
+        given = given_noise(run, self)[1]
+        level = None if given is None else given[m : m + 1].cpu()
+        few_weights = None if weight is None else weight[few]
+        n = float(len(few)) if few_weights is None else float(few_weights.sum())
+        count = torch.tensor([n], dtype=torch.float64)
+        problem = Problem(kernel, x[few], y[few], few_weights, count, level)
+        if self.fit_hyper:
+            start = best_start(kernel, problem, start, size is None)
+        return start, torch.cat([start[: kernel.layout.size] - _WIDE, least])
 
-    def _value(self, run: Run, field: str, m: int, default: float) -> Tensor:
-        """As a tensor: gpytorch rounds plain numbers to float32."""
+    def _value(self, run: Run, field: str, m: int) -> float | None:
         value = run.hyper[field][m] if field in run.hyper else getattr(self, field)
-        return torch.tensor(default if value is None else float(value), dtype=torch.float64)
+        return None if value is None else float(value)
+
+    def _learned(self, run: Run) -> int:
+        """How many noise levels are learned."""
+        shape = self._noise_shape(run)
+        return 0 if shape is None else math.prod(shape)
 
     def _noise_shape(self, run: Run) -> tuple[int, ...] | None:
         """The shape of the learned noise, None where it is given."""
@@ -134,69 +167,68 @@ class GP(Method):
             return None
         return event_of(run) if getattr(likelihood, "per_output", False) else ()
 
-    def _function(self, run: Run) -> KernelFunction:
-        inputs = math.prod(run.rows.x.shape[1:])
-        return KernelFunction(build(self.kernel, inputs, self.ard)).to(run.device)
-
     def stages(self, run: Run) -> Iterable[Stage]:
         if not self.fit_hyper:
             return
-        function = self._function(run)
+        rows = max(map(len, run.rows.rows))
+        function = self.function(math.prod(run.rows.x.shape[1:])).to(run.device)
 
-        def one(run: Run, batch: Batch, m: int, row: Tensor) -> Tensor:
-            kernel, noise = self._split(function, row, given_noise(run, self)[1], m)
-            x, y, weight = _member_rows(batch, m)
-            parts = solve(function(kernel, x, x), y, noise, weight)
-            return log_evidence(parts, noise, float(run.n[m]))
+        def problem_of(run: Run, batch: Batch) -> Problem:
+            given = given_noise(run, self)[1]
+            x, y, weight = matrix(batch.x, batch.shared).double(), batch.y.double(), batch.weight
+            return Problem(
+                function, x, y.reshape(*x.shape[:-1], -1),
+                None if weight is None else weight.double(), run.n.double(),
+                None if given is None else shared_level(given),
+            )  # fmt: skip
 
         def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-            each = [one(run, batch, m, row) for m, row in enumerate(params["theta"])]
-            return torch.stack(each), {}
+            return Evidence.apply(params["theta"], problem_of(run, batch)), {}
 
-        def evaluate(run: Run, batch: Batch, m: int, row: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                leaf = row.detach().requires_grad_()
-                value = one(run, batch, m, leaf)
-                (grad,) = torch.autograd.grad(value, leaf)
-            return value.detach(), grad
+        def sized(stage: Stage, rows: int) -> Stage:
+            return replace(stage, product=float(rows) ** 3)
 
-        factor = float(max(len(rows) for rows in run.rows.rows)) ** 3  # of the kernel's matrix
-        climb = optimise(
-            objective, run.steps, name="hyper-parameters", source="all", validates=False,
-            capturable=False,
-        )  # fmt: skip
-        yield replace(climb, product=factor)
-        if self.refine:
-            yield replace(quasi_newton(evaluate, self.refine), product=factor)
-
-    def _split(
-        self, function: KernelFunction, row: Tensor, log_noise: Tensor | None, m: int
-    ) -> tuple[Tensor, Tensor]:
-        """The kernel's part of one member's vector, and log σ [O'] of its outputs."""
-        size = function.layout.size
-        return row[:size], row[size:] if log_noise is None else log_noise[m]
+        if run.steps:
+            climb = optimise(
+                objective, run.steps, name="hyper-parameters", source="all", validates=False,
+                capturable=False,
+            )  # fmt: skip
+            yield sized(climb, rows)
+        if not self.refine:
+            return
+        few = _SKETCH
+        while 2 * few <= rows:
+            yield sized(quasi_newton(problem_of, self.refine, f"{few} rows", few), few)
+            few *= 3
+        yield sized(quasi_newton(problem_of, self.refine, "refine"), rows)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        function = self._function(run)
         likelihood, given = given_noise(run, self)
-        pairs = [self._split(function, row, given, m) for m, row in enumerate(state["theta"])]
         event, split = event_of(run), run.split_of[0]
-        learned = self._noise_shape(run)
-        own = event if learned is None else learned
         x, y = run.rows.of_split(split)
+        function = self.function(matrix(x).shape[1]).to(run.device)
+        size, learned = function.layout.size, self._noise_shape(run)
+        own = event if learned is None else learned
+        log_noise = state["theta"][:, size:] if given is None else given
         weight = run.rows.weight
         if weight is not None:
             weight = weight[run.rows.rows[split].to(weight.device)].double()
         posterior = GPPosterior(
             **run.common(self) | {"likelihood": likelihood}, kernel=function,
-            hyper=torch.stack([kernel for kernel, _ in pairs]).double(),
-            log_noise=torch.stack([noise.expand(math.prod(own)) for _, noise in pairs])
-            .reshape(run.size, *own),
+            hyper=state["theta"][:, :size].double(), log_noise=log_noise.reshape(run.size, *own),
             x=matrix(x).to(run.dtype), y=y.reshape(len(y), -1).double(), weight=weight, event=event,
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = function.named(posterior.hyper)
         if "ascent.grad" in state and posterior.record.status == "ok":
-            slope = float((state["ascent.grad"].abs().amax(1) / run.n).max())
+            grad, at = state["ascent.grad"], state["theta"]
+            at_end = (at <= state["low"]) | (at >= state["high"])
+            if given is None and bool(at_end[:, size:].any()):
+                reason = (
+                    "the learned noise fell to a thousandth of the targets' deviation: they have "
+                    "none, or rows repeat each other; give noise="
+                )
+                posterior.record.status = Status("degenerate", reason)
+            slope = float((grad.masked_fill(at_end, 0.0).abs().amax(1) / run.n).max())
             if slope > 1e-3:
                 reason = f"the evidence still rises (slope {slope:.2g} a row): raise refine"
                 posterior.record.status = Status("not-converged", reason)
@@ -204,25 +236,4 @@ class GP(Method):
 
     def function(self, inputs: int) -> KernelFunction:
         """The kernel as a function, for a loaded posterior."""
-        return KernelFunction(build(self.kernel, inputs, self.ard))
-
-
-def matrix(x: Tensor) -> Tensor:
-    return x.unsqueeze(-1) if x.ndim == 1 else x
-
-
-def _distance(x: Tensor) -> float:
-    """The median distance between rows, 1 where they coincide."""
-    away = torch.pdist(x)
-    return float(away.median()) or 1.0 if len(away) else 1.0
-
-
-def _member_rows(batch: Batch, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Inputs [N, D], targets [N, O] and weights of one member; rows that only pad are left out."""
-    x, y = (batch.x, batch.y) if batch.shared else (batch.x[m], batch.y[m])
-    x, y, weight = matrix(x).double(), y.reshape(len(y), -1).double(), batch.weight
-    if weight is not None:
-        weight = (weight if weight.ndim == 1 else weight[m]).double()
-        counts = weight > 0
-        x, y, weight = x[counts], y[counts], weight[counts]
-    return x, y, weight
+        return function_of(self.kernel, inputs, self.ard)

@@ -19,15 +19,6 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import torch
-from gpytorch.constraints import GreaterThan, Positive
-from gpytorch.kernels import (
-    AdditiveKernel,
-    Kernel,
-    LinearKernel,
-    MaternKernel,
-    RBFKernel,
-    ScaleKernel,
-)
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -36,9 +27,9 @@ from doxa.errors import MethodError, did_you_mean
 from doxa.linalg.layout import Entry, Layout, Params
 
 P = ParamSpec("P")
+Kernel = Any  # gpytorch's, which is imported by whoever brings one
 
 _BUILDERS: dict[str, Callable[..., Kernel]] = {}
-NAMED = ("rbf", "matern", "linear")
 
 
 def register_kernel(name: str) -> Callable[[Callable[P, Kernel]], Callable[P, Kernel]]:
@@ -46,9 +37,7 @@ def register_kernel(name: str) -> Callable[[Callable[P, Kernel]], Callable[P, Ke
 
     def decorate(builder: Callable[P, Kernel]) -> Callable[P, Kernel]:
         known = _BUILDERS.get(name)
-        if name in NAMED or (
-            known is not None and inspect.unwrap(known).__qualname__ != builder.__qualname__
-        ):
+        if known is not None and inspect.unwrap(known).__qualname__ != builder.__qualname__:
             raise MethodError(f"a kernel named {name!r} is registered already")
         signature = inspect.signature(builder)
 
@@ -102,21 +91,15 @@ class KernelSpec:
         return kernel
 
 
-def build(spec: str | KernelSpec | Kernel, inputs: int, ard: bool) -> Kernel:
-    """A copy of the kernel, in float64; `ard` gives a named one a lengthscale for each input."""
-    if isinstance(spec, KernelSpec):
-        return spec.build()
-    if isinstance(spec, Kernel):
-        return copy.deepcopy(spec).double()
-    columns = inputs if ard else None
-    if spec == "linear":
-        return LinearKernel().double()
-    base = RBFKernel if spec == "rbf" else MaternKernel
-    return ScaleKernel(base(ard_num_dims=columns)).double()
+def build(spec: KernelSpec | nn.Module) -> Kernel:
+    """A copy of the kernel, in float64."""
+    return spec.build() if isinstance(spec, KernelSpec) else copy.deepcopy(spec).double()
 
 
 class _Covariance(nn.Module):
     def __init__(self, kernel: Kernel) -> None:
+        from gpytorch.kernels import AdditiveKernel
+
         super().__init__()
         self.kernel = kernel
         self.sums = any(isinstance(part, AdditiveKernel) for part in kernel.modules())
@@ -168,7 +151,13 @@ class KernelFunction:
         return params
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
-        """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal."""
+        """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal; or flat [M, H], one
+        row a member, with a and b of all members or [M, N, D]. gpytorch looks into its inputs, so
+        that its kernels are evaluated member by member."""
+        if flat.ndim > 1:
+            sides = ([side] * len(flat) if side.ndim == 2 else side for side in (a, b))
+            rows = zip(flat, *sides, strict=True)
+            return torch.stack([self(row, own, other, diag) for row, own, other in rows])
         params = self._raw(flat) if self.layout.entries else {}
         return functional_call(self._module, params, (a, b, diag))
 
@@ -187,6 +176,8 @@ class KernelFunction:
 
 
 def _is_positive(constraint: Any) -> bool:
+    from gpytorch.constraints import GreaterThan, Positive
+
     return isinstance(constraint, Positive | GreaterThan) and bool(
         torch.isinf(constraint.upper_bound).all()
     )

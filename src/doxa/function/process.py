@@ -1,16 +1,16 @@
 """A Gaussian process after seeing data: the rows themselves are the posterior.
 
-    B = I + W^½ K W^½ / σ²,    f* ~ N(k*ᵀ W^½ B⁻¹ W^½ y / σ², k** − k*ᵀ W^½ B⁻¹ W^½ k* / σ²)
+    f* ~ N(k*ᵀ W^½ α / σ, k** − k*ᵀ W^½ B⁻¹ W^½ k* / σ²),  with B and α of `evidence.py`
 
-with W the rows' weights (1 unless given): B has no eigenvalue below 1, so that its Cholesky
-factor needs no jitter. `predict` gives marginals, `functions` draws jointly over rows.
+`predict` gives marginals, `functions` draws jointly over rows, `condition` adds rows by a block of
+the Cholesky factor. All members at once.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,51 +18,26 @@ from torch import Tensor
 from doxa.data import rows_of
 from doxa.errors import NumericalError, StoreError
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
-from doxa.function.kernels import KernelFunction
+from doxa.function.evidence import Problem, Solved, extended
 from doxa.linalg.layout import Params
 from doxa.posterior import ProcessPosterior, register_posterior
 from doxa.posterior.process import square_root
 
+if TYPE_CHECKING:
+    from doxa.function.kernels import KernelFunction
+
 _CHUNK_BYTES = 64 << 20  # of cross-covariances at a time
 
 
-def _root_weights(log_noise: Tensor, weight: Tensor | None, rows: int) -> Tensor:
-    """W^½/σ of each row: [N]."""
-    inverse = (-log_noise).exp()
-    return inverse.expand(rows) if weight is None else inverse * weight.sqrt()
+def matrix(x: Tensor, shared: bool = True) -> Tensor:
+    """Rows of numbers as rows of one column: [N, D], or [M, N, D] where they are not shared."""
+    return x.unsqueeze(-1) if x.ndim == (1 if shared else 2) else x
 
 
-class Solved(NamedTuple):
-    """One noise level's share of the work."""
-
-    y: Tensor  # [N, outputs of that level]
-    root: Tensor  # W^½/σ [N]
-    factor: Tensor  # the Cholesky factor of B; not a number where that failed
-    solution: Tensor  # B⁻¹W^½y/σ
-
-
-def solve(covariance: Tensor, y: Tensor, log_noise: Tensor, weight: Tensor | None) -> list[Solved]:
-    """For each level of log σ [O'], O' = 1 or O, of targets y [N, O] under K [N, N]."""
-    eye = torch.eye(len(y), dtype=covariance.dtype, device=covariance.device)
-    parts = []
-    for i, level in enumerate(log_noise):
-        own = y if len(log_noise) == 1 else y[:, i : i + 1]
-        root = _root_weights(level, weight, len(y))
-        factor, info = torch.linalg.cholesky_ex(eye + root[:, None] * covariance * root)
-        factor = torch.where(info == 0, factor, torch.full_like(factor, math.nan))
-        parts.append(Solved(own, root, factor, torch.cholesky_solve(root[:, None] * own, factor)))
-    return parts
-
-
-def log_evidence(parts: list[Solved], log_noise: Tensor, n: Tensor | float) -> Tensor:
-    """log p(y) in fitted units, with n the sum of weights."""
-    total = log_noise.new_zeros(())
-    for (y, root, factor, solution), level in zip(parts, log_noise, strict=True):
-        misfit = (root[:, None] * y * solution).sum()
-        logdet = 2 * factor.diagonal().log().sum()
-        constant = n * (math.log(2 * math.pi) + 2 * level)
-        total = total - 0.5 * (misfit + y.shape[1] * (logdet + constant))
-    return total
+def shared_level(log_noise: Tensor) -> Tensor:
+    """log σ [K, O], or [K, 1] where all outputs have the same."""
+    same = log_noise.shape[1] > 1 and bool((log_noise == log_noise[:, :1]).all())
+    return log_noise[:, :1] if same else log_noise
 
 
 @register_posterior
@@ -73,7 +48,7 @@ class GPPosterior(ProcessPosterior):
     ----------
     kernel: k as a function of hyper-parameters. hyper: [K, H]. log_noise: log σ [K, ...].
     x: training inputs [N, D]. y: targets [N, O], both in fitted units. weight: [N] or None.
-    event: the shape of one target.
+    event: the shape of one target. solved: the factor of B, where it is known.
     """
 
     kind = "process"
@@ -88,12 +63,15 @@ class GPPosterior(ProcessPosterior):
         y: Tensor,
         event: Shape,
         weight: Tensor | None = None,
+        solved: Solved | None = None,
         **kw: Any,
     ) -> None:
         super().__init__(*args, **kw)
         self.kernel, self.hyper, self.log_noise = kernel, hyper, log_noise
         self.x, self.y, self.weight = x, y, weight
         self.event = tuple(event)
+        if solved is not None:
+            self.__dict__["_solved"] = solved
         self.log_evidence = None if weight is not None else self._evidence()
 
     @property
@@ -105,95 +83,104 @@ class GPPosterior(ProcessPosterior):
 
     @property
     def _levels(self) -> Tensor:
-        """log σ [K, O'], O' = 1 where all outputs share it."""
-        return self.log_noise.double().reshape(self.members, -1)
+        """log σ [K, L], L = 1 where all outputs share it."""
+        return shared_level(self.log_noise.double().reshape(self.members, -1))
 
     @cached_property
-    def _solved(self) -> list[list[Solved]]:
-        """For each member, its noise levels."""
-        solved = []
-        x = self.x.double()
-        for k in range(self.members):
-            covariance = self.kernel(self.hyper[k], x, x).detach()
-            parts = solve(covariance, self.y, self._levels[k], self.weight)
-            if not all(bool(torch.isfinite(part.factor).all()) for part in parts):
-                raise NumericalError(
-                    f"member {k}: the Cholesky decomposition of K + σ²I failed; the kernel's "
-                    "hyper-parameters are out of range"
-                )
-            solved.append(parts)
+    def _problem(self) -> Problem:
+        n = torch.tensor(float(len(self.y)), dtype=torch.float64, device=self.y.device)
+        x, n = self.x.double(), n.expand(self.members)
+        return Problem(self.kernel, x, self.y, self.weight, n, self._levels)
+
+    @cached_property
+    def _solved(self) -> Solved:
+        return self._checked(self._problem.solve(self.hyper))
+
+    def _checked(self, solved: Solved) -> Solved:
+        failed = solved.factor.diagonal(0, -2, -1).isnan().flatten(1).any(1).nonzero()[:, 0]
+        if len(failed):
+            raise NumericalError(
+                f"member {int(failed[0])}: the Cholesky decomposition of K + σ²I failed: with "
+                "these hyper-parameters the kernel is not positive definite, or its values are "
+                "out of range; fit for longer, or start elsewhere (lengthscale, variance, noise)"
+            )
         return solved
 
     def _evidence(self) -> float:
-        n = float(len(self.y))
-        each = [log_evidence(self._solved[k], self._levels[k], n) for k in range(self.members)]
-        jacobian = units_log_jacobian(self, torch.tensor(n), self.y.shape[1])
-        total = torch.logsumexp(torch.stack(each), 0) - math.log(self.members)
+        each = self._problem.value(self.hyper, self._solved)
+        jacobian = units_log_jacobian(self, self._problem.n[0], self.y.shape[1])
+        total = torch.logsumexp(each, 0) - math.log(self.members)
         return float(total) + float(jacobian)
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        step = max(1, _CHUNK_BYTES // (8 * len(self.x)))
-        blocks = [x[a : a + step] for a in range(0, len(x), step)]
-        pairs = [
-            [torch.cat(part) for part in zip(*(self._marginal(b, k) for b in blocks), strict=True)]
-            for k in range(self.members)
-        ]
+        step = max(1, _CHUNK_BYTES // (8 * len(self.x) * self._solved.root[..., 0].numel()))
+        blocks = [self._marginal(x[a : a + step]) for a in range(0, len(x), step)]
         shape = (self.members, len(x), *self.event)
-        f, variance = (torch.stack(part).reshape(shape) for part in zip(*pairs, strict=True))
+        f, variance = (torch.cat(p, 1).reshape(shape) for p in zip(*blocks, strict=True))
         return f, variance
 
-    def _marginal(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at x [B, D] under one member: [B, O] each."""
-        cross = self.kernel(self.hyper[k], self.x.double(), x).detach()  # [N, B]
-        prior = self.kernel(self.hyper[k], x, x, True).detach()  # [B]
-        means, variances = [], []
-        for _, root, factor, solution in self._solved[k]:
-            seen = root[:, None] * cross
-            half = torch.linalg.solve_triangular(factor, seen, upper=False)
-            mean = seen.mT @ solution
-            variance = (prior - half.square().sum(0)).clamp_min(0.0)
-            means.append(mean)
-            variances.append(variance[:, None].expand_as(mean))
-        return torch.cat(means, 1), torch.cat(variances, 1)
+    def _marginal(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at x [B, D]: [K, B, O] each."""
+        mean, half = self._seen(x, slice(None))
+        prior = self.kernel(self.hyper, x, x, True).detach()  # [K, B]
+        variance = (prior.unsqueeze(1) - half.square().sum(-2)).clamp_min(0.0)  # [K, L, B]
+        return mean, variance.mT.expand_as(mean)
+
+    def _seen(self, x: Tensor, members: slice) -> tuple[Tensor, Tensor]:
+        """The mean of f at x, [K, B, O], and what the data tell of it, the root [K, L, N, B] of
+        what they take from its covariance."""
+        _, root, factor, solution = (part[members] for part in self._solved)
+        cross = self.kernel(self.hyper[members], self.x.double(), x).detach()  # [K, N, B]
+        seen = root.unsqueeze(-1) * cross.unsqueeze(1)
+        mean = seen.mT @ solution  # [K, L, B, O/L]
+        half = torch.linalg.solve_triangular(factor, seen, upper=False)
+        return mean[:, 0] if mean.shape[1] == 1 else mean.squeeze(-1).mT, half
 
     def joint(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        cross = self.kernel(self.hyper[k], self.x.double(), x).detach()
-        prior = self.kernel(self.hyper[k], x, x).detach()
-        means, roots = [], []
-        for _, root, factor, solution in self._solved[k]:
-            seen = root[:, None] * cross
-            half = torch.linalg.solve_triangular(factor, seen, upper=False)
-            means.append(seen.mT @ solution)
-            roots.append(square_root(prior - half.mT @ half))
-        return torch.cat(means, 1), torch.stack(roots)
+        mean, root = self.joints(x, slice(k, k + 1))
+        return mean[0], root[0]
+
+    def joints(self, x: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        mean, half = self._seen(x, members)
+        prior = self.kernel(self.hyper[members], x, x).detach().unsqueeze(1)
+        return mean, square_root(prior - half.mT @ half)
 
     def prior_joint(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        root = square_root(self.kernel(self.hyper[k], x, x).detach())
-        return root.new_zeros(len(x), self.y.shape[1]), root[None]
+        mean, root = self.prior_joints(x, slice(k, k + 1))
+        return mean[0], root[0]
+
+    def prior_joints(self, x: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        root = square_root(self.kernel(self.hyper[members], x, x).detach().unsqueeze(1))
+        return root.new_zeros(len(root), len(x), self.y.shape[1]), root
 
     def theta(self) -> Params:
         return {"log_noise": self.log_noise.to(self.dtype)}
 
     def prepared(self, x: Any) -> Tensor:
-        x = self.check_inputs(x)
-        return (x.unsqueeze(-1) if x.ndim == 1 else x).double()
+        return matrix(self.check_inputs(x)).double()
 
     def condition(self, x: Any, y: Any) -> GPPosterior:
         """The process with further rows, at the same hyper-parameters."""
         x, y = new_targets(self, x, y, self.event)
-        x = x.unsqueeze(-1) if x.ndim == 1 else x
+        x, y = matrix(x), y.double()
+        solved = self._checked(extended(self._solved, self._blocks(x.double()), y, self._levels))
         weight = self.weight
         if weight is not None:
             weight = torch.cat([weight, weight.new_ones(len(y))])
         new = GPPosterior(
             self.model, self.method, self.base_likelihood, self.scales, self.inputs,
             kernel=self.kernel, hyper=self.hyper, log_noise=self.log_noise,
-            x=torch.cat([self.x, x]), y=torch.cat([self.y, y.double()]), weight=weight,
-            event=self.event, ids=self.ids,
+            x=torch.cat([self.x, x]), y=torch.cat([self.y, y]), weight=weight,
+            event=self.event, solved=solved, ids=self.ids,
         )  # fmt: skip
         new.record.seed, new.record.status = self.record.seed, self.record.status
         new.record.diagnostics["rows"] = rows_of(new.x, "x")
         return new
+
+    def _blocks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """K between what was seen and what comes, and of what comes: [K, N, B], [K, B, B]."""
+        old = self.x.double()
+        return self.kernel(self.hyper, old, x).detach(), self.kernel(self.hyper, x, x).detach()
 
     def tensors(self) -> dict[str, Tensor]:
         if not isinstance(self.method.kernel, str) and not hasattr(self.method.kernel, "builder"):
@@ -213,7 +200,7 @@ class GPPosterior(ProcessPosterior):
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> GPPosterior:
         names = ("hyper", "log_noise", "x", "y", "weight")
-        own = {name: tensors[name] for name in names if name in tensors}
+        own: dict[str, Any] = {name: tensors[name] for name in names if name in tensors}
         kernel = common["method"].function(own["x"].shape[1])
         ids = extra.get("ids")
         return cls(**common, kernel=kernel, event=extra["event"], ids=ids, **own)

@@ -60,6 +60,10 @@ class Likelihood(ABC):
     def event(self, output: Shape) -> Shape:
         """Shape of one target, for one network output of shape `output`."""
 
+    def outputs(self, y: Tensor) -> Shape:
+        """The outputs that targets y [N, ...] ask for, where no network says how many there are."""
+        return tuple(y.shape[1:]) or (1,)
+
     def prepare_targets(self, y: Any, output: Shape) -> Tensor:
         """Check targets and give them the shape and kind of dtype that `log_prob` expects.
 

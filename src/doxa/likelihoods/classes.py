@@ -139,6 +139,16 @@ class Categorical(Likelihood):
             )
         return tuple(output[1:])
 
+    def outputs(self, y: Tensor) -> Shape:
+        """As many classes as there are weights for, or as y counts up to."""
+        if self.class_weight is not None:
+            return (len(self.class_weight), *y.shape[1:])
+        counted = check_whole(y)
+        if self.ignore_index is not None:
+            counted = counted[counted != self.ignore_index]
+        most = int(counted.max()) if counted.numel() else 0
+        return (max(2, most + 1), *y.shape[1:])
+
     def _check(self, y: Tensor, output: Shape) -> Tensor:
         y = check_whole(y).long()
         known = (y >= 0) & (y < output[0])

@@ -165,6 +165,10 @@ class HeteroscedasticGaussian(Likelihood):
             )
         return (output[0] // 2, *output[1:])
 
+    def outputs(self, y: Tensor) -> Shape:
+        first, *rest = tuple(y.shape[1:]) or (1,)
+        return (2 * first, *rest)
+
     def _check(self, y: Tensor, output: Shape) -> Tensor:
         return check_finite(y)
 

@@ -165,9 +165,9 @@ def between(
     return _declared(default, rule)
 
 
-def flag(default: bool) -> Any:
+def flag(default: bool | None) -> Any:
     """True or False."""
-    return _declared(default, Flag())
+    return _declared(default, Flag(none=default is None))
 
 
 _FIRST: Any = object()

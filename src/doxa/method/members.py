@@ -6,10 +6,10 @@ its prior) is here; what is computed with it is in `Run`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from doxa.priors import BoundPrior
 if TYPE_CHECKING:
     from doxa.method.method import Method
 
+T = TypeVar("T")
 Number = float | Tensor  # a float where all members share it, else [M, 1]
 
 
@@ -41,6 +42,7 @@ class FitSettings:
     epoch_steps: int = 1
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # weights start anew for each member, else as the network was given
+    begin: Tensor | None = None  # where each member's weights start instead, [M, P]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +64,7 @@ class Members:
     constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
     settings: FitSettings = field(default_factory=FitSettings)
     inputs: Any = None  # the shape of one row of x
+    output: Any = ()  # the shape of f at a row
     likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
     particle_of: Sequence[str] = ()  # which particle of its member each row is
     size: int = field(init=False)  # M
@@ -175,6 +178,13 @@ class Members:
     def subset_prior(self) -> BoundPrior:
         """The prior of the uncertain weights alone: what an evidence, or a bound on it, counts."""
         return self.prior.of(self.subset_index)
+
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """Something that a method makes of this run, made when first asked for: a function of the
+        run alone, since a fit that is resumed makes it again."""
+        if what not in self._derived:
+            self._derived[what] = make()
+        return self._derived[what]
 
     def part(self, rows: slice) -> Self:
         """The same run for some of its members."""

@@ -139,10 +139,30 @@ class Run(Members):
             self.net, {**weights, **own}, batch.x, shared=batch.shared,
             buffers={**self.buffers(params), **buffers}, training=training,
         )  # fmt: skip
+        return self._each(applied.f, weights, batch), applied
+
+    def _each(self, f: Tensor, weights: Params, batch: Batch) -> Tensor:
         given = likelihood_parameters(weights) | self.constants
         if batch.points is None:
-            return self.likelihood.log_prob(applied.f, batch.y, given, lead=1), applied
-        return _of_points(self.likelihood, applied.f, batch, given), applied
+            return self.likelihood.log_prob(f, batch.y, given, lead=1)
+        return _of_points(self.likelihood, f, batch, given)
+
+    def outputs(self, theta: Tensor, x: Any, params: State, shared: bool = True) -> Tensor:
+        """f at any inputs, [M, N, ...], with dropout off and BatchNorm's statistics as they are in
+        `params`; `shared` inputs have no member axis."""
+        weights = self.layout.unflatten(theta)
+        own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
+        buffers = self.buffers(params)
+        return self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers).f
+
+    def log_likelihoods_of(self, f: Tensor, theta: Tensor, batch: Batch) -> Tensor:
+        """log p(y | f) of each row, [M, B], of given outputs [M, B, ...]; the likelihood's own
+        parameters are those among the weights θ."""
+        return self._each(f, self.layout.unflatten(theta), batch)
+
+    def total(self, each: Tensor, batch: Batch) -> Tensor:
+        """(rows/B) Σ w_i of what each row of a batch has, [M, B] to [M]."""
+        return _summed(each, batch)
 
     def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
         """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's

@@ -24,11 +24,20 @@ def understood(model: Model, x: Inputs, y: Any, complete: bool) -> tuple[Model, 
     rows."""
     if not model.assumed:
         return model, None
-    inferred = infer(y, looked_at(model, x).output, complete)
+    inferred = _said(infer(y, looked_at(model, x).output, complete))
+    return model.meaning(inferred.name), inferred
+
+
+def meant(y: Any, complete: bool) -> Inferred:
+    """The likelihood that y suggests by itself, where there is no network."""
+    return _said(infer(y, tuple(y.shape[1:]) if isinstance(y, Tensor) else (), complete))
+
+
+def _said(inferred: Inferred) -> Inferred:
     if inferred.said:
         advice = f"; {inferred.advice}" if inferred.advice else ""
         log.log(inferred.level, "likelihood: %s%s", inferred.said, advice)
-    return model.meaning(inferred.name), inferred
+    return inferred
 
 
 def looked_at(model: Model, x: Inputs) -> Model:

@@ -5,6 +5,7 @@ from doxa.posterior.centred import CentredPosterior
 from doxa.posterior.gaussian import GaussianPosterior
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior
+from doxa.posterior.prior_scales import prior_scales
 from doxa.posterior.process import ProcessPosterior
 from doxa.posterior.samples import SamplePosterior
 from doxa.posterior.saving import load
@@ -26,5 +27,6 @@ __all__ = [
     "TransformedPosterior",
     "WeightPosterior",
     "load",
+    "prior_scales",
     "register_posterior",
 ]

@@ -36,6 +36,7 @@ class ImplicitPosterior(WeightPosterior):
         super().__init__(*args, **kw)
         self.theta = theta
         self.components = components
+        self.same_weights = components is None
         self.values = values or {}
 
     @property

@@ -88,6 +88,7 @@ class WeightPosterior(Posterior):
     priors: each member's own prior, where it was learned; None: the model's.
     """
 
+    same_weights = False  # a member's draws differ in layers' noise alone
     memory_budget: int | None = None  # bytes for what predict returns; default: a quarter of free
 
     def __init__(
@@ -201,10 +202,13 @@ class WeightPosterior(Posterior):
         varying = [name for name in draws.params if name not in draws.constant] + [*draws.buffers]
         width = self.network.width([name.rpartition(".")[0] for name in varying])
         trunk = bool(draws.constant)
-        return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk)
+        heavy = self.network.width() > width  # the widest layer is in the trunk
+        return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk, heavy)
 
     def _forward(self, draws: FunctionDraws, x: Any) -> Any:
-        engine = self._engine or choose(self.network, max(2, draws.count), self.device)
+        engine = self._engine or choose(
+            self.network, max(2, draws.count), self.device, self.same_weights
+        )
         call = lambda engine: engine.apply(  # noqa: E731
             self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
         ).f  # fmt: skip

@@ -5,19 +5,15 @@ value an element, so that one expression covers all tensors of all members:
 
     log p(w) = sum_j log p_j(w_j - m_j)
 
-with m_j the entry's centre: 1 for normalisation scales, else 0. Likelihood parameters (entries
+with m_j the entry's centre: 1 for normalisation scales, else 0; elements of a tensor depend on each
+other where they share an unknown scale (`hierarchical.py`). Likelihood parameters (entries
 "likelihood.*", log scales) always have the prior N(0, 1).
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from numbers import Real
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,129 +21,37 @@ from torch import Tensor
 from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout
 from doxa.priors.bound import BoundPrior, Part, stack_bound
-from doxa.priors.families import (
-    Family,
-    GaussianFamily,
-    LaplaceFamily,
-    ScaleMixtureFamily,
-    StudentTFamily,
+from doxa.priors.families import Family, GaussianFamily
+from doxa.priors.kinds import (
+    FanInNormal,
+    Hierarchical,
+    LaplacePrior,
+    Normal,
+    Prior,
+    ScaleMixture,
+    StudentTPrior,
 )
 
 __all__ = [
     "PRIORS",
     "BoundPrior",
     "FanInNormal",
+    "Hierarchical",
     "LaplacePrior",
     "Normal",
     "Prior",
     "ScaleMixture",
     "StudentTPrior",
     "bind",
+    "each_prior",
     "prior",
     "stack_bound",
 ]
 
 
-@dataclass(frozen=True)
-class Prior(ABC):
-    """An elementwise prior, centred at each entry's centre."""
-
-    name: ClassVar[str]
-    family: ClassVar[type[Family]]
-
-    def __post_init__(self) -> None:
-        for setting, value in vars(self).items():
-            number = float(value) if isinstance(value, Real) else math.nan
-            if not 0.0 < number < math.inf:
-                who = type(self).__name__
-                raise ModelError(f"{who}: {setting} must be positive, got {value!r}")
-
-    @abstractmethod
-    def settings(self, entry: Entry) -> dict[str, float]:
-        """The family's settings for the elements of one entry."""
-
-    def bind(self, layout: Layout) -> BoundPrior:
-        return bind(self, layout)
-
-
-@dataclass(frozen=True)
-class Normal(Prior):
-    """N(centre, std^2) on every element."""
-
-    name: ClassVar[str] = "normal"
-    family: ClassVar[type[Family]] = GaussianFamily
-
-    std: float = 1.0
-
-    def settings(self, entry: Entry) -> dict[str, float]:
-        return {"scale": self.std}
-
-
-@dataclass(frozen=True)
-class FanInNormal(Prior):
-    """N(centre, scale^2 / fan_in): a unit's input keeps its variance at any width (Neal, 1996).
-
-    Biases and normalisation parameters have fan_in 1, hence the standard deviation `scale`.
-    """
-
-    name: ClassVar[str] = "fan-in-normal"
-    family: ClassVar[type[Family]] = GaussianFamily
-
-    scale: float = 1.0
-
-    def settings(self, entry: Entry) -> dict[str, float]:
-        return {"scale": self.scale / math.sqrt(entry.fan_in)}
-
-
-@dataclass(frozen=True)
-class LaplacePrior(Prior):
-    """Density exp(-|w - centre| / scale) / (2 scale)."""
-
-    name: ClassVar[str] = "laplace-prior"
-    family: ClassVar[type[Family]] = LaplaceFamily
-
-    scale: float = 1.0
-
-    def settings(self, entry: Entry) -> dict[str, float]:
-        return {"scale": self.scale}
-
-
-@dataclass(frozen=True)
-class StudentTPrior(Prior):
-    """Student-t with df degrees of freedom: most weights small, a few large."""
-
-    name: ClassVar[str] = "student-t-prior"
-    family: ClassVar[type[Family]] = StudentTFamily
-
-    df: float = 3.0
-    scale: float = 1.0
-
-    def settings(self, entry: Entry) -> dict[str, float]:
-        return {"scale": self.scale, "df": self.df}
-
-
-@dataclass(frozen=True)
-class ScaleMixture(Prior):
-    """weight N(0, std1^2) + (1 - weight) N(0, std2^2), of Blundell et al. (2015)."""
-
-    name: ClassVar[str] = "scale-mixture"
-    family: ClassVar[type[Family]] = ScaleMixtureFamily
-
-    weight: float = 0.5
-    std1: float = 1.0
-    std2: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weight >= 1.0:
-            raise ModelError(f"ScaleMixture: weight must lie between 0 and 1, got {self.weight}")
-
-    def settings(self, entry: Entry) -> dict[str, float]:
-        return {"weight": self.weight, "std1": self.std1, "std2": self.std2}
-
-
 PRIORS: dict[str, type[Prior]] = {
-    kind.name: kind for kind in (Normal, FanInNormal, LaplacePrior, StudentTPrior, ScaleMixture)
+    kind.name: kind
+    for kind in (Normal, FanInNormal, LaplacePrior, StudentTPrior, ScaleMixture, Hierarchical)
 }
 PriorSpec = str | Prior | Mapping[str, Prior]
 
@@ -179,18 +83,20 @@ def bind(spec: PriorSpec | None, layout: Layout) -> BoundPrior:
     match counts, "*" is tried last); Normal(1.0) where none matches. A pattern that matches no
     name is an error.
     """
-    chosen = _choose(prior(spec), layout)
+    chosen = each_prior(spec, layout)
     groups: dict[type[Family], list[tuple[Entry, Prior]]] = {}
     for entry, its_prior in zip(layout.entries, chosen, strict=True):
-        groups.setdefault(its_prior.family, []).append((entry, its_prior))
+        groups.setdefault(its_prior.density, []).append((entry, its_prior))
     if not groups:
         groups = {GaussianFamily: []}  # no parameters: log p = 0
     parts = [_part(family, members, layout) for family, members in groups.items()]
     return BoundPrior(parts, layout.size)
 
 
-def _choose(spec: Prior | Mapping[str, Prior], layout: Layout) -> list[Prior]:
-    table = {"*": spec} if isinstance(spec, Prior) else spec
+def each_prior(spec: PriorSpec | None, layout: Layout) -> list[Prior]:
+    """The prior of each entry of a layout."""
+    named = prior(spec)
+    table = {"*": named} if isinstance(named, Prior) else named
     patterns = sorted(table, key=lambda pattern: pattern == "*")
     unused = set(patterns) - {"*"}
     chosen: list[Prior] = []
@@ -219,6 +125,8 @@ def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layo
     settings = [its_prior.settings(entry) for entry, its_prior in members]
     names = settings[0] if settings else Normal().settings(Entry("", ()))
     exact = {name: spread([values[name] for values in settings]) for name in names}
+    if family.grouped:
+        exact["group"] = spread([float(g) for g in range(len(entries))])
     loc = spread([entry.centre for entry in entries])
     return Part(
         slice(None) if len(entries) == len(layout.entries) else _place(entries, layout),

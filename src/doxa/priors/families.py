@@ -20,6 +20,7 @@ class Family(ABC):
     working tensors in `at` are derived from them, so that no precision is lost on the way."""
 
     widens: ClassVar[bool] = False  # whether `widening` has a closed form
+    grouped: ClassVar[bool] = False  # whether it is told which tensor an element is of: "group"
 
     def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
         self.exact = exact
@@ -53,13 +54,13 @@ class Family(ABC):
         raise NotImplementedError
 
 
-def _uniform(n: int, like: Tensor, generator: Generator) -> Tensor:
+def uniform(n: int, like: Tensor, generator: Generator) -> Tensor:
     shape = (n, *like.shape)
     draws = torch.rand(shape, generator=generator, dtype=like.dtype, device=generator.device)
     return draws.clamp_min_(torch.finfo(like.dtype).tiny).to(like.device)
 
 
-def _normal(n: int, like: Tensor, generator: Generator) -> Tensor:
+def normal(n: int, like: Tensor, generator: Generator) -> Tensor:
     shape = (n, *like.shape)
     draws = torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device)
     return draws.to(like.device)
@@ -94,7 +95,7 @@ class GaussianFamily(Family):
         return (-self.at["minus_precision"]).expand(x.shape)
 
     def sample(self, n: int, generator: Generator) -> Tensor:
-        return self.at["scale"] * _normal(n, self.at["scale"], generator)
+        return self.at["scale"] * normal(n, self.at["scale"], generator)
 
     def widening(self, x: Tensor, std: Tensor) -> Tensor:
         return self.log_prob(std) - self.at["norm"]  # −std²/2s², whatever x is
@@ -125,7 +126,7 @@ class LaplaceFamily(Family):
 
     def sample(self, n: int, generator: Generator) -> Tensor:
         # The sign and the size of one uniform on (-1, 1) are independent.
-        u = 2.0 * _uniform(n, self.at["scale"], generator) - 1.0
+        u = 2.0 * uniform(n, self.at["scale"], generator) - 1.0
         return -self.at["scale"] * u.sign() * torch.log1p(-u.abs())
 
     def widening(self, x: Tensor, std: Tensor) -> Tensor:
@@ -170,8 +171,8 @@ class StudentTFamily(Family):
     def sample(self, n: int, generator: Generator) -> Tensor:
         # Bailey (1994): sqrt(v (U^(-2/v) - 1)) cos(2 pi V) is Student-t for uniform U and V.
         df, scale = self.at["df"], self.at["scale"]
-        radius = (df * torch.expm1(-2.0 / df * _uniform(n, df, generator).log())).sqrt()
-        return scale * radius * torch.cos(2.0 * math.pi * _uniform(n, df, generator))
+        radius = (df * torch.expm1(-2.0 / df * uniform(n, df, generator).log())).sqrt()
+        return scale * radius * torch.cos(2.0 * math.pi * uniform(n, df, generator))
 
 
 class ScaleMixtureFamily(Family):
@@ -211,6 +212,6 @@ class ScaleMixtureFamily(Family):
         return precision - share * (1.0 - share) * gap.square()
 
     def sample(self, n: int, generator: Generator) -> Tensor:
-        first = _uniform(n, self.at["weight"], generator) < self.at["weight"]
+        first = uniform(n, self.at["weight"], generator) < self.at["weight"]
         std = torch.where(first, self.at["std1"], self.at["std2"])
-        return std * _normal(n, self.at["weight"], generator)
+        return std * normal(n, self.at["weight"], generator)

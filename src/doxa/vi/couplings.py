@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from zuko.flows import MaskedAutoregressiveTransform
-from zuko.lazy import LazyComposedTransform
-from zuko.transforms import AdditiveTransform, MonotonicAffineTransform, MonotonicRQSTransform
+from torch.distributions import Distribution
 
 from doxa.model.functional import Functional
+
+_checked = Distribution._validate_args
+from zuko.flows import MaskedAutoregressiveTransform  # noqa: E402
+from zuko.lazy import LazyComposedTransform  # noqa: E402
+from zuko.transforms import (  # noqa: E402
+    AdditiveTransform,
+    MonotonicAffineTransform,
+    MonotonicRQSTransform,
+)
+
+Distribution._validate_args = _checked  # zuko stops torch from checking arguments, for everyone
 
 BINS = 8  # of a spline
 _KINDS = {

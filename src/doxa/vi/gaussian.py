@@ -51,7 +51,6 @@ class DrawnWeights(Method):
     temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
     samples: draws of the weights a member and step.
     average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
-    elbo_samples: draws with which the final ELBO is estimated.
     """
 
     default_steps: ClassVar[int] = 4000
@@ -60,7 +59,6 @@ class DrawnWeights(Method):
     temperature: float = positive(1.0, per_run=True)
     samples: int = whole(1, least=1)
     average: float = between(0.25, 0, 1, "[)")
-    elbo_samples: int = whole(8, least=1)
 
     @property
     def width(self) -> int:
@@ -99,9 +97,17 @@ class DrawnWeights(Method):
 @dataclass(frozen=True)
 class VariationalGaussian(DrawnWeights):
     """A Gaussian q over the subset's weights, and its bound at the end; subclasses say how its
-    covariance is held, and how it is found. Settings are those of `DrawnWeights`."""
+    covariance is held, and how it is found.
+
+    Parameters
+    ----------
+    elbo_samples: draws with which the final ELBO is estimated. The others are those of
+        `DrawnWeights`.
+    """
 
     shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
+
+    elbo_samples: int = whole(8, least=1)
 
     @abstractmethod
     def init_shape(self, run: Run) -> State:

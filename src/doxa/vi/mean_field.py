@@ -67,10 +67,10 @@ class MeanField(GaussianVI):
         return params["rho"].shape[1]
 
     def away(self, params: State, eps: Tensor) -> Tensor:
-        return deviation(params).unsqueeze(1) * eps
+        return std_of(params).unsqueeze(1) * eps
 
     def variances(self, params: State) -> Tensor:
-        return deviation(params).square()
+        return std_of(params).square()
 
     def logdet(self, params: State) -> Tensor:
         return 2 * params["rho"].sum(1)
@@ -136,17 +136,17 @@ class MeanField(GaussianVI):
         if self.prior_scale == "given":
             return None
         own = q["mean"][:, run.subset_where]
-        return best_priors(run, self.prior_scale, own, deviation(q))
+        return best_priors(run, self.prior_scale, own, std_of(q))
 
     def subset_log_prior(self, run: Run, q: State) -> Tensor | None:
         value = super().subset_log_prior(run, q)
         if value is None or self.prior_scale == "given":
             return value
-        own, std = q["mean"][:, run.subset_where], deviation(q)
+        own, std = q["mean"][:, run.subset_where], std_of(q)
         return value + Scaled(run, self.prior_scale, own, std).gain
 
 
-def deviation(params: State) -> Tensor:
+def std_of(params: State) -> Tensor:
     """σ = exp(ρ), never so small that its square would vanish."""
     rho = params["rho"]
     return rho.clamp_min(0.5 * math.log(torch.finfo(rho.dtype).tiny)).exp()

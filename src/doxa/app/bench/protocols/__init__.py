@@ -9,6 +9,7 @@ from __future__ import annotations
 import doxa
 from doxa.app.bench.protocols.chains import FULL, STOCHASTIC
 from doxa.app.bench.protocols.closed_form import EXACT, LAPLACE
+from doxa.app.bench.protocols.functional import FUNCTIONAL
 from doxa.app.bench.protocols.points import POINTS
 from doxa.app.bench.protocols.problem import SMALL, Answer, Fit, Problem, Protocol
 from doxa.app.bench.protocols.variational import VARIATIONAL
@@ -32,7 +33,7 @@ def _as_it_comes(name: str) -> Fit:
 
 
 PROTOCOLS: dict[str, Protocol] = {
-    **EXACT, **POINTS, **LAPLACE, **VARIATIONAL, **FULL, **STOCHASTIC
+    **EXACT, **POINTS, **LAPLACE, **VARIATIONAL, **FUNCTIONAL, **FULL, **STOCHASTIC
 }  # fmt: skip
 PROTOCOLS |= {
     row.name: Protocol(

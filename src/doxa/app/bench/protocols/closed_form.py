@@ -19,6 +19,15 @@ def _gp(problem: Problem, _name: str) -> Answer:
     return Answer(list(problem.fit(doxa.GP(ard=True), 0, steps=100)))
 
 
+def _inducing(method: Any) -> Fit:
+    """On all sets: a step does not see how many rows there are."""
+
+    def fit(problem: Problem, _name: str) -> Answer:
+        return Answer(list(problem.fit(method(), 0, steps=3000, batch_size=500, schedule="cosine")))
+
+    return fit
+
+
 def _laplace(subset: str = "all", **settings: Any) -> Fit:
     """The prior's width is chosen by the evidence, split by split."""
 
@@ -41,10 +50,20 @@ _AS_LAPLACE = (
     "sets), B = 32, rate .01 decaying"
 )
 
+_AS_SPARSE = (
+    "100 inducing points, RBF kernels with a lengthscale an input, on the bound; 3,000 steps, "
+    "B = 500, rate .02 decaying"
+)
+
 EXACT = {
     "linear": Protocol("linear in the inputs; noise and prior width by evidence", _linear),
     "gp": Protocol(
         "exact, RBF kernel with a lengthscale an input, by evidence; small sets only", _gp
+    ),
+    "sparse-gp": Protocol(f"sparse, {_AS_SPARSE}", _inducing(lambda: doxa.SparseGP())),
+    "deep-gp": Protocol(f"two layers, {_AS_SPARSE}", _inducing(lambda: doxa.DeepGP())),
+    "deep-gp-3": Protocol(
+        f"three layers, {_AS_SPARSE}", _inducing(lambda: doxa.DeepGP(layers=3)), "deep-gp"
     ),
 }
 _FORMS: dict[str, tuple[str, dict[str, Any]]] = {

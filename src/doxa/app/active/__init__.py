@@ -1,0 +1,1 @@
+"""Active learning with a person: a folder that asks for labels and takes them back."""

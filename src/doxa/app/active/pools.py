@@ -1,0 +1,177 @@
+"""What a person labels: the rows of a table, or images in an array.
+
+A pool gives numbers for the network, a name for each row, and what the person is shown of it. Of a
+table whose target column is filled in for some rows, these are labelled already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from doxa.app.active.png import encode
+from doxa.app.cells import Array, gaps, import_pandas, label_of, numbers_of, place_of
+from doxa.app.columns import Column
+from doxa.app.inference import CLASSIFIERS, MOST_INTEGER_CLASSES
+from doxa.app.intake import Asked, inferred
+from doxa.app.schema import Schema
+from doxa.app.tables import open_table
+from doxa.errors import DataError, MethodError
+
+ARRAYS = (".npy", ".npz")
+ROW = "row"  # what an image's number is called
+
+
+@dataclass
+class Pool:
+    """The rows of a campaign.
+
+    x: [N, D]. ids: the name of each row, as text. shown: what a person sees of rows, as columns.
+    known: {row: label} of those that came with one. images: [N, H, W] or [N, H, W, 3], if any.
+    """
+
+    schema: Schema
+    x: Array
+    ids: list[str]
+    id_name: str
+    places: list[str]
+    shown: Any = None
+    known: dict[int, Any] = field(default_factory=dict)
+    images: Array | None = None
+
+    def to_label(self, rows: Sequence[int], folder: Path) -> Any:
+        """The table that a person fills in, beside pictures in a folder."""
+        pandas = import_pandas()
+        index = pandas.Index([self.ids[row] for row in rows], name=self.id_name)
+        if self.images is None:
+            table = self.shown.iloc[list(rows)].set_axis(index)
+        else:
+            names = [f"{self.ids[row]}.png" for row in rows]
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, row in zip(names, rows, strict=True):
+                (folder / name).write_bytes(encode(self.images[row]))
+            table = pandas.DataFrame({"file": [f"{folder.name}/{n}" for n in names]}, index=index)
+        return table.assign(**{self.schema.target: ""})
+
+
+def read_pool(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
+    """A CSV or Parquet file, or a .npy or .npz file of images."""
+    if path.suffix.lower() in ARRAYS:
+        return _images(path, asked, classes)
+    frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
+    if not frame.index.is_unique:
+        raise DataError(f"{path.name}: rows need names of their own, and the index repeats some")
+    known = _known(frame, asked.target)
+    likelihood, labels = _meaning(known, asked, classes)
+    stand_in = frame.assign(**{asked.target: _cycled(labels, len(frame))})
+    schema = inferred(stand_in, replace(asked, likelihood=likelihood), dialect)
+    schema = replace(schema, classes=labels, notes=(*notes, *schema.notes))
+    answers = {row: answer_of(schema, cell, place_of(frame.index, row)) for row, cell in known}
+    shown = frame.drop(columns=asked.target, errors="ignore")
+    return Pool(
+        schema, schema.features(shown)[0], [str(name) for name in frame.index],
+        str(frame.index.name or ROW), [place_of(frame.index, i) for i in range(len(frame))],
+        shown, answers,
+    )  # fmt: skip
+
+
+def answer_of(schema: Schema, cell: Any, place: str) -> Any:
+    """A label as it is kept: the class as text, or a number; anything else is refused by place."""
+    if schema.classes is None:
+        try:
+            number = float(cell)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not np.isfinite(number):
+            raise DataError(f"{place}: {cell!r} is not a number")
+        return number
+    label = label_of(cell)
+    if label not in schema.classes and label.replace(".", "", 1).isdigit():
+        label = label_of(float(label))  # 3.0 is the class 3
+    if label not in schema.classes:
+        some = ", ".join(map(str, schema.classes[:12]))
+        raise DataError(f"{place}: {label!r} is no class; classes are {some}")
+    return label
+
+
+def _known(frame: Any, target: str) -> list[tuple[int, Any]]:
+    """(row, label) of the rows that have one."""
+    if target not in frame.columns:
+        return []
+    cells, empty = frame[target], set(gaps(frame[target]))
+    return [(row, cells.iloc[row]) for row in range(len(cells)) if row not in empty]
+
+
+def _meaning(
+    known: list[tuple[int, Any]], asked: Asked, classes: Sequence[str]
+) -> tuple[str, tuple[str, ...] | None]:
+    """The likelihood, and the classes where it has some: as asked, or as the labels say."""
+    labels = list(dict.fromkeys(label.strip() for label in classes if label.strip()))
+    if not labels and asked.likelihood not in (None, *CLASSIFIERS):
+        return str(asked.likelihood), None
+    if not labels:
+        if not known:
+            raise DataError(
+                f"no row has a label in {asked.target!r} yet: say what it may be, --classes a,b,c, "
+                "or --likelihood gaussian for a number"
+            )
+        seen = [cell for _, cell in known]
+        whole = all(not isinstance(c, str) and float(c).is_integer() for c in seen)
+        text = any(isinstance(cell, str) for cell in seen)
+        if not text and not (whole and len(set(seen)) <= MOST_INTEGER_CLASSES):
+            return asked.likelihood or "gaussian", None
+        labels = sorted({label_of(cell) for cell in seen})
+    if len(labels) < 2:
+        raise DataError(f"{asked.target!r} has one class only ({labels[0]}); give --classes a,b")
+    return ("bernoulli" if len(labels) == 2 else "categorical"), tuple(labels)
+
+
+def _cycled(labels: tuple[str, ...] | None, rows: int) -> list[Any]:
+    """A target that stands in for unknown ones while the inputs are looked at."""
+    if labels is None:
+        return [float(i % 7) + 0.5 for i in range(rows)]
+    if rows < 2 * len(labels):
+        raise DataError(f"the pool has {rows} rows, too few for {len(labels)} classes")
+    return [labels[i % len(labels)] for i in range(rows)]
+
+
+def _images(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
+    """Grey or RGB images [N, H, W], [N, H, W, 3] or [N, 1, H, W]; 0 … 255, or 0 … 1."""
+    try:
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            names = found.files
+            found = found["x" if "x" in names else names[0]]
+    except (OSError, ValueError, IndexError) as error:
+        raise DataError(f"{path} cannot be read as an array of images: {error}") from error
+    pixels = found[:, 0] if found.ndim == 4 and found.shape[1] == 1 else found
+    if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] != 3) or not len(pixels):
+        raise DataError(
+            f"{path} holds an array of shape {list(found.shape)}: images are [N, H, W] or "
+            "[N, H, W, 3]"
+        )
+    if asked.likelihood in CLASSIFIERS and not classes:
+        raise MethodError("images need --classes a,b,c")
+    scale = 255.0 if pixels.dtype == np.uint8 or float(pixels.max()) > 1.5 else 1.0
+    likelihood, labels = _meaning([], asked, classes)
+    x = (pixels.reshape(len(pixels), -1) / scale).astype(np.float64)
+    schema = Schema(
+        asked.target, likelihood, tuple(Column(f"pixel{i}") for i in range(x.shape[1])), labels
+    )
+    ids = [str(row) for row in range(len(x))]
+    shown = np.clip(pixels / scale * 255.0, 0, 255).astype(np.uint8)
+    places = [f"image {row}" for row in ids]
+    return Pool(schema, x, ids, ROW, places, images=shown)
+
+
+def coded(schema: Schema, answers: Sequence[Any]) -> Array:
+    """Labels as the network is fitted to them."""
+    if schema.classes is None:
+        return numbers_of(import_pandas().Series(list(answers)))
+    code = {label: k for k, label in enumerate(schema.classes)}
+    codes = np.array([code[label] for label in answers])
+    return codes.astype(np.float64) if schema.likelihood == "bernoulli" else codes

@@ -1,0 +1,188 @@
+"""`doxa active`: labels from a person, asked for where they teach most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from doxa.app.commands.terminal import (
+    log_to_terminal,
+    out,
+    plan_of,
+    print_table,
+    say_schema,
+    table_of,
+)
+from doxa.app.options import (
+    Categorical,
+    DataFile,
+    Decimal,
+    Device,
+    Drop,
+    Encoding,
+    Hidden,
+    Index,
+    Likelihood,
+    Members,
+    Missing,
+    Net,
+    Numeric,
+    Rate,
+    Seed,
+    Sep,
+    Settings,
+    Steps,
+    Target,
+    Verbose,
+)  # fmt: skip
+from doxa.errors import DataError
+
+app = typer.Typer(no_args_is_help=True, help="Ask a person for the labels that teach most.")
+
+Folder = Annotated[Path, typer.Argument(help="The campaign's folder.", show_default=False)]
+Count = Annotated[int | None, typer.Option(min=1, help="How many rows to ask about.")]
+
+
+@app.command()
+def start(
+    data: DataFile,
+    target: Target,
+    out_folder: Annotated[Path, typer.Option("--out", "-o", help="A folder for the campaign.")],
+    classes: Annotated[
+        str, typer.Option(help="What a label may be: cat,dog. Default: those that are there.")
+    ] = "",
+    method: Annotated[str, typer.Option("--method", "-m", help="See doxa methods.")] = (
+        "deep-ensemble"
+    ),
+    by: Annotated[
+        str,
+        typer.Option(
+            help="bald, max_entropy, variation_ratio, mean_std, margin, predictive_variance, "
+            "batch_bald or random."
+        ),
+    ] = "bald",
+    count: Annotated[int, typer.Option(min=1, help="How many rows to ask about at a time.")] = 10,
+    likelihood: Likelihood = None,
+    index: Index = None,
+    drop: Drop = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = "error",
+    sep: Sep = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    settings: Settings = None,
+    net: Net = None,
+    hidden: Hidden = "50",
+    members: Members = None,
+    steps: Steps = None,
+    lr: Rate = None,
+    device: Device = None,
+    seed: Seed = 0,
+    verbose: Verbose = False,
+) -> None:
+    """Begin a campaign: a table whose target is empty in some rows, or absent; or images.
+
+    Images are a .npy or .npz file, [N, H, W] or [N, H, W, 3]. Labels that are there count.
+    """
+    from doxa.app.active.session import begin
+
+    log_to_terminal(verbose)
+    plan = plan_of(net, hidden, members, None, steps, lr, None, None, device, seed)
+    asked = table_of(
+        target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
+    )
+    labels = [word for word in classes.split(",") if word.strip()]
+    session = begin(out_folder, data, asked, labels, method, settings or (), plan, by, count)
+    if session.pool.images is None:
+        say_schema(session.pool.schema, len(session.pool.x))
+    known = len(session.book.answers)
+    where = escape(str(out_folder))
+    out.print(
+        f"{len(session.pool.x)} rows, {known} with a label; next: doxa active next {where}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+@app.command(name="next")
+def next_rows(folder: Folder, count: Count = None, verbose: Verbose = False) -> None:
+    """Choose the next rows, and write them to FOLDER/to_label.csv.
+
+    Rows that wait for an answer are written again; nothing new is asked before they are answered.
+    """
+    from doxa.app.active.session import resume
+
+    log_to_terminal(verbose)
+    session = resume(folder)
+    how = session.ask(count)
+    out.print(
+        f"{len(session.book.asked)} rows to label, {how}: fill in "
+        f"{escape(repr(session.pool.schema.target))} in {escape(str(session.sheet))}, then: doxa "
+        f"active label {escape(str(folder))}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+@app.command()
+def label(
+    folder: Folder,
+    answers: Annotated[
+        Path | None, typer.Argument(help="The filled-in file. Default: FOLDER/to_label.csv.")
+    ] = None,
+    answer: Annotated[
+        list[str] | None, typer.Option(help="ROW=LABEL, instead of a file; repeatable.")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take the answers there are; the rest stay open.")
+    ] = False,
+) -> None:
+    """Take answers back, all of them or none: what is wrong is named by its row."""
+    from doxa.app.active.session import resume
+
+    session = resume(folder)
+    if answer and answers is not None:
+        raise DataError("give a file or --answer, not both")
+    pairs = [_pair(text) for text in answer or ()]
+    taken = session.take(pairs if answer else session.read(answers), partial)
+    book = session.book
+    then = f"{len(book.asked)} still open" if book.asked else "none open"
+    out.print(f"{taken} labels entered, {len(book.answers)} in all, {then}", highlight=False)
+
+
+@app.command()
+def status(folder: Folder) -> None:
+    """How many labels there are, what is open, and how each round's fit did."""
+    from doxa.app.active.session import resume
+
+    session = resume(folder)
+    book, schema = session.book, session.pool.schema
+    out.print(
+        f"{len(book.answers)} of {book.rows} rows have a label, {len(book.asked)} wait for one, "
+        f"{len(book.free)} were never asked about",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    if schema.classes is not None:
+        given = list(book.answers.values())
+        counts = ", ".join(f"{c} {given.count(c)}" for c in schema.classes)
+        out.print(escape(f"labels: {counts}"), highlight=False, soft_wrap=True)
+    if book.asked:
+        names = ", ".join(session.pool.places[row] for row in book.asked[:12])
+        more = ", …" if len(book.asked) > 12 else ""
+        out.print(escape(f"open: {names}{more}"), highlight=False, soft_wrap=True)
+    if book.rounds:
+        columns = list(dict.fromkeys(name for found in book.rounds for name in found))
+        table = Table(*columns)
+        for found in book.rounds:
+            table.add_row(*(f"{found[c]:.4g}" if c in found else "" for c in columns))
+        print_table(out, table)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    row, equals, given = text.partition("=")
+    if not equals or not row.strip() or not given.strip():
+        raise DataError(f"--answer takes ROW=LABEL, not {text!r}")
+    return row.strip(), given.strip()

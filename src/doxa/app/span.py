@@ -1,0 +1,125 @@
+"""A session of the working-memory experiment in a folder: one person, one list of digits at a time.
+
+Every outcome is on disk, whole, before the next list is shown; a session that was killed goes on
+with a new list, since the old one may have been seen.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from doxa import store
+from doxa.decide.design import Study, working_memory
+from doxa.decide.design.draws import source, uniform
+from doxa.errors import DataError, MethodError, StoreError
+
+FILE = "session.json"
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Session:
+    """settings: who and how, fixed when the session begins. trials: {"length", "outcome", "shown",
+    "answer"} of each. shows: lists shown so far, answered or not."""
+
+    folder: Path
+    settings: dict[str, Any]
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    shows: int = 0
+
+    @classmethod
+    def open(cls, folder: Path, settings: dict[str, Any]) -> Session:
+        """A new one, or the one that the folder holds, if it is of the same kind."""
+        place = folder / FILE
+        if not place.exists():
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise StoreError(f"{folder} holds something else; choose a new or empty folder")
+            session = cls(folder, settings)
+            session.write()
+            return session
+        try:
+            kept = json.loads(place.read_text(encoding="utf-8"))
+            session = cls(folder, kept["settings"], kept["trials"], kept["shows"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{place} cannot be read as a session: {error}") from error
+        for name, value in settings.items():
+            had = session.settings.get(name)
+            if value != had:
+                raise MethodError(
+                    f"the session in {folder} was begun with {name} = {had}, not {value}; go on "
+                    "with the same options, or begin another in a new folder"
+                )
+        return session
+
+    def write(self) -> None:
+        kept = {"settings": self.settings, "trials": self.trials, "shows": self.shows}
+        store.write_text(self.folder / FILE, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+    def study(self) -> Study:
+        """What is believed after the trials so far."""
+        mean, std = self.settings["prior"]
+        study = Study(working_memory(mean, std, self.settings["longest"]))
+        for trial in self.trials:
+            study.tell(trial["length"], trial["outcome"])
+        return study
+
+    def show(self, length: int) -> str:
+        """New digits, remembered as shown before they are."""
+        self.shows += 1
+        self.write()
+        like = torch.zeros(())
+        u = uniform((length,), like, source("cpu", "digits", self.settings["seed"], self.shows))
+        return "".join(str(int(10 * x)) for x in u.tolist())
+
+    def tell(self, length: int, outcome: int, shown: str | None, answer: str | None) -> None:
+        trial = {"length": length, "outcome": outcome, "shown": shown, "answer": answer}
+        self.trials.append(trial)
+        self.write()
+
+    def simulated(self, length: int) -> int:
+        """What a person with the span of the settings does."""
+        truth, trial = self.settings["simulate"], len(self.trials)
+        chance = torch.sigmoid(torch.tensor(truth - length))
+        u = uniform((), torch.zeros(()), source("cpu", "person", self.settings["seed"], trial))
+        return int(u < chance)
+
+
+def judged(answer: str, shown: str) -> int:
+    """1 where the digits were repeated; an answer that holds anything but digits is refused."""
+    digits = "".join(character for character in answer if character not in " ,.-")
+    if not digits or not digits.isascii() or not digits.isdigit():
+        raise DataError(
+            f"{answer!r} is no list of digits: type the digits you saw, such as 4 0 2, or q to stop"
+        )
+    return int(digits == shown)
+
+
+def said(answer: str) -> int:
+    """1 for yes, 0 for no; anything else is refused."""
+    word = answer.strip().lower()
+    if word in ("y", "yes", "1"):
+        return 1
+    if word in ("n", "no", "0"):
+        return 0
+    raise DataError(
+        f"{answer!r} is neither: type y if all digits were right, n if not, or q to stop"
+    )
+
+
+def picture(study: Study, width: int = 40) -> str:
+    """The posterior as a row of blocks, from the shortest list to the longest."""
+    lengths = study.candidates
+    low, high = float(lengths.min()) - 0.5, float(lengths.max()) + 0.5
+    edges = torch.linspace(low, high, width + 1, dtype=torch.float64)
+    mean, std = float(study.belief.mean), float(study.belief.std)
+    smooth = 0.5 * (edges[1] - edges[0]) + 0.15 * std  # quadrature nodes are points
+    centres = (edges[1:] + edges[:-1]) / 2
+    theta, weight = study.belief.theta.double(), study.belief.weight.double()
+    height = (weight * (-0.5 * ((centres[:, None] - theta) / smooth).square()).exp()).sum(1)
+    level = (height / height.max() * (len(BLOCKS) - 1)).round().long().tolist()
+    return f"{''.join(BLOCKS[i] for i in level)}  {mean:.2f} ± {std:.2f}"

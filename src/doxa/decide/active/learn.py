@@ -1,0 +1,178 @@
+"""The loop: fit, score the pool, ask, label, and again.
+
+Several acquisitions and seeds are runs of one stacked fit in each round: every learner has its own
+rows, its own seed and its own book. What a round does is a function of the seed, the round and the
+labels so far, so a campaign that was stopped goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from doxa import checks, store
+from doxa.data import as_tensor, as_tensors, gathered, rows_of
+from doxa.decide.acquisition import Acquisition
+from doxa.decide.active.book import Book, load, save
+from doxa.decide.active.learned import Learned, Learner
+from doxa.decide.active.oracle import oracle_of
+from doxa.decide.active.rounds import Work, name_of
+from doxa.decide.active.stopping import Stopping
+from doxa.driver.bar import shown
+from doxa.errors import DataError, MethodError, StoreError
+from doxa.method import Method, as_method
+from doxa.model import Model
+from doxa.noise import generator
+from doxa.posterior import load as load_posterior
+
+
+def learn(
+    model: Any,
+    pool: Any,
+    oracle: Any,
+    method: str | Method | type[Method] = "mc-dropout",
+    *,
+    by: str | Acquisition | Sequence[str | Acquisition] = "bald",
+    start: Any = 20,
+    step: int = 10,
+    budget: int | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    metric: str = "accuracy",
+    test: Any = None,
+    seeds: Sequence[int] = (0,),
+    warm: bool = False,
+    n: int | None = 100,
+    sample: int | None = None,
+    diversity: str = "top",
+    beta: float = 1.0,
+    folder: str | Path | None = None,
+    progress: bool | None = None,
+    callback: Callable[[Learned], Any] | None = None,
+    **options: Any,
+) -> Learned:
+    """Learn from as few labels as it takes.
+
+    Parameters
+    ----------
+    model, method, **options: as in `doxa.fit`, which is called once a round for all runs.
+    pool: the inputs x, [N, …], labelled or not.
+    oracle: who labels: a table [N, …] of all labels, a function from row numbers [k] to k labels,
+        or None for a person: the campaign then stops with rows asked, `answer(folder, {row:
+        label})` enters what came back, and the same call goes on.
+    by: how rows are chosen (see `decide.select`), or a list of ways, each a campaign of its own.
+    start: how many rows are labelled first, at random by the seed; or the rows themselves, or a
+        list of rows for each seed.
+    step: how many rows are asked about in each round.
+    budget, target, patience, metric: see `Stopping`. Without any, until the pool is empty.
+    test: (x, y) to score each round on, for the learning curve and the rules.
+    seeds: each a campaign of its own.
+    warm: a round's fit starts where the last one ended; else anew.
+    n: functions for each prediction. sample: score only so many rows, drawn anew each round.
+    diversity, beta: see `decide.select`.
+    folder: keeps the books, atomically; the same call then goes on after a crash.
+    callback: called after each round with what there is; one that returns True stops the campaign.
+    """
+    x = as_tensors(gathered(pool), "the pool")
+    rows = rows_of(x, "the pool")
+    if rows == 0:
+        raise DataError("the pool is empty: there is nothing to learn from")
+    ways = [by] if isinstance(by, str) or callable(by) else list(by)
+    work = Work(
+        model, as_method(method), x, rows, Stopping(budget, target, patience, metric),
+        checks.whole("step", step), warm, n, sample, diversity, beta, _pair(test), options,
+        None if folder is None else Path(folder),
+    )  # fmt: skip
+    facts = work.facts(ways, seeds, start)
+    learners = _begun(work, facts) or [
+        Learner(name_of(way), int(seed), Book(rows)) for way in ways for seed in seeds
+    ]
+    work.ways = {name_of(way): way for way in ways}
+    work.starts = _starts(start, list(seeds), rows)
+    answers = oracle_of(oracle, rows)
+    found = Learned(learners, facts=facts)
+    total = max(budget or rows, 1)
+    bar = shown("active learning", total) if (
+        sys.stderr.isatty() if progress is None else progress
+    ) else nullcontext()  # fmt: skip
+    with bar as line:
+        while not found.waiting:
+            moved = work.advance(found, answers)
+            if line is not None:
+                done = min(len(one.book.answers) for one in learners)
+                last = {metric: [r.curve[-1].get(metric) for r in learners if r.curve]}
+                line.show(min(done, total), "labels", last)
+            if not moved or (callback is not None and callback(found)):
+                break
+    return found
+
+
+def answer(folder: str | Path, answers: dict[int, Any], run: int = 0, partial: bool = False) -> int:
+    """Enter a person's labels into the books in a folder, {row: label}, all of them or none; how
+    many rows are still open."""
+    found = load(Path(folder))
+    if found is None:
+        raise StoreError(f"{folder} holds no campaign: learn(..., folder=) starts one")
+    books, facts = found
+    books[run].answer(answers, partial)
+    save(Path(folder), books, facts)
+    return len(books[run].asked)
+
+
+def _begun(work: Work, facts: dict[str, Any]) -> list[Learner] | None:
+    """The learners of a campaign that was begun in a folder, with the same settings."""
+    folder = work.folder
+    found = None if folder is None else load(folder)
+    if found is None or folder is None:
+        return None
+    books, before = found
+    differ = [name for name in facts if before.get(name) != facts[name]]
+    if differ:
+        raise StoreError(
+            f"{folder} holds another campaign: {differ[0]} was {before.get(differ[0])!r}, and is "
+            f"{facts[differ[0]]!r}; choose another folder"
+        )
+    pairs = [(way, seed) for way in facts["by"] for seed in facts["seeds"]]
+    learners = []
+    for i, ((way, seed), book) in enumerate(zip(pairs, books, strict=True)):
+        book.stopped = ""  # a larger budget goes on
+        place = folder / f"posterior-{i}"
+        net = work.model.net if isinstance(work.model, Model) else work.model
+        last = load_posterior(place, net=net) if store.is_artefact(place) else None
+        learners.append(Learner(way, seed, book, last))
+    return learners
+
+
+def _pair(test: Any) -> Any:
+    if test is None:
+        return None
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        raise DataError("test is a pair (x, y)")
+    return as_tensors(test[0], "x of test"), as_tensor(test[1], "y of test")
+
+
+def _starts(start: Any, seeds: list[int], rows: int) -> dict[int, list[int]]:
+    """The first rows of each seed."""
+    if isinstance(start, int):
+        count = checks.whole("start", start)
+        if count > rows:
+            raise DataError(f"start={count}, and the pool has {rows} rows")
+        return {
+            int(s): torch.randperm(rows, generator=generator("first rows", s))[:count].tolist()
+            for s in seeds
+        }
+    each = [as_tensor(own, "start").tolist() for own in start] if _nested(start) else [
+        as_tensor(start, "start").tolist()
+    ] * len(seeds)  # fmt: skip
+    if len(each) != len(seeds) or not all(each):
+        raise MethodError(f"start has rows for {len(each)} seeds, and there are {len(seeds)}")
+    return {int(s): own for s, own in zip(seeds, each, strict=True)}
+
+
+def _nested(start: Any) -> bool:
+    return len(start) > 0 and hasattr(start[0], "__len__")

@@ -1,0 +1,138 @@
+"""Draws from a torch distribution by a generator of one's own, never the global stream.
+
+Torch's own `sample` advances the global random state. Here a draw is a function of uniforms,
+
+    y = F⁻¹(u)   (inverse of the distribution function; a table of outcomes by its cumulative sums)
+
+so that it is reproducible, can be differentiated where the distribution is reparametrisable, and
+can be replayed in a recorded step. Gamma, Beta, Dirichlet, Student's t and Poisson, which have no
+such form in torch, take the generator itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributions as D
+
+from doxa.errors import MethodError
+from doxa.noise import digest
+
+MOST_OUTCOMES = 4096
+
+
+def source(device: torch.device | str, *parts: object) -> torch.Generator:
+    """A generator on a device, whose numbers are a function of `parts`."""
+    return torch.Generator(device).manual_seed(digest("design", *parts) & 0xFFFFFFFF)
+
+
+def uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    """In (0, 1), of the type and on the device of `like`, never an end of the interval."""
+    edge = torch.finfo(like.dtype).eps / 2
+    u = torch.rand(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
+    return u.clamp_(edge, 1 - edge)
+
+
+def from_uniform(distribution: D.Distribution, u: Tensor) -> Tensor | None:
+    """The draw that uniforms [..., *batch, *event] stand for; None where there is no such form."""
+    if isinstance(distribution, D.Independent):
+        return from_uniform(distribution.base_dist, u)
+    if isinstance(distribution, D.MultivariateNormal):
+        z = torch.special.ndtri(u).to(distribution.loc)
+        return distribution.loc + (distribution.scale_tril @ z.unsqueeze(-1)).squeeze(-1)
+    if isinstance(distribution, D.Bernoulli):
+        return (u < distribution.probs).to(u.dtype)
+    if isinstance(distribution, D.Normal):
+        return distribution.loc + distribution.scale * torch.special.ndtri(u)
+    if isinstance(distribution, D.TransformedDistribution):
+        value = from_uniform(distribution.base_dist, u)
+        if value is not None:
+            for transform in distribution.transforms:
+                value = transform(value)
+        return value
+    table = outcomes_of(distribution)
+    if table is not None and not distribution.event_shape:
+        batch = distribution.batch_shape
+        log_p = distribution.log_prob(table.reshape(-1, *(1,) * len(batch)))
+        seen = log_p.exp().cumsum(0)[:-1]  # [Y − 1, *batch]
+        seen = seen.reshape(len(seen), *(1,) * (u.ndim - len(batch)), *seen.shape[1:])
+        return table[(u > seen).sum(0)]
+    try:
+        return distribution.icdf(u)
+    except NotImplementedError:
+        return None
+
+
+def draw(
+    distribution: D.Distribution, shape: Sequence[int], generator: torch.Generator, like: Tensor
+) -> Tensor:
+    """[*shape, *batch, *event]"""
+    whole = (*shape, *distribution.batch_shape, *distribution.event_shape)
+    value = from_uniform(distribution, uniform(whole, like, generator))
+    return value if value is not None else _rejection(distribution, tuple(shape), generator)
+
+
+def _rejection(distribution: Any, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Families that torch draws by rejection, with the generator handed on."""
+    if isinstance(distribution, D.Independent):
+        return _rejection(distribution.base_dist, shape, generator)
+    batch = (*shape, *distribution.batch_shape)
+
+    def gamma(concentration: Tensor) -> Tensor:
+        return torch._standard_gamma(concentration.expand(batch).contiguous(), generator)
+
+    if isinstance(distribution, D.Gamma):
+        return gamma(distribution.concentration) / distribution.rate
+    if isinstance(distribution, D.Beta):
+        a, b = gamma(distribution.concentration1), gamma(distribution.concentration0)
+        return a / (a + b)
+    if isinstance(distribution, D.Dirichlet):
+        g = torch._standard_gamma(
+            distribution.concentration.expand(*batch, -1).contiguous(), generator
+        )
+        return g / g.sum(-1, keepdim=True)
+    if isinstance(distribution, D.StudentT):
+        half = gamma(distribution.df / 2) / (distribution.df / 2)
+        z = torch.special.ndtri(uniform(batch, half, generator))
+        return distribution.loc + distribution.scale * z / half.sqrt()
+    if isinstance(distribution, D.Poisson):
+        return torch.poisson(distribution.rate.expand(batch).contiguous(), generator)
+    raise MethodError(
+        f"{type(distribution).__name__} cannot be drawn from reproducibly; write a function "
+        "(n, generator) -> [n, ...] for a prior, or a simulator (theta, design, generator) -> y"
+    )
+
+
+def outcomes_of(distribution: Any) -> Tensor | None:
+    """All outcomes of a discrete distribution [Y, *event], None where they are not few."""
+    if isinstance(distribution, D.Independent):
+        base = outcomes_of(distribution.base_dist)
+        event = distribution.event_shape
+        if base is None or distribution.base_dist.event_shape or not event.numel():
+            return None
+        if len(base) ** event.numel() > MOST_OUTCOMES:
+            return None
+        each = itertools.product(range(len(base)), repeat=event.numel())
+        index = torch.tensor(list(each), device=base.device)
+        return base[index].reshape(-1, *event)
+    if not getattr(distribution, "has_enumerate_support", False) or distribution.event_shape:
+        return None
+    if isinstance(distribution, D.Binomial):
+        total = int(distribution.total_count.max())
+        if total >= MOST_OUTCOMES or bool((distribution.total_count != total).any()):
+            return None
+    table = distribution.enumerate_support(expand=False).flatten()
+    return table if len(table) <= MOST_OUTCOMES else None
+
+
+def unchecked(distribution: D.Distribution) -> D.Distribution:
+    """Values are not looked at on the way in: that reads every number, and waits for a GPU."""
+    distribution._validate_args = False
+    base = getattr(distribution, "base_dist", None)
+    if base is not None:
+        unchecked(base)
+    return distribution

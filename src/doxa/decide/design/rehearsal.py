@@ -1,0 +1,105 @@
+"""A study rehearsed on many simulated subjects at once: adaptive, fixed or random designs.
+
+Beliefs of all subjects are weights [P, S] on common atoms, and a step is a few matrix products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa import checks
+from doxa.decide.design.draws import source, uniform
+from doxa.decide.design.experiment import Experiment
+from doxa.errors import DataError, MethodError
+
+WAYS = ("adaptive", "random")
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """designs [T, P] (rows of the candidates), outcomes [T, P] (rows of the possible ones), and
+    after each of 0..T experiments the posterior: mean and std [T + 1, P, ...], entropy [T + 1, P]
+    of the atoms' weights."""
+
+    truth: Tensor
+    designs: Tensor
+    outcomes: Tensor
+    mean: Tensor
+    std: Tensor
+    entropy: Tensor
+
+    @property
+    def error(self) -> Tensor:
+        """Root mean square distance of the posterior mean from the truth, [T + 1]."""
+        return (self.mean - self.truth).square().flatten(1).mean(1).sqrt()
+
+    @property
+    def gain(self) -> Tensor:
+        """Information about θ so far, averaged over subjects, in nats [T + 1]."""
+        return (self.entropy[:1] - self.entropy).mean(1)
+
+
+def rehearse(
+    experiment: Experiment, truth: Tensor, steps: int, way: Any = "adaptive", *, seed: int = 0
+) -> Rehearsal:
+    """Run a study on subjects with known θ.
+
+    Parameters
+    ----------
+    truth: θ of each subject [P, ...]. steps: experiments with each.
+    way: "adaptive", "random", or fixed designs [steps, ...] for everyone.
+    """
+    checks.whole("steps", steps)
+    designs = experiment.designs()
+    truth = truth.to(designs)
+    atoms = experiment.prior.atoms(designs)
+    table = experiment.outcomes(atoms.theta, designs)
+    if table is None:
+        raise MethodError("a rehearsal needs discrete outcomes; run a Study for each subject")
+    log_p = experiment.table(table, atoms.theta, designs)  # [Y, S, D]
+    true_p = experiment.table(table, truth, designs).exp()  # [Y, P, D]
+    p = log_p.exp()
+    known = -torch.special.entr(p).sum(0)  # −H(y | θ_s, d) [S, D]
+    chosen = None if isinstance(way, str) else _rows(experiment, way, designs, steps)
+    if chosen is None and way not in WAYS:
+        raise MethodError(f"way must be one of {', '.join(WAYS)} or a list of designs, not {way!r}")
+    generator = source(designs.device, "rehearsal", seed)
+    people = torch.arange(len(truth), device=designs.device)
+    log_w = atoms.log_weight.expand(len(truth), -1)
+    kept: list[tuple[Tensor, Tensor]] = []
+    beliefs = [log_w]
+    for t in range(steps):
+        if chosen is not None:
+            row = chosen[t].expand(len(truth))
+        elif way == "random":
+            row = (uniform((len(truth),), designs, generator) * len(designs)).long()
+        else:
+            w = log_w.exp()
+            marginal = torch.einsum("ps,ysd->ypd", w, p)
+            row = (torch.special.entr(marginal).sum(0) + w @ known).argmax(1)
+        seen = true_p[:, people, row].cumsum(0)  # [Y, P]
+        y = (uniform((len(truth),), designs, generator) > seen[:-1]).sum(0)
+        log_w = (log_w + log_p[y, :, row]).log_softmax(1)
+        kept.append((row, y))
+        beliefs.append(log_w)
+    weights = torch.stack(beliefs).exp()  # [T + 1, P, S]
+    theta = atoms.theta.reshape(len(atoms.theta), -1)
+    shape = (*weights.shape[:2], *truth.shape[1:])
+    mean = weights @ theta
+    std = (weights @ theta.square() - mean.square()).clamp_min(0).sqrt()
+    entropy = torch.special.entr(weights).sum(2)
+    rows, outcomes = (torch.stack(part) for part in zip(*kept, strict=True))
+    return Rehearsal(truth, rows, outcomes, mean.reshape(shape), std.reshape(shape), entropy)
+
+
+def _rows(experiment: Experiment, given: Any, designs: Tensor, steps: int) -> Tensor:
+    """Which of the candidates fixed designs are."""
+    fixed = experiment.designs(given, like=designs)
+    if len(fixed) != steps:
+        raise DataError(f"{len(fixed)} fixed designs were given for {steps} experiments")
+    away = (fixed.reshape(steps, 1, -1) - designs.reshape(1, len(designs), -1)).abs().sum(2)
+    return away.argmin(1)

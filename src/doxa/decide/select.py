@@ -1,0 +1,158 @@
+"""Which k rows to ask about: the best scores, or a batch that does not ask the same thing k times.
+
+    top       the k largest scores; ties by the seed
+    power     k draws without replacement, with probability ∝ score^β
+    softmax   … ∝ exp(β score)
+    softrank  … ∝ rank^(−β)
+    coreset   of the 10 k largest scores, the k that cover them best: the farthest row from those
+              chosen is next (greedy k-centre)
+
+Stochastic batches: Kirsch, Farquhar, Atighehchian, Jesson, Branchaud-Charron & Gal (2023), by
+Gumbel noise on the logarithms. Core-sets: Sener & Savarese (2018), on given features or, without
+them, on what the draws predict. BatchBALD (`by="batch_bald"`) looks at all k labels jointly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa import checks
+from doxa.data import as_tensor
+from doxa.decide.acquisition import Acquisition, acquisition, chance
+from doxa.decide.batch import batch_bald
+from doxa.errors import DataError, MethodError, ShapeError
+from doxa.noise import generator
+from doxa.predictive import Predictive
+
+DIVERSITY = ("top", "power", "softmax", "softrank", "coreset")
+_CANDIDATES = 10  # for each row that a core-set chooses
+
+
+def select(
+    p: Predictive | Tensor,
+    k: int,
+    by: str | Acquisition = "bald",
+    *,
+    diversity: str = "top",
+    beta: float = 1.0,
+    features: Any = None,
+    taken: Any = None,
+    seed: int = 0,
+) -> Tensor:
+    """The numbers of k rows, [k], the most wanted first.
+
+    Parameters
+    ----------
+    p: predictions at the rows of the pool, or their scores [N] (from `decide.score`).
+    by: the name of an acquisition, "random", "batch_bald", or a function of p that gives [N].
+    diversity: see the module; not with "batch_bald", which brings its own.
+    beta: how greedy the stochastic ones are: 0 is chance, large values the top.
+    features: [N, …] for a core-set, such as `posterior.features(x)`.
+    taken: rows that are not to be chosen: a mask [N], or their numbers.
+    seed: for ties and chance.
+
+    Examples
+    --------
+    >>> import torch
+    >>> select(torch.tensor([0.1, 0.7, 0.3]), 2).tolist()
+    [1, 2]
+    """
+    if diversity not in DIVERSITY:
+        raise MethodError(f"diversity is one of {', '.join(DIVERSITY)}, not {diversity!r}")
+    rows = len(p) if isinstance(p, Tensor) else len(p.mean)
+    used = _mask(taken, rows)
+    k, free = checks.whole("k", k), int((~used).sum())
+    if free == 0:
+        raise DataError("the pool is empty: every row has been taken")
+    if k > free:
+        raise DataError(f"{k} rows are asked for, and {free} are there to choose from")
+    if by in ("batch_bald", "batch-bald") and isinstance(p, Predictive):
+        return batch_bald(p, k, seed=seed, taken=used).rows
+    scores = _scores(p, by, seed).double().cpu()
+    if scores.shape != (rows,):
+        raise ShapeError(
+            f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}"
+        )
+    bad = ~torch.isfinite(scores) & ~used
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise DataError(f"the score of row {row} is {float(scores[row])}: nothing can be chosen")
+    ranked = _ranked(scores, used, seed)
+    if diversity == "coreset":
+        near = ranked[: min(free, _CANDIDATES * k)]
+        return near[_centres(_embedded(p, features, near), k)]
+    if diversity == "top":
+        return ranked[:k]
+    noisy = _logits(scores[ranked[:free]], diversity, checks.positive("beta", beta))
+    return ranked[(noisy + _gumbel(free, seed)).argsort(descending=True)[:k]]
+
+
+def _mask(taken: Any, rows: int) -> Tensor:
+    if taken is None:
+        return torch.zeros(rows, dtype=torch.bool)
+    given = as_tensor(taken, "taken").cpu()
+    if given.dtype == torch.bool:
+        if given.shape != (rows,):
+            raise ShapeError(f"taken has shape {list(given.shape)}, the pool {rows} rows")
+        return given
+    outside = given[(given < 0) | (given >= rows)]
+    if outside.numel():
+        raise DataError(f"taken names row {int(outside[0])}; rows are 0 … {rows - 1}")
+    return torch.zeros(rows, dtype=torch.bool).index_fill(0, given.long(), True)
+
+
+def _scores(p: Predictive | Tensor, by: str | Acquisition, seed: int) -> Tensor:
+    if by == "random":
+        return chance(len(p) if isinstance(p, Tensor) else len(p.mean), seed)
+    if isinstance(p, Tensor):
+        return p
+    return acquisition(by)(p)
+
+
+def _ranked(scores: Tensor, used: Tensor, seed: int) -> Tensor:
+    """All rows by falling score, those in use last; equal ones in an order drawn by the seed."""
+    shuffled = chance(len(scores), seed).argsort()
+    order = torch.where(used, -torch.inf, scores)[shuffled].argsort(descending=True, stable=True)
+    return shuffled[order]
+
+
+def _logits(ranked: Tensor, diversity: str, beta: float) -> Tensor:
+    """What each row's noise is added to; the scores fall."""
+    if diversity == "softmax":
+        return beta * ranked
+    if diversity == "softrank":
+        return -beta * torch.arange(1, len(ranked) + 1, dtype=ranked.dtype).log()
+    return beta * ranked.clamp_min(1e-30).log()
+
+
+def _gumbel(rows: int, seed: int) -> Tensor:
+    u = torch.rand(rows, generator=generator("gumbel", seed), dtype=torch.float64)
+    return -(-u.clamp_min(1e-300).log()).log()
+
+
+def _embedded(p: Predictive | Tensor, features: Any, rows: Tensor) -> Tensor:
+    if features is not None:
+        given = as_tensor(features, "features")
+        if len(given) != len(p if isinstance(p, Tensor) else p.mean):
+            raise ShapeError(f"features has {len(given)} rows, which are not those of the pool")
+        return given[rows.to(given.device)].flatten(1).double()
+    if isinstance(p, Tensor):
+        raise MethodError("a core-set of scores needs features=, such as posterior.features(x)")
+    draws = p.samples[:, rows.to(p.mean.device)].double()  # [S, n, ...]
+    if p.likelihood.classifies:
+        draws = draws.sigmoid() if draws.ndim == 2 else draws.softmax(2)
+    return draws.transpose(0, 1).flatten(1)
+
+
+def _centres(points: Tensor, k: int) -> Tensor:
+    """Greedy k-centre: the first point, then always the one farthest from those chosen."""
+    chosen = [torch.zeros((), dtype=torch.long, device=points.device)]
+    near = (points - points[0]).square().sum(1)
+    for _ in range(k - 1):
+        near = near.scatter(0, torch.stack(chosen), -1.0)
+        chosen.append(near.argmax())
+        near = torch.minimum(near, (points - points[chosen[-1]]).square().sum(1))
+    return torch.stack(chosen).cpu()

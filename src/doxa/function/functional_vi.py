@@ -1,0 +1,249 @@
+"""Functional variational inference: a network's functions held to a prior over functions.
+
+    L = (n/B) Σ_batch E_q log p(y_i | f(x_i)) − T · KL(q(f^X) ‖ p(f^X)),   θ ~ q = N(μ, diag σ²)
+    ∇ KL = E_q[(∇_f log q(f^X) − ∇_f log p(f^X)) ∂f^X/∂(μ, σ)]
+
+Sun, Zhang, Shi & Grosse (2019), functional variational Bayesian neural networks: X are measurement
+points, rows of the batch and points drawn at random around the data. ∇_f log q is the spectral
+Stein estimate (`doxa.function.stein`) from `samples` functions; ∇_f log p is in closed form for a
+Gaussian process, and again the Stein estimate for a prior that is known by its draws. Independent
+noise of standard deviation `smoothing` is added to the functions of both, so that both have
+densities. A weight of the KL of 1/n beside the mean over rows is the paper's λ: T = 1.
+
+The kernel of a prior that is named is fitted first, by the marginal likelihood of mini-batches of
+real targets (as in the paper), in `prior_steps` steps of Adam; with other targets it has the median
+distance for its lengthscale, and variance 1.
+
+It is no bound. KL(q ‖ p) over functions is the supremum over measurement sets, of which one is used
+at a time; and between a network's and a GP's functions that supremum is infinite (Burt, Ober,
+Garriga-Alonso & van der Wilk, 2020), since a network with finitely many weights lies in a set that
+the GP gives no mass to. `elbo` is therefore None. What is fitted is a network that resembles the
+GP's posterior at the measurement points, as finely as `smoothing` lets it be told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from doxa import linalg, store
+from doxa.data import Batch, batch_rows
+from doxa.errors import ModelError
+from doxa.function.functional_posterior import FunctionalPosterior
+from doxa.function.measurement import Measured, box, measured, some_rows
+from doxa.function.stein import stein_score
+from doxa.method import (
+    Clock,
+    Run,
+    Stage,
+    State,
+    averaged,
+    network_part,
+    noise_on_held_out,
+    optimise,
+)
+from doxa.method.fields import between, one_of, positive, whole
+from doxa.optim import Adam
+from doxa.posterior import Posterior
+from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior, flat_inputs
+from doxa.vi.gaussian import DrawnWeights, moved
+
+_Q = ("mean", "rho")
+
+
+@store.register("fbnn")
+@dataclass(frozen=True)
+class FunctionalVI(DrawnWeights):
+    """A factorised Gaussian over the weights, under a prior over functions.
+
+    Parameters
+    ----------
+    function_prior: "rbf", "matern", "periodic" or "linear": a Gaussian process with that kernel, a
+        lengthscale for each column of x, fitted to real targets first; "weights": the functions of
+        the network under its (Gaussian) weight prior; or a `doxa.GPPrior` or `doxa.ImplicitPrior`,
+        as it is.
+    samples: functions a member and step, from which the score of q is estimated.
+    rows: how many rows of the batch are measurement points.
+    points: how many more are drawn around the data; None: 20, and none where x is not an array of
+        real numbers.
+    margin: how much wider than the data their box is on each side, as a share of its range.
+    smoothing: the standard deviation of the noise added to functions, in fitted units.
+    share: of the eigenvalues' sum that the Stein estimate keeps: nearer to 1 it shrinks less and is
+        noisier.
+    prior_steps: steps that fit the kernel of a named prior; 0: none.
+    initial_std: the standard deviation each weight starts with.
+    temperature: T, the weight of the KL.
+    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    """
+
+    name: ClassVar[str] = "fbnn"
+    default_batch: ClassVar[int] = 64
+
+    samples: int = whole(64, least=4)
+    function_prior: str | FunctionPrior = one_of(
+        *KERNELS, "weights", or_a=FunctionPrior, called="a doxa.GPPrior or doxa.ImplicitPrior"
+    )
+    rows: int = whole(40, least=1)
+    points: int | None = whole(None, least=0)
+    margin: float = positive(0.5)
+    smoothing: float = positive(0.1)
+    share: float = between(0.99, 0, 1, "()")
+    prior_steps: int = whole(500, least=0)
+    initial_std: float = positive(0.05, per_run=True)
+
+    def init(self, run: Run) -> State:
+        state = run.init_network()
+        std = run.field(self, "initial_std").unsqueeze(1)
+        rho = std.log().expand(run.size, len(run.subset_index)).clone()
+        state = {**state, "mean": state.pop("theta"), "rho": rho}
+        if self._points(run):
+            state |= box(run, self.margin)
+        if self.function_prior in KERNELS:
+            start = [self._kernel(run, m) for m in range(run.size)]
+            state["kernel"] = torch.stack(start).to(run.device, run.dtype)
+            state["kernel_noise"] = torch.full_like(state["kernel"][:, :1], math.log(0.3))
+        if self.function_prior == "weights" and not run.subset_prior.is_gaussian:
+            raise ModelError(
+                "function_prior='weights' draws weights at each step, from a Gaussian prior alone; "
+                "give the model doxa.Normal or doxa.FanInNormal"
+            )
+        return state
+
+    def _points(self, run: Run) -> int:
+        if self.points is not None:
+            return self.points
+        leaves = tree_flatten(run.rows.x)[0]
+        return 20 if len(leaves) == 1 and leaves[0].is_floating_point() else 0
+
+    def _kernel(self, run: Run, m: int) -> Tensor:
+        """Where a named kernel starts: log (ℓ of each column, v, p)."""
+        x, y, weight = some_rows(run, m)
+        rows = flat_inputs(x.unsqueeze(0) if isinstance(x, Tensor) else x)[0].double()
+        span = (rows.amax(0) - rows.amin(0)).clamp_min(1e-6)
+        power = 1.0
+        if run.likelihood.scales_targets:
+            each = y.double().flatten(1).square().mean(1).cpu()
+            power = float((weight * each).sum() / weight.sum()) or 1.0
+        # rows that lie evenly in their range are √(D/6) ranges apart
+        scales = (span * math.sqrt(len(span) / 6)).tolist()
+        own = GPPrior(str(self.function_prior), tuple(scales), power, float(span.max()) / 2)
+        return own.hyper(len(scales))
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if self.function_prior in KERNELS and self.prior_steps and run.likelihood.scales_targets:
+            yield optimise(
+                self._evidence, self.prior_steps, ("kernel", "kernel_noise"), name="prior",
+                optimizer=Adam(), validates=False,
+            )  # fmt: skip
+        yield optimise(self._functional, run.steps, over=_Q, average=self.average)
+        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+
+    def _evidence(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        """The GP's log marginal likelihood of a batch, [M], with W its rows' weights:
+        log N(y; 0, K + σ²W⁻¹), by the Cholesky factor of I + W^½ K W^½/σ²."""
+        y = batch.y.flatten(batch.y.ndim - run.rows.y.ndim + 1)  # [(M,) B, O]
+        x = flat_inputs(batch.x.unsqueeze(0) if batch.shared else batch.x)
+        level = params["kernel_noise"]  # log σ, [M, 1]
+        weight = torch.ones_like(x[..., 0]) if batch.weight is None else batch.weight
+        root = (weight.sqrt() * (-level).exp()).unsqueeze(-1)  # [M, B, 1]
+        k = GPPrior(str(self.function_prior)).covariance(x, x, params["kernel"])
+        eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+        factor = torch.linalg.cholesky_ex(eye + root * k * root.mT).L
+        half = torch.linalg.solve_triangular(factor, root * y, upper=False)
+        outputs = y.shape[-1]
+        logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        constant = (weight * (math.log(2 * math.pi) + 2 * level)).sum(-1)
+        value = -0.5 * (half.square().sum((-2, -1)) + outputs * (logdet + constant))
+        return value * batch.scale, {}
+
+    def _functional(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        s, rows = self.samples, batch_rows(batch)
+        std = params["rho"].exp()
+        eps = clock.times(s).noise(std.shape[1]).unflatten(0, (-1, s))  # [M, S, subset]
+        theta = moved(run, params["mean"].unsqueeze(1), std.unsqueeze(1) * eps)  # [M, S, P]
+        at = measured(params, batch, clock, self.rows, self._points(run))
+        f = self._functions(run, params, theta, at)  # [M, S, N, ...]
+        if run.net.tracked:  # BatchNorm learns from rows of the data alone
+            value, changed = self.log_likelihood_at(run, params, batch, theta)
+        else:
+            own, changed = f[:, :, :rows].flatten(0, 1), {}
+            many, again = run.times(s), batch.times(s)
+            each = many.total(many.log_likelihoods_of(own, theta.flatten(0, 1), again), again)
+            value = each.unflatten(0, (-1, s)).mean(1)
+        f = at.values(_flat(f))  # [M, S, K, O]
+        away = self._away(run, params, at, f.detach(), clock)
+        kl = (away * f).sum((2, 3)).mean(1)  # its gradient is that of the KL
+        outside = run.prior.log_prob(params["mean"]) - run.subset_prior.log_prob(
+            params["mean"][:, run.subset_where]
+        )  # of weights that are points
+        heat = run.field(self, "temperature")
+        return value + outside - heat * (kl - kl.detach()), changed
+
+    def _functions(self, run: Run, params: State, theta: Tensor, at: Measured) -> Tensor:
+        """f of weights [M, S, P] at all of the inputs, [M, S, N, ...]."""
+        s = theta.shape[1]
+        inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
+        x = at.x if at.shared else at.x.repeat_interleave(s, 0)
+        f = run.times(s).outputs(theta.flatten(0, 1), x, inner, at.shared)
+        if not isinstance(f, Tensor):
+            raise ModelError("fbnn compares functions of one head, and this network has several")
+        return f.unflatten(0, (-1, s))
+
+    def _away(self, run: Run, params: State, at: Measured, f: Tensor, clock: Clock) -> Tensor:
+        """∇ log q − ∇ log p at functions f [M, S, K, O] with noise added, [M, S, K, O]."""
+        noisy = f + self.smoothing * clock.noise(*f.shape[1:])
+        flat = noisy.flatten(2)
+        ours = stein_score(flat, share=self.share).view_as(f)
+        known = self._known_score(params, at, noisy)
+        if known is not None:
+            return ours - known
+        before = self._prior_functions(run, params, at, f, clock)
+        drawn = before + self.smoothing * clock.noise(*f.shape[1:])
+        return ours - stein_score(drawn.flatten(2), flat, self.share).view_as(f)
+
+    def _known_score(self, params: State, at: Measured, f: Tensor) -> Tensor | None:
+        """∇ log p, where the prior has a density."""
+        if self.function_prior == "weights":
+            return None
+        if isinstance(self.function_prior, FunctionPrior):
+            return self.function_prior.score(at.inputs(), f, self.smoothing)
+        own = GPPrior(self.function_prior)
+        return own.score(at.inputs(), f, self.smoothing, params["kernel"])
+
+    def _prior_functions(
+        self, run: Run, params: State, at: Measured, f: Tensor, clock: Clock
+    ) -> Tensor:
+        """As many draws of the prior, [M, S, K, O]."""
+        m, s, k, outputs = f.shape
+        if isinstance(self.function_prior, FunctionPrior):
+            shape = self.function_prior.noise_shape(k, outputs)
+            eps = clock.times(s).noise(*shape).unflatten(0, (m, s))
+            return self.function_prior.functions(at.inputs(), eps, outputs)
+        prior, index = run.subset_prior, run.subset_index
+        assert prior.precision is not None
+        eps = clock.times(s).noise(len(index)).unflatten(0, (m, s))
+        away = prior.mean.unsqueeze(-2) + eps * prior.precision.rsqrt().unsqueeze(-2)
+        mean = params["mean"].detach().index_fill(1, index, 0.0)
+        theta = moved(run, mean.unsqueeze(1), away)
+        return at.values(_flat(self._functions(run, params, theta, at))).detach()
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        return averaged(state, "mean")
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        q = {name: averaged(state, name) for name in _Q}
+        return FunctionalPosterior(
+            mean=q["mean"], covariance=linalg.Diagonal((2 * q["rho"]).exp()),
+            kernel=state.get("kernel"), **run.common(self), **run.shared(state),
+        )  # fmt: skip
+
+
+def _flat(f: Tensor) -> Tensor:
+    """Functions [M, S, N, ...] with one axis of outputs."""
+    return f.flatten(3) if f.ndim > 3 else f.unsqueeze(-1)

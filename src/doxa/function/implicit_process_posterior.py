@@ -1,0 +1,136 @@
+"""What a variational implicit process gives: S functions, and a Gaussian over their weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.data import rows_of
+from doxa.errors import ModelError, Unavailable
+from doxa.linalg.layout import Params
+from doxa.model import likelihood_parameters
+from doxa.noise import Noise
+from doxa.posterior import register_posterior
+from doxa.posterior.weights import DEFAULT_SAMPLES, FunctionDraws, WeightPosterior
+from doxa.predictive import Predictive
+
+
+@register_posterior
+class ImplicitProcessPosterior(WeightPosterior):
+    """f = m + Σ_s a_s φ_s with a ~ N(b, LLᵀ), one a member: a Gaussian process of rank S.
+
+    point: weights outside the subset and the likelihood's own parameters, [K, P]. basis: the
+    weights of the S functions, [K, S, P], or the noise of a given prior's, [K, S, numbers]. a_mean:
+    b, [K, S]. a_root: L, [K, S, S].
+
+    With Gaussian noise `predict` gives marginals in closed form, whatever n; otherwise it draws a.
+    `functions` draws a, and so whole functions.
+    """
+
+    kind = "implicit-process"
+
+    def __init__(
+        self, *args: Any, point: Tensor, basis: Tensor, a_mean: Tensor, a_root: Tensor, **kw: Any
+    ) -> None:
+        super().__init__(*args, **kw)
+        self._point, self.basis, self.a_mean, self.a_root = point, basis, a_mean, a_root
+
+    @property
+    def members(self) -> int:
+        return self.basis.shape[0]
+
+    def _reference(self) -> Tensor:
+        return self._point
+
+    def point(self) -> Tensor:
+        """The prior's mean weights."""
+        return self._point
+
+    def groups(self, n: int | None, seed: int) -> Iterable[FunctionDraws]:
+        raise Unavailable(f"a {self.kind} posterior has no weights to draw: it mixes functions")
+
+    def _basis(self, k: int, x: Any) -> tuple[Tensor, Tensor]:
+        """m [N, ...] and φ [S, N, ...] of member k at fitted x."""
+        given = self.method.function_prior
+        if given is None:
+            own = self._own_layers(k)
+            params = {**self.layout.unflatten(self.basis[k]), **own}
+            count = self.basis.shape[1]
+            draws = FunctionDraws(params, count, frozenset(own), self._own_buffers(k, count))
+            f = self._evaluate(draws, x)
+            if not isinstance(f, Tensor):
+                raise ModelError("vip takes networks of one head, and this one has several")
+        else:
+            output = tuple(self.network.output)
+            f = given.functions(x.unsqueeze(0), self.basis[k : k + 1], math.prod(output))[0]
+            f = f.reshape(*f.shape[:2], *output)
+        return f.mean(0), (f - f.mean(0)) / math.sqrt(len(f))
+
+    def _own_theta(self) -> Params:
+        """The likelihood's parameters of each member, {name: [K, ...]}."""
+        own = likelihood_parameters(self.layout.unflatten(self._point))
+        count = len(self._point)
+        return own | {name: v.expand(count, *v.shape) for name, v in self.constants.items()}
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        seed = self.sampling(n, seed, keep)
+        x = self.check_inputs(x)
+        if self.base_likelihood.integrates_normal:
+            means, variances = [], []
+            for k in range(self.members):
+                mean, phi = self._basis(k, x)
+                means.append(mean + torch.tensordot(self.a_mean[k], phi, 1))
+                half = torch.tensordot(self.a_root[k].mT, phi, 1)
+                variances.append(half.square().sum(0))
+            f, variance = torch.stack(means), torch.stack(variances)
+            return Predictive(f, self.likelihood, self._own_theta(), f_variance=variance)
+        count = DEFAULT_SAMPLES if n is None else n
+        self._check_memory(count, rows_of(x, "x"))
+        who = torch.tensor([k for k, c in enumerate(self.split(count)) for _ in range(c)])
+        theta = {name: v[who.to(v.device)] for name, v in self._own_theta().items()}
+        return Predictive(self._drawn(x, count, seed, "draws"), self.likelihood, theta)
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        seed = self.sampling(n, seed, "samples")
+        return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "draws"), 1)
+
+    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Of the process before the data, a ~ N(0, I), under the prior that was learned."""
+        seed = self.sampling(n, seed, "samples")
+        return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "prior"), 1)
+
+    def _drawn(self, x: Any, n: int, seed: int, purpose: str) -> Tensor:
+        """Whole functions at fitted x, [n, N, ...]."""
+        drawn = []
+        for k, count in enumerate(self.split(n)):
+            if count == 0:
+                continue
+            keys = [f"{self.ids[k]}/{j}" for j in range(count)]
+            a = Noise(seed, purpose, keys, self.device, self.dtype).normal((self.basis.shape[1],))
+            if purpose == "draws":
+                a = self.a_mean[k] + a @ self.a_root[k].mT
+            mean, phi = self._basis(k, x)
+            drawn.append(mean + torch.tensordot(a, phi, 1))
+        return torch.cat(drawn)
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = {"point": self._point, "basis": self.basis}
+        return super().tensors() | own | {"a_mean": self.a_mean, "a_root": self.a_root}
+
+    def extra(self) -> dict[str, Any]:
+        return super().extra() | {"elbo": self.elbo}
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> ImplicitProcessPosterior:
+        own = {name: tensors[name] for name in ("point", "basis", "a_mean", "a_root")}
+        new = cls(**common, **cls._shared(tensors, extra), **own)
+        new.elbo = extra.get("elbo")
+        return new

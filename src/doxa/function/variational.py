@@ -1,0 +1,253 @@
+"""What sparse and deep processes share: stochastic variational inference of the last layer.
+
+    ELBO = Σ_i E_q log p(y_i | f(x_i)) − Σ_layers KL[q(u) ‖ p(u)]
+
+Hensman et al. (2013, 2015). q(v) of the last layer moves by natural gradients (Hensman et al. 2013;
+Salimbeni et al. 2018): with λ_i and g_i of `expected.py` and a_i of `inducing.py`,
+
+    Λ  ← (1 − γ)Λ  + γ (I + (n/B) Σ λ_i a_i a_iᵀ)
+    Λm ← (1 − γ)Λm + γ (n/B) Σ (g_i + λ_i μ_i) a_i
+
+while kernels, points, the likelihood's own parameters and what inner layers have ascend the ELBO
+by the optimiser of `fit`. γ follows the schedule of the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from doxa.data import Batch, batch_rows
+from doxa.errors import DataError, MethodError, ModelError
+from doxa.function.composed import MOST_COLUMNS, Composed
+from doxa.function.expected import expected_log_prob, several_latents
+from doxa.function.inducing import Layer, from_precision, kl, whitened
+from doxa.function.last_layer import PREFIX, Rows, given, learned_in, matrix
+from doxa.function.points import starts
+from doxa.function.start import Sizes, kernel_start
+from doxa.method import Clock, Info, Method, Run, Stage, State
+from doxa.method.fields import between, flag, plain, positive, rules, whole
+from doxa.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class VariationalProcess(Method):
+    """Settings of every process with inducing points.
+
+    Parameters
+    ----------
+    kernel: a name of `function/composed.py` ("rbf", "matern52", "periodic", "linear", …), or sums
+        and products of names, such as "rbf * periodic + linear".
+    inducing: how many inducing points; None: 100, or as many as there are rows.
+    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
+    fit_hyper: fit the kernel's hyper-parameters and learned noise; False keeps the first ones.
+    fit_points: move the inducing points; False keeps those that were chosen among the rows.
+    lengthscale, variance: first values, in fitted units; None: the distance between inducing
+        points, and the mean square of y (of classes and counts 1).
+    natural: γ, the step of natural gradients.
+    samples: draws a row, where a likelihood has several outputs for a target.
+    """
+
+    default_steps: ClassVar[int] = 1000
+    default_rate: ClassVar[float] = 2e-2
+    default_batch: ClassVar[int] = 256
+    needs_network: ClassVar[bool] = False
+
+    kernel: str = plain("rbf", str, "a kernel's name, or sums and products of names")
+    inducing: int | None = whole(None, least=1)
+    ard: bool | None = flag(None)
+    fit_hyper: bool = flag(True)
+    fit_points: bool = flag(True)
+    lengthscale: float | None = positive(None, per_run=True)
+    variance: float | None = positive(None, per_run=True)
+    natural: float = between(0.1, 0, 1, "(]")
+    samples: int = whole(8, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            Composed(self.kernel)
+        except MethodError as error:
+            words = rules(self)["kernel"].words("kernel")
+            raise MethodError(f"kernel must be {words}, not {self.kernel!r}: {error}") from error
+
+    @abstractmethod
+    def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
+        """Layers before the last: their state, and points [M, Z, D] as they leave."""
+
+    @abstractmethod
+    def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
+        """x [M, B, D] as it enters the last layer, [M, B·K, W]; the KL of the layers it went
+        through, [M]; and K."""
+
+    def moving(self, state: State) -> tuple[str, ...]:
+        """The names that the optimiser moves."""
+        names = [k for k in state if k.startswith(("inner.", PREFIX)) or k in ("hyper", "points")]
+        kept = ["project", *(() if self.fit_points else ("points",))]
+        kept += [] if self.fit_hyper else ["hyper", *(k for k in names if k.startswith(PREFIX))]
+        return tuple(name for name in names if not name.endswith(tuple(kept)))
+
+    def init(self, run: Run) -> State:
+        self._check(run)
+        points, power, spread = map(torch.stack, zip(*starts(run, self.inducing), strict=True))
+        inner, points = self.init_inner(points)
+        outputs, count = math.prod(run.output), points.shape[1]
+        eye = torch.eye(count, dtype=points.dtype, device=points.device)
+        length, variance = (self._given(run, name) for name in ("lengthscale", "variance"))
+        state = {
+            "hyper": self.first_hyper(points, power, length, variance),
+            "points": points,
+            "precision": eye.expand(run.size, outputs, -1, -1).clone(),
+            "shift": points.new_zeros(run.size, outputs, count),
+        }  # fmt: skip
+        for name, value in run.likelihood.parameters(run.output).items():
+            own = value.to(points).expand(run.size, *value.shape).clone()
+            if name in ("log_noise", "log_scale"):
+                own += (0.3 * spread).log().reshape(-1, *(1,) * value.ndim)
+            state[PREFIX + name] = own
+        return inner | state
+
+    def _check(self, run: Run) -> None:
+        if run.problem.model is not None:
+            raise ModelError(
+                f"{self.name} brings its own functions and would not use the network: pass None "
+                f"in its place; a network's features can be given to {self.name} as x"
+            )
+        if not isinstance(run.rows.x, Tensor) or run.rows.x.ndim > 2:
+            raise DataError(f"{self.name} needs x as one array [N, D]")
+        several_latents(run.likelihood, run.output)
+
+    def _given(self, run: Run, field: str) -> list[float | None]:
+        """A first value of each member, where it is given."""
+        if field not in run.hyper:
+            return [getattr(self, field)] * run.size
+        return [float(value) for value in run.hyper[field]]
+
+    def first_hyper(
+        self, points: Tensor, power: Tensor, length: Sequence[float | None],
+        variance: Sequence[float | None],
+    ) -> Tensor:  # fmt: skip
+        """The kernel's logarithms [M, H] that suit points [M, Z, D] and a mean square of f [M]."""
+        kernel = self.covariance(points.shape[2])
+        rows = []
+        for x, square, *first in zip(points.cpu(), power.cpu(), length, variance, strict=True):
+            sizes = Sizes.of(x, square.sqrt().expand(len(x), 1), None)
+            rows.append(kernel_start(kernel, x, sizes, *first))
+        return torch.stack(rows).to(points)
+
+    def covariance(self, inputs: int) -> Composed:
+        each = inputs <= MOST_COLUMNS if self.ard is None else self.ard
+        return Composed(self.kernel, inputs if each else 1)
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=False)
+        yield Stage("last pass", self._last, 0, "pass", enter=self._enter_last, capturable=False)
+
+    def _enter(self, run: Run, state: State) -> State:
+        moving = {name: state[name] for name in self.moving(state)}
+        return state | run.settings.optimizer.init(moving)
+
+    def _step(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        mean, root, half_logdet = from_precision(state["precision"], state["shift"])
+        names = self.moving(state)
+        with torch.enable_grad():
+            leaves = {name: state[name].detach().requires_grad_() for name in names}
+            at = self.at(run, {**state, **leaves}, batch, clock, mean, root)
+            value = at.fit - at.kl
+            wanted = [at.mean, at.variance, *leaves.values()]
+            slope, width, *found = torch.autograd.grad(value.sum(), wanted, allow_unused=True)
+        with torch.no_grad():
+            bend = -2.0 * width if at.bend is None else at.bend
+            precision, shift = at.sites(slope, bend.clamp_min(0.0))
+            precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
+            gamma = self.natural * self._share(run, clock).reshape(-1, 1, 1)
+            new = {
+                "precision": torch.lerp(state["precision"], precision, gamma.unsqueeze(-1)),
+                "shift": torch.lerp(state["shift"], shift, gamma),
+            }
+            grads = {
+                name: run.descent(torch.zeros_like(leaves[name]) if grad is None else grad)
+                for name, grad in zip(names, found, strict=True)
+            }
+            params = {name: state[name] for name in names}
+            if names:
+                optimizer = run.settings.optimizer
+                new |= optimizer.update(params, grads, state, clock.rate, clock.t, clock.owned)
+            bound = value.detach() - kl(mean, root, half_logdet)
+        return {**state, **new}, {"loss": bound * run.per_example}
+
+    def _share(self, run: Run, clock: Clock) -> Tensor:
+        """The rate as a share of its first value, [M]."""
+        first = run.hyper.get("lr", run.settings.rate)
+        return (clock.rate.flatten() / first).to(torch.float64).expand(run.size)
+
+    def at(
+        self, run: Run, params: State, batch: Batch, clock: Clock, mean: Tensor, root: Tensor
+    ) -> Rows:
+        """A batch as the last layer sees it."""
+        x = matrix(batch.x, lead=0 if batch.shared else 1).double()
+        x = x.expand(run.size, *x.shape) if batch.shared else x
+        h, before, copies = self.inner(run, params, x, clock)
+        kernel = self.covariance(h.shape[2])
+        layer = Layer(kernel, params["hyper"], params["points"], mean, root)
+        basis = whitened(kernel, layer.hyper, layer.points, h)
+        f, variance = layer.marginals(h, basis)
+        if torch.is_grad_enabled() and not f.requires_grad:  # nothing before it is being fitted
+            f, variance = f.requires_grad_(), variance.requires_grad_()
+        output, noise = run.output, None
+        if several_latents(run.likelihood, output):
+            noise = clock.rows("normal", batch_rows(batch) * copies, self.samples, f.shape[2])
+            noise = noise.double()
+        y = batch.y.double() if batch.y.is_floating_point() else batch.y
+        axis = 0 if batch.shared else 1
+        y = y if copies == 1 else y.repeat_interleave(copies, axis)
+        each, bend = expected_log_prob(
+            run.likelihood, f, variance, y, given(run, params), output, noise
+        )
+        weight = (batch.scale / copies).double().unsqueeze(1).expand(-1, batch_rows(batch))
+        if batch.weight is not None:
+            weight = weight * batch.weight
+        weight = weight.repeat_interleave(copies, 1)  # [M, B·K]
+        if bend is not None:
+            bend = bend * weight.unsqueeze(2)
+        return Rows(basis, f, variance, (each * weight).sum(1), before, bend)
+
+    def _enter_last(self, run: Run, state: State) -> State:
+        zero = state["shift"].new_zeros(run.size)
+        return state | {"fit": zero, "inner kl": zero}
+
+    def _last(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        """Every row once: E_q log p(y | f) of all of them, for the bound."""
+        mean, root, _ = from_precision(state["precision"], state["shift"])
+        with torch.no_grad():
+            at = self.at(run, state, batch, clock, mean, root)
+        return {**state, "fit": state["fit"] + at.fit, "inner kl": at.kl}, {}
+
+    def bound(self, run: Run, state: State) -> float | None:
+        """The ELBO in units of y, after the last pass; the mean over members."""
+        if run.tempered:
+            return None
+        mean, root, half_logdet = from_precision(state["precision"], state["shift"])
+        each = state["fit"] - state["inner kl"] - kl(mean, root, half_logdet)
+        return float((each + run.units_log_jacobian()).mean())
+
+    def believed(self, run: Run, state: State) -> dict[str, Any]:
+        """What a posterior of one run is made of."""
+        mean, root, _ = from_precision(state["precision"], state["shift"])
+        return run.common(self) | {
+            "hyper": state["hyper"], "points": state["points"], "mean": mean, "root": root,
+            "output": run.output, "learned": learned_in(state), "reference": run.n[:1],
+        }  # fmt: skip
+
+    def recorded(self, run: Run, state: State, posterior: Posterior) -> Posterior:
+        """With its bound, and what the kernel came to."""
+        posterior.elbo = self.bound(run, state)
+        kernel = self.covariance(state["points"].shape[2])
+        posterior.record.diagnostics["kernel"] = kernel.named(state["hyper"])
+        return posterior

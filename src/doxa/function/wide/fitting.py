@@ -1,0 +1,220 @@
+"""What NNGP and NTK share: which architecture, its scales by evidence, classes as numbers.
+
+Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise: those under which
+the evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, is largest, times N(·, 1) priors on
+these logarithms: such kernels can take up any noise, and the evidence alone may leave none. Classes
+are regressed on: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The functions that
+come out, divided by a temperature, are logits: see `classes.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from doxa.data import Batch
+from doxa.errors import DataError, MethodError
+from doxa.exact.targets import event_of, given_noise
+from doxa.function.budget import announce
+from doxa.function.evidence import Problem, Solved
+from doxa.function.process import shared_level
+from doxa.function.quasi_newton import quasi_newton
+from doxa.function.wide import activations
+from doxa.function.wide.architecture import Architecture
+from doxa.function.wide.classes import as_numbers, outputs_of
+from doxa.function.wide.function import WideFunction
+from doxa.function.wide.posterior import WidePosterior
+from doxa.function.wide.reading import read
+from doxa.likelihoods import Likelihood
+from doxa.method import Method, Run, Stage, State
+from doxa.method.fields import flag, one_of, plain, positive, whole
+from doxa.posterior import Posterior, Status
+
+_SKETCH = 500  # rows from which many are first fitted
+_NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
+_FAR = math.log(1e3)  # how far σ_w and σ_b go from their start
+
+
+class Scales(Problem):
+    """The evidence and a prior on θ: log σ_w, log σ_b and log σ of fitted units, around
+    1.5, 0.3 and 1."""
+
+    def value(self, theta: Tensor, solved: Solved) -> Tensor:
+        return super().value(theta, solved) - 0.5 * self._away(theta).square().sum(-1)
+
+    def gradient(self, theta: Tensor, solved: Solved) -> Tensor:
+        return super().gradient(theta, solved) - self._away(theta)
+
+    def _away(self, theta: Tensor) -> Tensor:
+        centre = torch.zeros_like(theta)
+        centre[..., 0], centre[..., 1] = math.log(1.5), math.log(0.3)
+        return theta - centre
+
+
+@dataclass(frozen=True)
+class InfinitelyWide(Method):
+    """The settings of NNGP and NTK."""
+
+    kind: ClassVar[str]
+    posterior: ClassVar[type[WidePosterior]] = WidePosterior
+    matrices: ClassVar[int] = 1  # [N, N] that a posterior holds for each member
+    default_steps: ClassVar[int] = 0
+    uses_rate: ClassVar[bool] = False
+    needs_network: ClassVar[bool] = False
+
+    depth: int = whole(2, least=1)
+    activation: str = one_of(*activations.NAMED)
+    net: nn.Module | Architecture | None = plain(
+        None, (nn.Module, Architecture), "a network, or an Architecture"
+    )
+    weight_std: float = positive(1.5, per_run=True)
+    bias_std: float = positive(0.3, per_run=True)
+    noise: float | None = positive(None, per_run=True)
+    fit_hyper: bool = flag(True)
+    refine: int = whole(60, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.net, nn.Module):
+            object.__setattr__(self, "net", read(self.net))
+
+    def architecture(self, network: nn.Module | None) -> Architecture:
+        """Of the network that `fit` was given, of `net`, else fully connected."""
+        if network is not None and self.net is not None:
+            raise MethodError(f"{self.name} was given two networks, by fit and as net=: which?")
+        if network is not None:
+            return read(network)
+        if isinstance(self.net, Architecture):
+            return self.net
+        return Architecture.fully_connected(self.depth, self.activation)
+
+    def init(self, run: Run) -> State:
+        self._noise(run)
+        function = self._function(run)
+        announce(max(map(len, run.rows.rows)), self.matrices * run.size, self.name, run.device)
+        check_rows(function, run.rows.x)
+        scales = [run.field(self, name).double().log() for name in ("weight_std", "bias_std")]
+        rows = [torch.stack(scales, 1)]
+        if self._learned(run):
+            spread = torch.tensor([self._spread(run, m) for m in range(run.size)]).to(rows[0])
+            rows.append((_NOISE * spread).log()[:, None].expand(-1, self._learned(run)))
+        theta = torch.cat(rows, 1)
+        bounds = {"low": theta - _FAR, "high": theta + _FAR}
+        bounds["low"][:, 2:] += _FAR + math.log(_LEAST / _NOISE)
+        if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
+            first = torch.tensor([m == 0 for m in run.members], device=run.device)
+            away = run.noise("start").normal((theta.shape[1],)).double()
+            theta = torch.where(first[:, None], theta, theta + 0.3 * away)
+        return {"theta": theta, **bounds}
+
+    def _spread(self, run: Run, m: int) -> float:
+        """The standard deviation of one member's targets, 1 where they are all the same."""
+        y, weight = self._seen(run, m)[1:]
+        share = torch.ones_like(y[:, :1]) if weight is None else weight[:, None]
+        share = share / share.sum() / y.shape[1]
+        return float(((y - (share * y).sum()).square() * share).sum().sqrt()) or 1.0
+
+    def _seen(self, run: Run, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets as numbers and weights of one member."""
+        split, weight = run.split_of[m], run.rows.weight
+        x, y = run.rows.of_split(split)
+        if weight is not None:
+            weight = weight[run.rows.rows[split].to(weight.device)].double()
+        return as_matrix(x).to(run.dtype), as_numbers(run, y), weight
+
+    def _noise(self, run: Run) -> tuple[Likelihood, Tensor | None]:
+        """The likelihood, and log σ [M, L] where it is given; of classes, in units of ±1."""
+        if not run.likelihood.classifies:
+            likelihood, given = given_noise(run, self)
+            return likelihood, None if given is None else shared_level(given)
+        if self.noise is None and "noise" not in run.hyper:
+            return run.likelihood, None
+        return run.likelihood, run.field(self, "noise").double().log().unsqueeze(1)
+
+    def _learned(self, run: Run) -> int:
+        """How many noise levels are learned."""
+        likelihood, given = self._noise(run)
+        if given is not None:
+            return 0
+        return math.prod(event_of(run)) if getattr(likelihood, "per_output", False) else 1
+
+    def _function(self, run: Run) -> WideFunction:
+        if not isinstance(run.rows.x, Tensor):
+            raise DataError(f"{self.name} needs x as one array")
+        network = None if run.problem.model is None else run.net.net
+        return WideFunction(self.architecture(network), tuple(run.rows.x.shape[1:]), self.kind)
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        if not self.fit_hyper:
+            return
+        function, rows = self._function(run), max(map(len, run.rows.rows))
+
+        def problem_of(run: Run, batch: Batch) -> Problem:
+            lead = 1 if batch.shared else 2
+            x, y = as_matrix(batch.x, lead).double(), as_numbers(run, batch.y, lead)
+            weight = None if batch.weight is None else batch.weight.double()
+            return Scales(cast(Any, function), x, y, weight, run.n.double(), self._noise(run)[1])
+
+        if self.refine and rows >= 2 * _SKETCH:
+            sketch = quasi_newton(problem_of, self.refine, "sketch", _SKETCH)
+            yield replace(sketch, product=float(_SKETCH) ** 3)
+        if self.refine and rows <= 4 * _SKETCH:
+            yield replace(quasi_newton(problem_of, self.refine, "refine"), product=float(rows) ** 3)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        likelihood, given = self._noise(run)
+        x, y, weight = self._seen(run, 0)
+        event = outputs_of(run)
+        log_noise = state["theta"][:, 2:] if given is None else given
+        own = (
+            event
+            if (given is not None and not likelihood.classifies)
+            else event[: log_noise.shape[1] > 1]
+        )
+        posterior = self.posterior(
+            **run.common(self) | {"likelihood": likelihood}, kernel=self._function(run),
+            hyper=state["theta"][:, :2].double(),
+            log_noise=log_noise.expand(-1, math.prod(own)).reshape(run.size, *own),
+            x=x, y=y, weight=weight, event=event, **self.settled(run),
+        )  # fmt: skip
+        posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
+        if "ascent.grad" in state:
+            posterior.record.status = self._verdict(run, state)
+        return posterior
+
+    def _verdict(self, run: Run, state: State) -> Status:
+        theta = state["theta"]
+        at_end = (theta <= state["low"]) | (theta >= state["high"])
+        slope = state["ascent.grad"].masked_fill(at_end, 0.0).abs().amax(1) / run.n
+        if float(slope.max()) > 1e-3:
+            reason = (
+                f"the evidence still rises (slope {float(slope.max()):.2g} a row): raise refine"
+            )
+            return Status("not-converged", reason)
+        if bool(at_end[:, 2:].any()):
+            reason = (
+                "the learned noise fell to a thousandth of the targets' deviation: they have none, "
+                "or rows repeat each other; give noise="
+            )
+            return Status("degenerate", reason)
+        return Status()
+
+    def settled(self, run: Run) -> dict[str, Tensor]:
+        """What else a posterior is given."""
+        return {}
+
+
+def as_matrix(x: Tensor, lead: int = 1) -> Tensor:
+    """Rows as vectors: [..., N, D], with `lead` axes up to the rows."""
+    return x.unsqueeze(-1) if x.ndim == lead else x.flatten(lead)
+
+
+def check_rows(function: WideFunction, x: Tensor) -> None:
+    """A row goes through, or an error says which layer does not fit it."""
+    one = x[:1].double()
+    function(one.new_zeros(2), as_matrix(one), as_matrix(one))

@@ -1,0 +1,102 @@
+"""Books of labels: nothing is lost, nothing asked twice, and bad answers change nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from doxa.decide.active import Book, answer
+from doxa.decide.active.book import load, save
+from doxa.errors import DataError
+
+
+def work(folder: Path, told: int) -> None:
+    """A person's session, for ever: ask for three rows, answer them one by one or together; what
+    is on disk is told afterwards, a line each."""
+    while True:
+        found = load(folder)
+        assert found is not None
+        books, facts = found
+        book = books[0]
+        if book.asked:
+            some = book.asked[: 1 + len(book.answers) % 3]
+            answer(folder, {row: row % 7 for row in some}, partial=True)
+            os.write(told, b"".join(b"answered %d\n" % row for row in some))
+        else:
+            rows = book.free[:3].tolist()
+            book.ask(rows)
+            save(folder, books, facts)
+            os.write(told, b"".join(b"asked %d\n" % row for row in rows))
+
+
+def killed_sessions(folder: Path, count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    save(folder, [Book(rows=100_000)], {"what": "a test"})
+    asked: list[int] = []
+    answered: set[int] = set()
+    for _ in range(count):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            work(folder, writing)
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            said = [lines.readline() for _ in range(chance.randint(1, 9))]
+            time.sleep(chance.uniform(0.0, 0.02))  # at any point of what comes next
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            said += lines.readlines()
+        for what, row in map(str.split, said):
+            if what == "asked":
+                asked.append(int(row))
+            else:
+                answered.add(int(row))
+        found = load(folder)
+        assert found is not None
+        book = found[0][0]
+        assert answered <= set(book.answers), "an answer that was entered is lost"
+        assert all(label == row % 7 for row, label in book.answers.items())
+        assert not set(book.asked) & set(book.answers)
+        assert found[1] == {"what": "a test"}
+    assert len(asked) == len(set(asked)), "a row was asked about twice"
+    assert answered, "nothing was tested"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes of its own")
+def test_two_killed_sessions_lose_nothing(tmp_path: Path) -> None:
+    killed_sessions(tmp_path / "campaign", 2, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes of its own")
+def test_fifty_killed_sessions_lose_nothing(tmp_path: Path) -> None:
+    killed_sessions(tmp_path / "campaign", 50, seed=0)
+
+
+def test_bad_answers_are_refused_and_change_nothing() -> None:
+    book = Book(rows=5)
+    book.ask([1, 3])
+    for answers, words in (
+        ({1: 0, 2: 0}, "row 2 was not asked about"),
+        ({1: 0}, "1 answers for 2 rows: row 3 has none"),
+        ({1: 0, 3: float("nan")}, "row 3 is nan"),
+        ({1: None, 3: 0}, "row 1 is None"),
+    ):
+        with pytest.raises(DataError, match=words):
+            book.answer(answers)
+        assert (book.answers, book.asked) == ({}, [1, 3])
+    with pytest.raises(DataError, match="row 1 waits for an answer"):
+        book.ask([2])
+    book.answer({3: 1, 1: 0})
+    with pytest.raises(DataError, match="row 3 has an answer already, 1"):
+        book.answer({3: 0})
+    with pytest.raises(DataError, match="row 3 was asked about before"):
+        book.ask([3])
+    with pytest.raises(DataError, match="row 5 is not in the pool"):
+        book.ask([5])

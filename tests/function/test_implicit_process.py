@@ -1,0 +1,132 @@
+"""Variational implicit processes against the Gaussian process that has the draws' moments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import doxa
+from doxa.errors import MethodError
+from doxa.function.energy import gaussian_energy
+
+NOISE = 0.4
+
+
+def data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(15, 2, generator=g).double()
+    y = x @ torch.tensor([[0.7], [-0.4]]).double() + 0.2
+    return x, y + NOISE * torch.randn(15, 1, generator=g).double()
+
+
+def fit(functions: int, steps: int = 1, **settings: Any) -> Any:
+    """A linear network under N(0, 1): the implicit process is the Bayesian linear model."""
+    chosen = {"functions": functions, "learn_prior": False, "exact": True, **settings}
+    return doxa.fit(
+        nn.Linear(2, 1).double(), data(), doxa.ImplicitProcess(**chosen),
+        likelihood=doxa.Gaussian(noise=NOISE), validation=None, progress=False, steps=steps,
+        lr=0.05, schedule="cosine",
+    )  # fmt: skip
+
+
+def empirical(posterior: Any, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean at `at`, k(x, x), k(at, x), k(at, at) of the draws themselves, by their weights."""
+    weights = posterior.layout.unflatten(posterior.basis[0])
+    values = lambda at: (at @ weights["weight"][:, 0].mT + weights["bias"].mT).mT  # noqa: E731 [S, N]
+    f, there = values(x), values(at)
+    a, b = f - f.mean(0), there - there.mean(0)
+    return there.mean(0), a.mT @ a / len(f), b.mT @ a / len(f), b.mT @ b / len(f)
+
+
+def test_it_is_the_process_with_the_draws_covariance() -> None:
+    """Equation by equation: GP regression with the empirical mean and covariance of five draws, and
+    its evidence, which the bound reaches."""
+    (x, y), at = data(), torch.linspace(-3, 3, 14).double().reshape(7, 2)
+    posterior = fit(5)
+    mean, _, across, own = empirical(posterior, x, at)
+    start, k, _, _ = empirical(posterior, x, x)
+    noisy = k + NOISE**2 * torch.eye(len(x)).double()
+    wanted = mean + across @ torch.linalg.solve(noisy, y[:, 0] - start)
+    covariance = own - across @ torch.linalg.solve(noisy, across.mT)
+    p = posterior.predict(at)
+    assert torch.allclose(p.mean[:, 0], wanted, atol=1e-9)
+    assert torch.allclose(p.epistemic[:, 0], covariance.diagonal(), atol=1e-9)
+    density = torch.distributions.MultivariateNormal(start, noisy).log_prob(y[:, 0])
+    assert abs(posterior.elbo - float(density)) < 1e-8
+    drawn = torch.cov(posterior.functions(at, 5000)[..., 0].mT)  # five standard errors
+    assert (drawn - covariance).abs().max() < 5 * math.sqrt(2 / 5000) * covariance.max()
+
+
+@pytest.mark.slow
+def test_many_functions_are_the_exact_linear_model() -> None:
+    """400 draws: the prior's moments are within 1/√S = 0.05 of themselves, and so are those of the
+    posterior, in units of its standard deviation: three of them."""
+    (x, y), at = data(), torch.linspace(-2, 2, 8).double().reshape(4, 2)
+    phi, there = (torch.cat([t, torch.ones_like(t[:, :1])], 1) for t in (x, at))
+    precision = torch.eye(3).double() + phi.mT @ phi / NOISE**2
+    mean = there @ torch.linalg.solve(precision, phi.mT @ y / NOISE**2)
+    std = (there @ torch.linalg.solve(precision, there.mT)).diagonal().sqrt()
+    f = fit(400).predict(at)
+    assert ((f.mean - mean)[:, 0].abs() / std).max() < 3 / math.sqrt(400)
+    assert (f.epistemic[:, 0].sqrt() / std - 1).abs().max() < 3 / math.sqrt(400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_what_is_trained_comes_to_the_closed_form(alpha: float) -> None:
+    """Without `exact`, q(a) ascends the energy: at α = 0 its optimum is the posterior of a; at ½
+    the mean is near it and every variance larger."""
+    exact, found = fit(3), fit(3, 500, exact=False, alpha=alpha)
+    away = (found.a_mean - exact.a_mean).abs().max()
+    both = [posterior.a_root @ posterior.a_root.mT for posterior in (found, exact)]
+    ratio = both[0].diagonal(dim1=1, dim2=2) / both[1].diagonal(dim1=1, dim2=2)
+    assert away < (5e-3 if alpha == 0 else 0.2)
+    assert (ratio - 1).abs().max() < 0.03 if alpha == 0 else (ratio > 1.0).all()
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 0.3, 1.0])
+def test_the_energy_of_gaussian_noise_is_its_integral(alpha: float) -> None:
+    """(1/α) log ∫ N(f; μ, v) N(y; f, σ²)^α df on a grid, for one output; as α → 0, E log p."""
+    left, std, noise = torch.tensor([0.7, 0.5, 0.3], dtype=torch.float64)
+    f = torch.linspace(-6, 6, 20_001, dtype=torch.float64)
+    q = torch.distributions.Normal(0 * std, std).log_prob(f)
+    p = torch.distributions.Normal(f, noise).log_prob(left)
+    wanted = torch.logsumexp(q + alpha * p, 0) + math.log(12 / 20_000)
+    one = (1, 1, 1)
+    own = gaussian_energy(
+        left.reshape(one), std.reshape(1, *one), noise.square().reshape(one), alpha
+    )
+    assert abs(float(own) - float(wanted) / alpha) < 1e-3
+    if alpha < 1e-3:  # what is left is α/2 times a variance of some 30
+        assert abs(float(own) - float((q.exp() * p).sum() * 12 / 20_000)) < 5e-3
+
+
+def test_a_given_sampler_is_the_prior() -> None:
+    """f = zx: whatever S is, the posterior is a line through the origin, and with 100 draws the
+    exact one within 5/√100 of its width."""
+    x = torch.linspace(-1, 1, 12).double()[:, None]
+    line = doxa.ImplicitPrior(lambda x, z: z[0] * x[:, 0], 1)
+    posterior = doxa.fit(
+        nn.Linear(1, 1).double(), (x, 0.8 * x), steps=1, likelihood=doxa.Gaussian(noise=0.5),
+        method=doxa.ImplicitProcess(functions=100, function_prior=line, exact=True),
+        validation=None, progress=False,
+    )  # fmt: skip
+    precision = 1 + float(x.square().sum()) / 0.25
+    at = torch.tensor([[0.0], [1.0]]).double()
+    p = posterior.predict(at)
+    assert float(p.mean[0]) == 0.0
+    assert abs(float(p.mean[1]) - 0.8 * (1 - 1 / precision)) < 0.5 / precision**0.5
+    assert abs(float(p.epistemic[1]) * precision - 1) < 0.5
+
+
+def test_weighted_classes_have_no_energy() -> None:
+    x, y = data()
+    with pytest.raises(MethodError, match="alpha=0"):
+        doxa.fit(
+            nn.Linear(2, 2).double(), (x, (y[:, 0] > 0).long()), "vip", steps=2, progress=False,
+            likelihood=doxa.Categorical(class_weight=(1.0, 2.0)),
+        )  # fmt: skip

@@ -26,7 +26,7 @@ LAYERS = [
     ["model", "registry"],
     ["engine"],
     ["method", "posterior"],
-    ["driver", "ensemble", "exact", "laplace", "mcmc", "vi"],
+    ["driver", "ensemble", "exact", "laplace", "mcmc", "neural", "vi"],
     ["density", "diagnose", "evaluate", "fit", "function"],
     ["decide"],
     ["app", "sklearn"],

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods, store
@@ -90,7 +90,7 @@ def fit(
     model: a `Model`, an `nn.Module`, or None for methods that bring their own functions: gp, which
         refuses a network, and linear, which takes the features of one.
     data: (x, y) as arrays, tensors or frames (whose column names are kept), a map-style `Dataset`,
-        or a `DataLoader` over one.
+        a `DataLoader` over one, or `doxa.data.Tasks` for methods that learn from tasks.
     method: a name (see `doxa.methods()`) or a method object with its settings.
     likelihood, prior, subset: as in `Model`, when `model` is a plain network. Without a likelihood
         y and the network's outputs decide: class labels are categorical or bernoulli, which is
@@ -219,9 +219,11 @@ def _problem(
             raise ModelError(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
+        shapes = (tree_map(lambda t: list(t.shape[1:]), tree) for tree in (given.x, given.y))
+        own = OwnFunctions(*shapes)
         if likelihood is not None or method.regression_only:
-            return OwnFunctions(), None
-        return OwnFunctions(), meant(given.y, given.source is None)
+            return own, None
+        return own, meant(given.y, given.source is None)
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
@@ -259,6 +261,9 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
     own = not isinstance(run.problem, Network)
     if asked != "auto":
         chosen = Engine.parse(asked)
+    elif run.problem.modules and own:
+        kind = "stack" if run.size > 1 else "loop"
+        return Engine(kind, None, reason="the method brings its own modules")
     elif own:
         return Engine("loop", reason="the method brings its own functions")
     else:

@@ -31,6 +31,7 @@ from fast import Fast, fast, trains
 from torch import Tensor
 
 import doxa
+from doxa.data import Tasks
 from doxa.registry import Row
 
 N = 40
@@ -54,7 +55,7 @@ class Case:
 
     @property
     def regression(self) -> bool:
-        return self.task == "regression"
+        return self.task != "classification"
 
     @property
     def fast(self) -> Fast:
@@ -91,11 +92,27 @@ class Case:
         }
         network = chosen.pop("net") if "net" in chosen else self.net()
         method = self.method(**(settings or {}))
-        return doxa.fit(network, self.data() if data is None else data, method, **chosen)
+        data = self.data() if data is None else data
+        if self.task != "tasks":
+            return doxa.fit(network, data, method, **chosen)
+        return conditioned(doxa.fit(network, as_tasks(*data), method, **chosen), *self.data())
 
     def posterior(self, dtype: torch.dtype = torch.float32) -> Any:
         """A fit that tests share: do not change it."""
         return shared_posterior(self, dtype)
+
+
+def as_tasks(x: Any, y: Any) -> Any:
+    """A task for each row: five points around it, all with its y."""
+    around = torch.linspace(-0.2, 0.2, 5, dtype=torch.float64)[:, None]
+    return Tasks((own + around, level.expand(5)) for own, level in zip(x, y, strict=True))
+
+
+def conditioned(fitted: Any, x: Tensor, y: Tensor) -> Any:
+    """What was fitted to tasks, given the first rows as a context: it predicts rows."""
+    if isinstance(fitted, doxa.Sweep):
+        return doxa.Sweep([conditioned(one, x, y) for one in fitted], fitted.specs)
+    return fitted.condition(x[:10], y[:10])
 
 
 @cache
@@ -113,10 +130,36 @@ def make_data(task: str) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(11)
     x = 2 * torch.rand(N, 2, generator=g, dtype=torch.float64) - 1
     noise = torch.randn(N, 3, generator=g, dtype=torch.float64)
-    if task == "regression":  # far from standardised, so that units matter
+    if task != "classification":  # far from standardised, so that units matter
         return x, 5 + 10 * (torch.sin(2 * x[:, 0]) + 0.5 * x[:, 1]) + noise[:, 0]
     score = torch.stack([x[:, 0], x[:, 1], -x.sum(1)], 1)
     return x, (score + 0.3 * noise).argmax(1)
+
+
+# Tests that ask what has no meaning for a method that learns from tasks, and why.
+NOT_FOR_TASKS = {
+    "test_a_given_noise_is_in_units_of_y": "its networks predict the noise",
+    "test_a_good_run_is_ok_and_learns": "its tasks are too few here; tests/neural has it",
+    "test_units_of_y": "its context is fixed here; tests/neural has it",
+    "test_whole_weights_are_repeated_rows": "a task's context is drawn by its place in a batch",
+    "test_rows_of_weight_zero_are_no_rows": "a task's context is drawn by its place in a batch",
+    "test_selection_is_by_the_held_out_rows": "tasks are not judged by what is held out",
+    "test_a_share_is_held_out_of_every_split": "tasks are not judged by what is held out",
+    "test_with_splits_the_best_of_each_is_selected": "tasks are not judged by what is held out",
+}
+# The same where it has one function a member, as methods of points do.
+NOT_FOR_POINTS = (
+    "test_repeated_calls_agree_and_seeds_differ", "test_n_is_the_number_of_samples_in_all",
+    "test_functions_are_the_samples_of_predict",
+)  # fmt: skip
+
+
+def asked_of(test: str, case: Case) -> bool:
+    """Whether a test has a meaning for a case."""
+    if case.task != "tasks":
+        return True
+    points = test in NOT_FOR_POINTS and not case.cls.latent
+    return test not in NOT_FOR_TASKS and not points
 
 
 CASES = [Case(row, task) for row in doxa.methods() for task in row.tasks]
@@ -131,8 +174,9 @@ FIXTURES = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     by_family = metafunc.definition.get_closest_marker("by_family") is not None
-    for name, cases in FIXTURES.items():
+    for name, every in FIXTURES.items():
         if name in metafunc.fixturenames:
+            cases = [case for case in every if asked_of(metafunc.definition.name, case)]
             quick = few(cases, by_family)
             cpu = [pytest.param(c, marks=() if c in quick else pytest.mark.slow) for c in cases]
             metafunc.parametrize(name, [*cpu, *on_gpu(cases)], ids=str, indirect=True)

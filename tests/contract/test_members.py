@@ -61,7 +61,7 @@ def test_members_are_averaged_in_prediction(case: Any) -> None:
     # 100 in all: 50 of each member's
     draws = together.kind in (
         "gaussian", "implicit", "laplace", "flow", "sparse-process", "deep-process",
-        "functional", "implicit-process",
+        "functional", "implicit-process", "neural-process",
     )  # fmt: skip
     alone = [case.fit(members=[k], **options).predict(x, n=50 if draws else None) for k in range(2)]
     mean = (alone[0].mean + alone[1].mean) / 2

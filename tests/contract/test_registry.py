@@ -61,7 +61,7 @@ def test_unknown_settings_and_grids_are_refused(case: Any) -> None:
 
 
 def test_the_table_names_a_task_and_a_paper(case: Any) -> None:
-    assert set(case.row.tasks) <= {"regression", "classification"}
+    assert set(case.row.tasks) <= {"regression", "classification", "tasks"}
     assert case.row.paper
     assert case.row.summary
     assert case.row.gives

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import of_rows
 from short import short
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -43,7 +44,7 @@ def fit_by_name(name: str, data: Any, own: Any = None, **settings: Any) -> Any:
     return quick(mlp() if method.needs_network else None, data, method, **settings)
 
 
-METHODS = [row.name for row in doxa.methods()]
+METHODS = [row.name for row in of_rows()]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import doxa
+from doxa.registry import Row
 
 
 def first_of_each() -> frozenset[str]:
@@ -15,6 +16,11 @@ def first_of_each() -> frozenset[str]:
     for row in doxa.methods():
         first.setdefault((row.family, row.evidence, row.elbo), row.name)
     return frozenset(first.values())
+
+
+def of_rows() -> list[Row]:
+    """The methods that learn from rows; the others learn from tasks."""
+    return [row for row in doxa.methods() if row.tasks != ("tasks",)]
 
 
 def one_of_each_quick(names: list[Any]) -> list[Any]:

@@ -153,4 +153,4 @@ def grid(cls: Any, row: Row) -> dict[str, list[Any]]:
 
 def trains(row: Row) -> bool:
     """Whether it trains a network: the others bring their own functions, and draw nothing."""
-    return row.family not in ("exact", "process")
+    return row.family not in ("exact", "process", "neural process")

@@ -17,6 +17,7 @@ from torch import nn
 
 import doxa
 from doxa import nets
+from doxa.app.by_task import grouped
 from doxa.app.cost import cost_words
 from doxa.app.held_out import checksum
 from doxa.app.schema import Schema
@@ -72,8 +73,9 @@ def fit_arrays(
     plan: Plan,
     checkpoint: Path | None = None,
     checkpoint_every: float = 30.0,
+    tasks: Sequence[str] | None = None,
 ) -> Any:
-    """The posterior, with the schema in its metadata."""
+    """The posterior, with the schema in its metadata; tasks: which one each row belongs to."""
     chosen = make_method(method, settings)
     if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
         raise MethodError(
@@ -83,7 +85,7 @@ def fit_arrays(
     net = make_net(plan, schema.inputs, schema.outputs) if chosen.needs_network else None
     posterior = doxa.fit(
         net,
-        (x, y),
+        (x, y) if tasks is None else grouped(x, y, tasks),
         chosen,
         likelihood=schema.likelihood,
         standardize=True,

@@ -24,6 +24,15 @@ Likelihood = Annotated[
 Index = Annotated[
     str | None, typer.Option(help="A column that names rows; not an input.", rich_help_panel=TABLE)
 ]
+TaskColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="A column that says which task a row belongs to, for methods that learn from tasks; "
+        "not an input.",
+        rich_help_panel=TABLE,
+    ),
+]
 Drop = Annotated[
     list[str] | None, typer.Option(help="A column to leave out; repeatable.", rich_help_panel=TABLE)
 ]

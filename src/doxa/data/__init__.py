@@ -6,6 +6,7 @@ from doxa.data.loaders import blocks, gathered
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
 from doxa.data.scaling import Standardisation, standardise, warn_unscaled
 from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
+from doxa.data.task_sampler import TaskSampler
 from doxa.data.tasks import Tasks, halved
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Pass",
     "Source",
     "Standardisation",
+    "TaskSampler",
     "Tasks",
     "as_tensor",
     "as_tensors",

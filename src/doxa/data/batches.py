@@ -106,7 +106,7 @@ class Data:
     lazy: bool = False  # x and y lie as they were given: cast and standardised by the batch
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
-    tasks: bool = False  # a row is a set of points
+    tasks: Any = False  # a row is a set of points: the tasks
     owners: Sequence[int] = ()  # the run of each split
 
     has_rows = True

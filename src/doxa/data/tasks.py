@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from doxa.data.batches import Batch
 from doxa.data.rows import as_tensor, check_finite
 from doxa.data.scaling import Standardisation, standardise
 from doxa.data.sources import SOURCES, Ask, Batches, Feed, Source
+from doxa.data.task_files import read_folder
 from doxa.errors import DataError, ShapeError
 from doxa.noise import Noise
 
@@ -38,8 +40,19 @@ class Tasks:
         if len(widths) > 1:
             raise ShapeError(f"tasks have different columns of x and y: {sorted(widths)}")
 
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, target: str | Sequence[str], drop: Sequence[str] = ()
+    ) -> Tasks:
+        """Every CSV file of a folder as a task: see `doxa.data.task_files`."""
+        return Tasks(read_folder(folder, target, drop))
+
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def feed(self, ask: Ask) -> Feed:
+        """Batches of them for a stage."""
+        return TaskBatches(ask)
 
     def padded(self) -> tuple[dict[str, Tensor], Tensor]:
         """x as the network is given it, with all points in the context, and y [T, N, O]."""
@@ -59,15 +72,19 @@ class Tasks:
             points = torch.tensor([len(task[0]) for task in own])
             each = None if weight is None else weight.cpu()[index].repeat_interleave(points)
             (one,) = standardise(x, y, [torch.arange(len(x))], scale_y, each)
-            zero, unit = torch.zeros(()).double(), torch.ones(()).double()
-            y_loc, y_scale = (zero, unit) if one.y_loc is None else (one.y_loc, one.y_scale)
-            loc = {"context_x": one.x_loc, "context_y": y_loc, "context": zero,
-                   "target_x": one.x_loc}  # fmt: skip
-            scale = {"context_x": one.x_scale, "context_y": y_scale, "context": unit,
-                     "target_x": one.x_scale}  # fmt: skip
-            outer = None if one.y_loc is None else (y_loc[None], y_scale[None])  # of points [N, O]
-            found.append(Standardisation(loc, scale, *(outer or (None, None))))
+            found.append(padded_scales(one))
         return found
+
+
+def padded_scales(one: Standardisation) -> Standardisation:
+    """Scales of points as those of padded tasks."""
+    zero, unit = torch.zeros(()).double(), torch.ones(()).double()
+    y_loc, y_scale = (zero, unit) if one.y_loc is None else (one.y_loc, one.y_scale)
+    loc = {"context_x": one.x_loc, "context_y": y_loc, "context": zero, "target_x": one.x_loc}
+    scale = {"context_x": one.x_scale, "context_y": y_scale, "context": unit,
+             "target_x": one.x_scale}  # fmt: skip
+    outer = (None, None) if one.y_loc is None else (y_loc[None], y_scale[None])  # of points [N, O]
+    return Standardisation(loc, scale, *outer)
 
 
 def _task(i: int, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -122,12 +139,17 @@ class TaskBatches:
     def batch(self, t: int) -> Batch:
         batch = self.base.batch(t)
         real = batch.x["context"]  # [(M,) B, N]
-        draws = self.noise.uniform((real.shape[-2], real.shape[-1] + 1), t)  # [M, B, N + 1]
-        draws = draws[0] if batch.shared else draws
-        count = real.sum(-1, keepdim=True)
-        size = 1 + ((1 - draws[..., :1]) * (count - 1)).floor()  # 1 … count − 1 points
-        order = torch.where(real > 0, draws[..., 1:], 2.0).argsort(-1).argsort(-1)
-        return cut(batch, (order < size).to(real.dtype))
+        return cut(batch, random_context(real, self.noise, t, batch.shared))
+
+
+def random_context(real: Tensor, noise: Noise, t: int, shared: bool) -> Tensor:
+    """A mask of 1 … count − 1 of each task's real points, [(M,) B, N]; any number is as likely."""
+    draws = noise.uniform((real.shape[-2], real.shape[-1] + 1), t)  # [M, B, N + 1]
+    draws = draws[0] if shared else draws
+    count = real.sum(-1, keepdim=True)
+    size = 1 + ((1 - draws[..., :1]) * (count - 1)).floor()
+    order = torch.where(real > 0, draws[..., 1:], 2.0).argsort(-1).argsort(-1)
+    return (order < size).to(real.dtype)
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,7 @@ class RandomTasks(Source):
     def open(self, ask: Ask) -> Feed:
         if not ask.data.tasks:
             raise DataError("this method learns from tasks: pass doxa.data.Tasks([(x, y), ...])")
-        return TaskBatches(ask)
+        return ask.data.tasks.feed(ask) if isinstance(ask.data.tasks, Tasks) else TaskBatches(ask)
 
 
 SOURCES["tasks"] = RandomTasks()

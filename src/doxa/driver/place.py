@@ -128,7 +128,7 @@ def place_data(
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
-        source, prepare, tasks is not None, splits.owners,
+        source, prepare, tasks or False, splits.owners,
     )  # fmt: skip
     return held, splits, output, inputs
 

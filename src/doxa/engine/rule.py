@@ -77,7 +77,9 @@ def _compilable(run: Any, trial: Trial) -> bool:
     state = trial()[0]
     moved = [state["theta"]] if "theta" in state else state.values()
     small = max(value.numel() for value in moved) < _SMALL
-    return small and (not isinstance(run.problem, Network) or run.net.plan is not None)
+    if isinstance(run.problem, Network):
+        return small and run.net.plan is not None
+    return small and isinstance(run.problem, LogDensity)
 
 
 def _repeats(run: Any) -> bool:
@@ -85,4 +87,6 @@ def _repeats(run: Any) -> bool:
     network draws for itself or changes its buffers, nor where a density refused to be stacked."""
     if isinstance(run.problem, Network):
         return not (run.net.tracked or draws_itself(run.net.net))
+    if run.problem.modules:
+        return not any(draws_itself(module.net) for module in run.problem.modules.values())
     return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"

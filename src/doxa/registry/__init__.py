@@ -4,7 +4,7 @@ A method joins by a row in the file here that is named as its folder, or from an
 through the entry-point group "doxa.methods", whose entries point at a `Row`. Whatever lists methods
 reads it from here: the front page's names, the command line, the demo's panels, the README's table,
 the benchmarks and the tests. The order is that of the demo and of the README: exact methods,
-processes, points and ensembles, variational ones, Laplace, chains.
+processes, neural processes, points and ensembles, variational ones, Laplace, chains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from doxa import store
 from doxa.errors import MissingExtra
 from doxa.likelihoods import LIKELIHOODS, Heads, Likelihood
 from doxa.priors import PRIORS
-from doxa.registry import ensemble, exact, function, laplace, mcmc, vi
+from doxa.registry import ensemble, exact, function, laplace, mcmc, neural, vi
 from doxa.registry.row import Demo, Row
 from doxa.registry.table import MethodTable
 
@@ -31,6 +31,7 @@ __all__ = ["ROWS", "Demo", "MethodTable", "Row", "get_method", "import_all", "me
 ROWS = (
     *exact.ROWS,
     *function.ROWS,
+    *neural.ROWS,
     *ensemble.ROWS,
     *vi.ROWS,
     *laplace.ROWS,

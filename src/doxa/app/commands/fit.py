@@ -45,6 +45,7 @@ from doxa.app.options import (
     Settings,
     Steps,
     Target,
+    TaskColumn,
     TestFile,
     TestShare,
     Validation,
@@ -65,6 +66,7 @@ def fit(
     likelihood: Likelihood = None,
     index: Index = None,
     drop: Drop = None,
+    task: TaskColumn = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     missing: Missing = "error",
@@ -107,16 +109,19 @@ def fit(
     Exit codes: 0 saved, with what is doubtful about it; 2 an error;
     3 saved, but the fit diverged; 130 interrupted.
     """
-    from doxa.app import fitting, held_out, intake, resuming, saved_runs
+    from doxa.app import by_task, fitting, held_out, intake, resuming, saved_runs
     from doxa.app import settings as method_settings
     from doxa.app.calibration import Calibration, calibrated
 
     log_to_terminal(verbose)
     chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
+    shares = (test, split, calibrate, conformal)
+    by_task.check(method, task, target, any(share is not None for share in shares))
     table = table_of(
-        target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
-    )
+        target, likelihood, index, by_task.dropped(drop, task), categorical, numeric, missing, sep,
+        decimal, encoding,
+    )  # fmt: skip
     asked = Calibration(calibrate, conformal, conformal_kind)
     held_out.check_shares(test, split, asked, calibration_share)
     checkpoint = fitting.prepare_out(out_folder, overwrite)
@@ -141,6 +146,9 @@ def fit(
             out.print(words, highlight=False, soft_wrap=True)
     x, notes = columns.features(frame)
     y = columns.targets(frame)
+    tasks = by_task.labels(frame, task)
+    if tasks is not None:
+        out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
         out.print(escape(note), highlight=False, soft_wrap=True)
     remembered = {"split": split, "calibrate": calibrate,
@@ -154,9 +162,9 @@ def fit(
     with resuming.kept(checkpoint):
         posterior = fitting.fit_arrays(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
-            checkpoint_every,
+            checkpoint_every, tasks,
         )  # fmt: skip
-    posterior.metadata.update(origin)
+    posterior.metadata.update(origin | by_task.remembered(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
     status = posterior.status
@@ -175,8 +183,10 @@ def fit(
         out.print(score_table(scores))
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
+    context = "" if task is None else " --context KNOWN.csv"
     out.print(
-        f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",
+        f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} "
+        f"NEW.csv{context}",
         soft_wrap=True,
     )
     if status == "diverged":

@@ -1,0 +1,58 @@
+"""The attentive neural process: targets look at the points of the context that matter to them.
+
+    r_j = Σ_{i in C} attention(x_j, x_i) v(x_i, y_i, C),  z ~ q(z | C),  y_j ~ N(μ(x_j, r_j, z), σ²)
+
+Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh (2019), "Attentive neural processes":
+self-attention among the context in both paths, multi-head cross-attention in the deterministic one.
+The cost is that of attention, |C|·(|C| + targets). The bounds are in `doxa.neural.latent`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from doxa import store
+from doxa.errors import MethodError
+from doxa.method.fields import whole
+from doxa.neural.blocks import Attended, Pooled
+from doxa.neural.latent import Latent, LatentNet
+
+
+@store.register("anp")
+@dataclass(frozen=True)
+class AttentiveNP(Latent):
+    """A neural process whose targets attend to the context.
+
+    Parameters
+    ----------
+    width: hidden units of every layer, numbers of the code and of z.
+    depth: layers of the encoders before attention, plus two; the decoder has one less.
+    floor: the least standard deviation of the noise, in fitted units.
+    bound: "multi-sample" (importance-weighted), or the "elbo".
+    samples: draws of z a task and step.
+    reconstruct: the context's points count in the bound, too.
+    heads: of attention; they divide the width.
+    """
+
+    name: ClassVar[str] = "anp"
+
+    heads: int = whole(8, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        divides(self.width, self.heads)
+
+    def network(self, inputs: int, outputs: int) -> nn.Module:
+        w, d = self.width, self.depth
+        before = max(1, d - 2)
+        path = Attended(inputs, outputs, w, before, self.heads)
+        latent = Pooled(inputs + outputs, w, 2 * w, before, self.heads)
+        return LatentNet(path, latent, inputs, outputs, w, d)
+
+
+def divides(width: int, heads: int) -> None:
+    if width % heads:
+        raise MethodError(f"width must be a multiple of heads: {width} is none of {heads}")

@@ -1,0 +1,142 @@
+"""What neural processes share: a network of their own, trained on tasks to predict some points of
+a task from others.
+
+    maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = floor + softplus(s)
+
+C is the context, drawn anew at every step (`doxa.data.tasks`), T the targets (with `reconstruct`,
+all points): a task counts by the point, whatever its size. Weights are points, without a prior;
+`members` are networks trained from other starts.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from doxa.data import Batch
+from doxa.errors import DataError, MethodError, ModelError
+from doxa.likelihoods import Gaussian, HeteroscedasticGaussian
+from doxa.method import Clock, Method, Run, Stage, State, optimise, summed
+from doxa.model.problem import OwnFunctions, Problem
+from doxa.neural.blocks import spanned
+from doxa.neural.posterior import NeuralPosterior, points_scales
+
+
+class Amortised(Method):
+    """A network from a context to predictions. A subclass has `network`, and fields `width`,
+    `depth` and `floor`; it says how its network is called in training where that is not plain."""
+
+    default_steps: ClassVar[int] = 10_000
+    default_rate: ClassVar[float] = 5e-4
+    default_batch: ClassVar[int] = 16
+    needs_network: ClassVar[bool] = False
+    regression_only: ClassVar[bool] = True
+    latent: ClassVar[bool] = False  # whether it draws functions
+    floor: float
+
+    @abstractmethod
+    def network(self, inputs: int, outputs: int) -> nn.Module:
+        """From a task to [B, targets, 2·outputs]: means, then s."""
+
+    def fixed(self, low: Tensor, high: Tensor) -> tuple[Any, ...]:
+        """Numbers that the network is called with besides tensors, given what a task spans in x,
+        [..., D] each."""
+        return ()
+
+    @property
+    def likelihood(self) -> HeteroscedasticGaussian:
+        return HeteroscedasticGaussian(self.floor)
+
+    def prepare(self, problem: Problem) -> Problem:
+        if not isinstance(problem, OwnFunctions):
+            raise ModelError(f"{self.name} brings its own network: pass None in its place")
+        if not isinstance(problem.inputs, dict) or "target_x" not in problem.inputs:
+            raise DataError(
+                f"{self.name} learns from tasks: pass doxa.data.Tasks([(x, y), ...]), or a "
+                "doxa.data.TaskSampler; on the command line, --task COLUMN"
+            )
+        with torch.random.fork_rng(devices=[]):  # what torch draws for it is not kept
+            net = self.network(problem.inputs["target_x"][-1], problem.targets[-1])
+        return problem.bring(net=net)
+
+    def init(self, run: Run) -> State:
+        given = run.likelihood
+        if not isinstance(given, Gaussian) or given != Gaussian():
+            raise MethodError(
+                f"{self.name} predicts the noise of every point; {given!r} would not be used: "
+                "leave the likelihood out (floor= is the least noise)"
+            )
+        return run.init_modules(given=not run.settings.fresh)
+
+    def parameters(self, run: Run, state: State) -> Tensor:
+        return state["net"]
+
+    def stages(self, run: Run) -> Iterable[Stage]:
+        x = run.rows.x
+        fixed = self.fixed(*spanned(x["target_x"], x["context"]))
+
+        def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
+            return summed(self.bound_of(run, params, batch, clock, fixed), batch), {}
+
+        yield optimise(objective, run.steps, over=("net",), source="tasks")
+
+    def bound_of(
+        self, run: Run, params: State, batch: Batch, clock: Clock | None, fixed: tuple[Any, ...]
+    ) -> Tensor:
+        """The objective of each task, [M, B]; without a clock, what early stopping watches."""
+        f = self.called(run, params, batch, *fixed)
+        if clock is None:
+            return self.at_points(f, batch)
+        return self.per_point(f, batch, self.counted(batch))
+
+    def counted(self, batch: Batch) -> Tensor:
+        """Which points count in training: the targets, and the context's where `reconstruct`."""
+        assert batch.points is not None
+        if getattr(self, "reconstruct", False):
+            return batch.x["context"] + batch.points
+        return batch.points
+
+    def called(self, run: Run, params: State, batch: Batch, *more: Any) -> Any:
+        """The network at a batch; tensors in `more` have the member axis."""
+        own = None if batch.shared else 0
+        dims = (own, *(0 if isinstance(value, Tensor) else None for value in more))
+        return run.call("net", params, as_task(batch), *more, dims=dims)
+
+    def at_points(self, f: Tensor, batch: Batch) -> Tensor:
+        """The mean log-likelihood of the targets of each task, [M, B]."""
+        assert batch.points is not None
+        return self.per_point(f, batch, batch.points)
+
+    def per_point(self, f: Tensor, batch: Batch, points: Tensor) -> Tensor:
+        """The mean log-likelihood of some points of each task, [M, B]."""
+        each = self.likelihood.log_prob(f, members_axis(batch.y, batch), {}, lead=2)
+        return (each * points).sum(-1) / points.sum(-1)
+
+    def score(self, run: Run, state: State, batch: Batch) -> Tensor:
+        fixed = self.fixed(*spanned(batch.x["target_x"], batch.x["context"] + batch.points))
+        return summed(self.bound_of(run, state, batch, None, fixed), batch)
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> NeuralPosterior:
+        net = run.problem.modules["net"]
+        common = run.common(self)
+        inputs = common["inputs"]["target_x"][-1:]
+        own = {"likelihood": self.likelihood, "scales": points_scales(common["scales"]),
+               "inputs": inputs}  # fmt: skip
+        outputs = run.rows.y.shape[-1]
+        return NeuralPosterior(
+            **common | own, net=net, weights=state["net"].clone(), outputs=outputs
+        )
+
+
+def as_task(batch: Batch) -> dict[str, Tensor]:
+    assert batch.points is not None
+    return {**batch.x, "targets": batch.points}
+
+
+def members_axis(t: Tensor, batch: Batch) -> Tensor:
+    """[M, B, ...], also where all members see the same rows."""
+    return t.expand(len(batch.scale), *t.shape) if batch.shared else t

@@ -1,0 +1,68 @@
+"""The conditional neural process.
+
+    r = ρ(mean_{i in C} φ(x_i, y_i)),    μ_j, s_j = decoder(r, x_j),    y_j ~ N(μ_j, σ_j²)
+
+Garnelo, Rosenbaum, Maddison, Ramalho, Saxton, Shanahan, Teh, Rezende & Eslami (2018), "Conditional
+neural processes". Points are predicted one by one given the context: there is a mean and a spread
+for each, and no draws of whole functions. The mean over the context underfits; `anp` and `tnp` look
+at each of its points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from doxa import store
+from doxa.method.fields import flag, positive, whole
+from doxa.neural.base import Amortised
+from doxa.neural.blocks import Pooled, Task, at_targets, mlp, pairs
+
+
+class ConditionalNet(nn.Module):
+    """An encoder of the context and a decoder at each target."""
+
+    def __init__(self, inputs: int, outputs: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.encoder = Pooled(inputs + outputs, width, 2 * width, depth, code=2 * width)
+        self.decoder = mlp(2 * width + inputs, width, 2 * outputs, max(2, depth - 1))
+
+    def forward(self, task: Task) -> Tensor:
+        code = self.encoder(task["context_x"], task["context_y"], task["context"])
+        x = task["target_x"]
+        return self.decoder(pairs(at_targets(code, x), x))
+
+
+@store.register("cnp")
+@dataclass(frozen=True)
+class CNP(Amortised):
+    """A mean and a spread at each point from the mean of an encoded context.
+
+    Parameters
+    ----------
+    width: hidden units of every layer; the code has twice as many numbers.
+    depth: layers of the encoder; the decoder has one less.
+    floor: the least standard deviation of the noise, in fitted units.
+    reconstruct: the context's points are predicted in training, too, as in the paper.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> tasks = [(x, a * x) for a in (-1.0, 0.5, 2.0) for x in [torch.linspace(-1, 1, 20)[:, None]]]
+    >>> posterior = doxa.fit(None, doxa.data.Tasks(tasks), doxa.CNP(width=16), steps=20)
+    >>> x, y = tasks[1]
+    >>> posterior.condition(x[:5], y[:5]).predict(x).mean.shape
+    torch.Size([20, 1])
+    """
+
+    name: ClassVar[str] = "cnp"
+
+    width: int = whole(128, least=1)
+    depth: int = whole(4, least=1)
+    floor: float = positive(0.1)
+    reconstruct: bool = flag(True)
+
+    def network(self, inputs: int, outputs: int) -> nn.Module:
+        return ConditionalNet(inputs, outputs, self.width, self.depth)

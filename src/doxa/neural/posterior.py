@@ -1,0 +1,243 @@
+"""A neural process after training: beliefs about a task, given its context.
+
+`condition(x, y)` adds rows to the context and gives a posterior of the same kind; `predict` and
+`functions` then answer at any x. A batch of tasks, each with a context of its own, is predicted by
+passing what a network is given (`Tasks.padded`): point j of task i is row i·N + j of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa.data import Standardisation, as_tensor, cast, check_finite, rows_of
+from doxa.engine import Engine
+from doxa.errors import DataError, ShapeError, Unavailable
+from doxa.model.functional import Functional
+from doxa.neural.blocks import Task, spanned
+from doxa.noise import Noise
+from doxa.posterior import Posterior, register_posterior
+from doxa.predictive import Moments, Predictive
+
+_ROWS = 4096  # targets at a time, where each is predicted by itself
+
+
+def points_scales(scales: Standardisation | None) -> Standardisation:
+    """Of the points of tasks, from those of padded tasks."""
+    if scales is None or scales.x_loc is None:
+        return Standardisation()
+    y = (None if v is None else v.reshape(-1) for v in (scales.y_loc, scales.y_scale))
+    return Standardisation(scales.x_loc["target_x"], scales.x_scale["target_x"], *y)
+
+
+@register_posterior
+class NeuralPosterior(Posterior):
+    """An equal mixture over members, each a network from a context to predictions.
+
+    Parameters
+    ----------
+    net: the network as a function of flat weights [K, P], which are `weights`.
+    outputs: how many targets a point has.
+    context_x, context_y: what is known of the task, [n, D] and [n, outputs] in fitted units.
+    """
+
+    kind = "neural-process"
+
+    def __init__(
+        self,
+        *args: Any,
+        net: Functional,
+        weights: Tensor,
+        outputs: int,
+        context_x: Tensor | None = None,
+        context_y: Tensor | None = None,
+        **kw: Any,
+    ) -> None:
+        super().__init__(*args, **kw)
+        self.net, self.weights, self.outputs = net, weights.detach(), outputs
+        self.context_x, self.context_y = context_x, context_y
+
+    @property
+    def members(self) -> int:
+        return len(self.weights)
+
+    @property
+    def context(self) -> int:
+        """How many rows the context has."""
+        return 0 if self.context_x is None else len(self.context_x)
+
+    def _reference(self) -> Tensor:
+        return self.weights
+
+    def condition(self, x: Any, y: Any) -> NeuralPosterior:
+        """The same networks with these rows added to the context."""
+        x, y = self._column(self.check_inputs(x)), as_tensor(y, "y")
+        check_finite(y, "y")
+        y = y.unsqueeze(-1) if y.ndim == 1 else y
+        if y.ndim != 2 or len(y) != rows_of(x, "x") or y.shape[1] != self.outputs:
+            raise ShapeError(
+                f"the context has x of {rows_of(x, 'x')} rows and y of shape {list(y.shape)}: y "
+                f"must be [{rows_of(x, 'x')}, {self.outputs}]"
+            )
+        y = cast(self.scales.y(y, self.dtype), self.device, self.dtype)
+        if self.context_x is not None and self.context_y is not None:
+            x, y = torch.cat([self.context_x, x]), torch.cat([self.context_y, y])
+        new = NeuralPosterior(
+            self.model, self.method, self.base_likelihood, self.scales, self.inputs, self.ids,
+            net=self.net, weights=self.weights, outputs=self.outputs, context_x=x, context_y=y,
+        )  # fmt: skip
+        new.record, new.columns = deepcopy(self.record), self.columns
+        return new
+
+    def predict(
+        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
+    ) -> Predictive:
+        """Each row by itself given the context: a Gaussian a member, or of np and anp a mixture
+        over n functions (100)."""
+        seed = self.sampling(n, seed, keep)
+        task, n = self._task(x), 100 if n is None else n
+        if keep == "samples" or len(task["context"]) > 1:
+            return Predictive(self._outputs(task, n, seed), self.likelihood)
+        parts = []
+        for block in self._blocks(task, n, seed):
+            moments = Moments(self.likelihood)
+            moments.update(block.flatten(1, 2), {})
+            parts.append(moments.result())
+        return Predictive.concat(parts) if len(parts) > 1 else parts[0]
+
+    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+        """Draws of whole functions at x, [n, N, outputs], in units of y: by the latent variable,
+        or point by point of an autoregressive tnp; else the members' means in turn."""
+        seed = self.sampling(n, seed, "samples")
+        if getattr(self.method, "mode", "") == "autoregressive":
+            return self._one_after_another(x, n, seed)
+        f = self.likelihood.location(self._outputs(self._task(x), n, seed), 1)
+        if self.method.latent:
+            return f
+        return torch.cat([f[k].expand(c, *f.shape[1:]) for k, c in enumerate(self.split(n))])
+
+    def _task(self, x: Any) -> dict[str, Tensor]:
+        """What the network is given: one task, or the tasks that x holds; masks count points."""
+        if isinstance(x, dict):
+            return self._given(x)
+        x = self._column(self.check_inputs(x)).unsqueeze(0)  # [1, T, D]
+        if self.context_x is None or self.context_y is None:
+            raise DataError(
+                "there is no context: a neural process predicts a task from some of its points; "
+                "posterior.condition(x, y) takes them"
+            )
+        context = self.context_x.unsqueeze(0)
+        return {
+            "context_x": context, "context_y": self.context_y.unsqueeze(0),
+            "context": torch.ones_like(context[..., 0]), "target_x": x,
+            "targets": torch.ones_like(x[..., 0]),
+        }  # fmt: skip
+
+    def _given(self, x: dict[str, Any]) -> dict[str, Tensor]:
+        needs = ("context_x", "context_y", "context", "target_x")
+        missing = [name for name in needs if name not in x]
+        if missing:
+            raise DataError(f"tasks to predict have {', '.join(needs)}; {missing} is not there")
+        given = {name: as_tensor(value, name) for name, value in x.items()}
+        for name, value in given.items():
+            check_finite(value, name)
+        if bool((given["context"].sum(-1) < 1).any()):
+            raise DataError("a task has no context: each needs one point at least")
+        given.setdefault("targets", torch.ones_like(given["target_x"][..., 0]))
+        for name in ("context_x", "target_x"):
+            given[name] = self.scales.x(given[name], self.dtype)
+        given["context_y"] = self.scales.y(given["context_y"], self.dtype)
+        return {name: cast(value, self.device, self.dtype) for name, value in given.items()}
+
+    def _outputs(self, task: dict[str, Tensor], n: int, seed: int) -> Tensor:
+        """[S, tasks·targets, 2·outputs]: of each function drawn, or of each member."""
+        return torch.cat(list(self._blocks(task, n, seed)), 2).flatten(1, 2)
+
+    def _blocks(self, task: dict[str, Tensor], n: int, seed: int) -> Iterator[Tensor]:
+        """The same for some targets at a time, [S, tasks, targets, 2·outputs]."""
+        fixed = self._fixed(task)
+        if not self.method.latent:
+            yield from (self._call(part, *fixed) for part in self._tiles(task, not fixed))
+            return
+        counts = self.split(n)
+        eps = self._latent_noise(counts, seed, len(task["context"]))
+        for part in self._tiles(task):
+            f = self._call(part, eps).f.transpose(1, 2)  # [K, S, B, T, 2·O]
+            yield torch.cat([f[k, :c] for k, c in enumerate(counts)])
+
+    def _latent_noise(self, counts: Sequence[int], seed: int, tasks: int) -> Tensor:
+        """[K, tasks, S, L], the same for every task: a draw's number says which function it is."""
+        most, size = max(counts), self.method.width
+        keys = [f"{i}/{j}" for i in self.ids for j in range(most)]
+        noise = Noise(seed, "latent", keys, self.device, self.dtype).normal((size,))
+        return noise.reshape(self.members, 1, most, size).expand(-1, tasks, -1, -1)
+
+    def _fixed(self, task: Task) -> tuple[Any, ...]:
+        both = torch.cat([task["context_x"], task["target_x"]], -2)
+        mask = torch.cat([task["context"], task["targets"]], -1)
+        return tuple(self.method.fixed(*spanned(both, mask)))
+
+    def _tiles(self, task: dict[str, Tensor], apart: bool = True) -> list[dict[str, Tensor]]:
+        """Some targets at a time, where each is predicted by itself."""
+        rows = task["target_x"].shape[-2]
+        step = max(1, _ROWS // len(task["context"])) if apart else rows
+        return [
+            {**task, "target_x": task["target_x"][:, a : a + step],
+             "targets": task["targets"][:, a : a + step]}
+            for a in range(0, rows, step)
+        ]  # fmt: skip
+
+    def _call(self, task: Task, *more: Any) -> Any:
+        """The networks of all members at a task that they share; tensors have a member axis."""
+        dims = (None, *(0 if isinstance(value, Tensor) else None for value in more))
+        with torch.no_grad():
+            return Engine("stack").call(self.net, self.weights, task, *more, dims=dims)
+
+    def _one_after_another(self, x: Any, n: int, seed: int) -> Tensor:
+        """Draws by the chain rule: y_1, then y_2 given it…; [n, N, outputs]. Draws lie on the axis
+        of tasks."""
+        task = self._task(x)
+        if len(task["context"]) != 1:
+            raise Unavailable("an autoregressive tnp draws functions of one task at a time")
+        most, rows = max(self.split(n)), task["target_x"].shape[1]
+        task = {name: t.expand(most, *t.shape[1:]) for name, t in task.items()}
+        keys = [f"{i}/{j}" for i in self.ids for j in range(most)]
+        noise = Noise(seed, "latent", keys, self.device, self.dtype)
+        eps = noise.normal((rows, self.outputs)).unflatten(0, (self.members, most))
+        rank = torch.arange(rows, device=self.device, dtype=self.dtype).expand(
+            self.members, most, -1
+        )
+        y = torch.zeros_like(eps)
+        for j in range(rows):
+            f = self._call(task, y, rank)[..., j, :]  # [K, S, 2·O]
+            std = self.base_likelihood.variance(f, {}, 1).sqrt()
+            y[:, :, j] = self.base_likelihood.mean(f, {}, 1) + std * eps[:, :, j]
+        drawn = torch.cat([y[k, :c] for k, c in enumerate(self.split(n))])
+        return self.likelihood.location(torch.cat([drawn, torch.zeros_like(drawn)], -1), 1)
+
+    def _column(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-1) if x.ndim == 1 else x
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {"weights": self.weights}
+        if self.context_x is not None and self.context_y is not None:
+            named |= {"context_x": self.context_x, "context_y": self.context_y}
+        return named
+
+    def extra(self) -> dict[str, Any]:
+        return {"ids": self.ids, "outputs": self.outputs}
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> NeuralPosterior:
+        own: dict[str, Any] = {name: tensors.get(name) for name in ("context_x", "context_y")}
+        weights = tensors["weights"]
+        with torch.random.fork_rng(devices=[]):  # what torch draws for it is not kept
+            net = Functional(common["method"].network(common["inputs"][-1], extra["outputs"]))
+        moved = net.to(weights.device, weights.dtype)
+        return cls(**common, net=moved, weights=weights, **own, **extra)

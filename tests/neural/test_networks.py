@@ -1,0 +1,73 @@
+"""What the networks of neural processes may and may not depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from set_tasks import network, task
+from short import short
+from torch import Tensor
+
+NAMES = ("cnp", "np", "anp", "tnp", "convcnp")
+
+
+def outputs(name: str, given: dict[str, Tensor], net: Any = None) -> Tensor:
+    method, net = (short(name), net) if net is not None else network(name)
+    if method.latent:
+        eps = torch.linspace(-1, 1, method.width).double().expand(2, 1, -1)
+        return net(given, eps).f[:, 0]
+    lowest, highest = torch.full((1, 1), -3.0), torch.full((1, 1), 3.0)
+    return net(given, *method.fixed(lowest, highest))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_the_context_does_not_matter(name: str) -> None:
+    given, _ = task()
+    order = torch.tensor([4, 2, 7, 0, 8, 1, 3, 6, 5])
+    turned = {k: v[:, order] if k.startswith("context") else v for k, v in given.items()}
+    one, two = outputs(name, given), outputs(name, turned)
+    assert torch.allclose(one, two, atol=1e-10)
+    other = {**given, "context_y": given["context_y"] + 1}
+    assert not torch.allclose(one, outputs(name, other), atol=1e-3)  # it looks at the context
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_masked_changes_nothing(name: str) -> None:
+    """Points outside the context, and targets that are not asked for, may hold anything."""
+    given, _ = task()
+    junk = 50 * (1 - given["context"][..., None])
+    asked = given["targets"].clone()
+    asked[:, -2:] = 0
+    far = given["target_x"].clone()
+    far[:, -2:] = 40.0
+    other = {**given, "context_x": given["context_x"] + junk, "targets": asked, "target_x": far,
+             "context_y": given["context_y"] + junk}  # fmt: skip
+    want, got = outputs(name, {**given, "targets": asked}), outputs(name, other)
+    assert torch.allclose(got[:, :-2], want[:, :-2], atol=1e-10)
+
+
+def test_convcnp_moves_with_its_data() -> None:
+    """By 7 steps of a lattice of 4 a unit; by 0.1 of a step it does not, quite."""
+    _, net = network("convcnp")
+    given, _ = task()
+    shifted = lambda by: {k: v + by if k.endswith("_x") else v for k, v in given.items()}  # noqa: E731
+    want = outputs("convcnp", given, net)
+    assert torch.allclose(outputs("convcnp", shifted(7 / 4), net), want, atol=1e-9)
+    assert not torch.allclose(outputs("convcnp", shifted(0.025), net), want, atol=1e-6)
+
+
+def test_an_autoregressive_target_sees_those_before_it_only() -> None:
+    _, net = network("tnp", mode="autoregressive")
+    given, y = task()
+    rank = torch.tensor([0, 0, 0, 0, 0, 2, 0, 3, 1]).double().expand(2, -1)  # 6, 8, 5, then 7
+    target_y = y.clone().requires_grad_()
+    f = net(given, target_y, rank)
+    sees = {}
+    for j in (5, 6, 7, 8):
+        (grad,) = torch.autograd.grad(f[:, j].sum(), target_y, retain_graph=True)
+        sees[j] = {i for i in range(9) if bool(grad[:, i].abs().max() > 0)}
+    assert sees == {6: set(), 8: {6}, 5: {6, 8}, 7: {6, 8, 5}}
+    first = net(given, y, rank)[:, 6]
+    assert torch.allclose(first, net(given)[:, 6], atol=1e-12)  # the first is as if asked alone

@@ -162,7 +162,7 @@ class Run(Members):
 
     def total(self, each: Tensor, batch: Batch) -> Tensor:
         """(rows/B) Σ w_i of what each row of a batch has, [M, B] to [M]."""
-        return _summed(each, batch)
+        return summed(each, batch)
 
     def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
         """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's

@@ -162,12 +162,12 @@ class Run(Members):
 
     def total(self, each: Tensor, batch: Batch) -> Tensor:
         """(rows/B) Σ w_i of what each row of a batch has, [M, B] to [M]."""
-        return summed(each, batch)
+        return _summed(each, batch)
 
     def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
         """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's
         statistics and what layers brought are those in `params`."""
-        return summed(self.log_likelihoods(theta, batch, params), batch)
+        return _summed(self.log_likelihoods(theta, batch, params), batch)
 
     def log_likelihoods(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
         """The same of each row by itself, without weights and scale, [M, B]."""
@@ -183,7 +183,7 @@ class Run(Members):
         training = clock is not None or bool(self.net.tracked)
         each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
         changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
-        return Trained(summed(each, batch), changed, applied.terms)
+        return Trained(_summed(each, batch), changed, applied.terms)
 
     def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
         """What BatchNorm's buffers would be if this batch were all there is, {name: [M, ...]}."""
@@ -200,7 +200,7 @@ class Run(Members):
     ) -> Tensor:
         """The log-likelihood with layers' noise but BatchNorm frozen, [M]."""
         noise = self.layer_noise(clock, batch_rows(batch))
-        return summed(self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch)
+        return _summed(self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch)
 
     def layer_noise(self, clock: Clock, rows: int) -> Params:
         """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""
@@ -277,7 +277,7 @@ def _of_points(likelihood: Likelihood, f: Tensor, batch: Batch, given: Params) -
     return (likelihood.log_prob(f, y, each, lead=2) * batch.points).sum(-1)
 
 
-def summed(each: Tensor, batch: Batch) -> Tensor:
+def _summed(each: Tensor, batch: Batch) -> Tensor:
     """(rows/B) Σ w_i v_i, [M], of a value for each row of a batch, [M, B]."""
     if batch.weight is not None:
         each = each * batch.weight

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.likelihoods import Gaussian, HeteroscedasticGaussian
-from doxa.method import Clock, Method, Run, Stage, State, optimise, summed
+from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.model.problem import OwnFunctions, Problem
 from doxa.neural.blocks import spanned
 from doxa.neural.posterior import NeuralPosterior, points_scales
@@ -80,7 +80,7 @@ class Amortised(Method):
         fixed = self.fixed(*spanned(x["target_x"], x["context"]))
 
         def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-            return summed(self.bound_of(run, params, batch, clock, fixed), batch), {}
+            return run.total(self.bound_of(run, params, batch, clock, fixed), batch), {}
 
         yield optimise(objective, run.steps, over=("net",), source="tasks")
 
@@ -118,7 +118,7 @@ class Amortised(Method):
 
     def score(self, run: Run, state: State, batch: Batch) -> Tensor:
         fixed = self.fixed(*spanned(batch.x["target_x"], batch.x["context"] + batch.points))
-        return summed(self.bound_of(run, state, batch, None, fixed), batch)
+        return run.total(self.bound_of(run, state, batch, None, fixed), batch)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> NeuralPosterior:
         net = run.problem.modules["net"]

@@ -205,7 +205,7 @@ def _start(init: Any) -> tuple[bool, Tensor | None]:
     if several and all(isinstance(one, WeightPosterior) for one in earlier):
         return False, torch.cat([one.point() for one in earlier])
     raise MethodError(
-        f"init must be 'fresh', 'given', or posteriors over a network's weights, not {init!r}"
+        f"init must be 'fresh' or 'given', or posteriors over a network's weights, not {init!r}"
     )
 
 

@@ -177,8 +177,8 @@ def test_a_method_is_shown_as_its_row_describes_it() -> None:
     assert "for: regression, classification gives: evidence, uncertainty after training" in said
     assert "model selection by: evidence" in said
     assert "described in: docs/methods.md" in said
-    said = doxa("methods", "gp")
-    assert "for: regression gives" in said and "extra: pip install 'doxa[gp]'" in said
+    assert "for: regression gives" in doxa("methods", "gp")
+    assert "extra: pip install 'doxa[flows]'" in doxa("methods", "flow-vi")
     assert "model selection by: ELBO" in doxa("methods", "mean-field")
     assert "model selection" not in doxa("methods", "hmc")
 

@@ -68,7 +68,7 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"subset": "first_layer", "method": "mean-field"}, ModelError, "first_layer"),
     ({"subset": lambda name: False, "method": "mean-field"}, ModelError, "selects no trainable"),
     ({"method": "deep-ensembel"}, MethodError, "did you mean 'deep-ensemble'"),
-    ({"method": "quantum"}, MethodError, "known: .*map"),
+    ({"method": "quantum"}, MethodError, "known: .*gp.*list all"),
     ({"method": 3}, MethodError, "method"),
     ({"method": dict}, MethodError, "method"),
 ]

@@ -25,7 +25,10 @@ class MethodTable:
             if row.name == name:
                 return row
         names = [row.name for row in self._rows]
-        raise MethodError(f"no method named {name!r}{did_you_mean(name, names)}")
+        raise MethodError(
+            f"no method named {name!r}{did_you_mean(name, names)}; doxa.methods() and the command "
+            "`doxa methods` list all"
+        )
 
     def __repr__(self) -> str:
         columns = [("method", "name"), ("family", "family"), ("what it is", "summary"),

@@ -73,11 +73,12 @@ def test_every_doxa_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("test.csv", "held_out.csv"):
         table[120:].to_csv(name, index=False)
     table[120:].drop(columns="y").to_csv("new.csv", index=False)
+    table.assign(y=table["y"].where(table.index < 30)).to_csv("pool.csv", index=False)
     lines = [line for text in blocks("") for line in text.splitlines() if line.startswith("doxa ")]
     assert len(lines) >= 5
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
         short = [*arguments, "--help"] if arguments[0] in LONG else arguments
-        done = CliRunner().invoke(app, short)
+        done = CliRunner().invoke(app, short, input="12345\nq\n")
         assert done.exit_code == 0, f"{line}\n{done.output}"
     assert (tmp_path / "predictions.csv").exists()

@@ -6,8 +6,6 @@ one stacked axis, chooses the engine, drives the method's stages and records wha
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import sys
@@ -19,12 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from doxa import checks, likelihoods, store
+from doxa import checks, likelihoods
 from doxa.data import Batches, Data
 from doxa.driver import Callback, Options
+from doxa.driver.fingerprint import fingerprint
 from doxa.driver.finish import launch
 from doxa.driver.members import member_ids, stack
 from doxa.driver.place import Given, place_data
@@ -32,7 +31,7 @@ from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.engine import Engine, choose, works
 from doxa.engine.threads import threads_for
 from doxa.engine.work import Count
-from doxa.errors import DoxaError, MethodError, ModelError, StoreError
+from doxa.errors import DoxaError, MethodError, ModelError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
 from doxa.method.keywords import named_keywords
@@ -43,7 +42,6 @@ from doxa.model.meaning import check_logits, looked_at, meant, understood
 from doxa.model.problem import Network, OwnFunctions, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
-from doxa.optim import schedule as schedule_shape
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
 
@@ -186,7 +184,7 @@ def fit(
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     if checkpoint is not None:
-        options.fingerprint = _fingerprint(run, method, options, specs)
+        options.fingerprint = fingerprint(run, method, options, specs)
     posteriors, _ = launch(run, method, options, specs, checkpoint, began)
     columns = given.names[0].columns
     for posterior in posteriors:
@@ -289,46 +287,3 @@ def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
         raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
     log.info("engine: %s (%s)", chosen.kind, chosen.reason)
     return replace(chosen, product=count.largest / rows.size)
-
-
-def _fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:
-    """Tells one fit from another: what would make a checkpoint meaningless if it differed."""
-    data = run.rows
-    digest = hashlib.sha256()
-    facts = {
-        "method": store.encode(method), "steps": run.steps, "batch": run.settings.batch_size,
-        "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.settings.rate,
-        "optimizer": repr(run.settings.optimizer), "patience": options.patience,
-        "likelihood": _recipe(run.likelihood), "model": _beliefs(run.problem.model),
-        "members": list(run.members), "seeds": list(run.seeds), "dtype": str(run.dtype),
-        "grid": [repr(dict(spec.hyper)) for spec in specs],
-        "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
-        "rows": [len(r) for r in data.rows], "total": data.total,
-    }  # fmt: skip
-    digest.update(json.dumps(facts, sort_keys=True).encode())
-    leaves = tree_flatten((data.x, data.y))[0]
-    leaves += [t for t in (data.weight, run.initial) if t is not None]
-    fixed = {} if run.problem.model is None else run.net.fixed
-    leaves += [t.flatten() for t in fixed.values()]
-    for leaf in leaves:
-        part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
-        digest.update(part.double().numpy().tobytes())
-    for rows in data.rows:
-        digest.update(rows.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _beliefs(model: Model | None) -> Any:
-    """What of a model the layout does not say."""
-    if model is None:
-        return None
-    named = [] if model.named is None else [model.named]
-    return [_recipe(model.prior), list(model.subset_names), *named]
-
-
-def _recipe(value: Any) -> Any:
-    """A likelihood or prior as JSON; one of the user's own that cannot be stored, by its name."""
-    try:
-        return store.encode(value)
-    except StoreError:
-        return type(value).__qualname__

@@ -2,6 +2,7 @@
 
 from doxa.posterior.base import Posterior, Record, Status, register_posterior
 from doxa.posterior.centred import CentredPosterior
+from doxa.posterior.function_draws import FunctionDraws
 from doxa.posterior.gaussian import GaussianPosterior
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior
@@ -10,7 +11,7 @@ from doxa.posterior.process import ProcessPosterior
 from doxa.posterior.samples import SamplePosterior
 from doxa.posterior.saving import load
 from doxa.posterior.transformed import PredictiveTransform, TransformedPosterior
-from doxa.posterior.weights import FunctionDraws, WeightPosterior
+from doxa.posterior.weights import WeightPosterior
 
 __all__ = [
     "CentredPosterior",

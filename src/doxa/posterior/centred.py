@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from doxa.linalg.layout import Layout
-from doxa.posterior.weights import FunctionDraws, WeightPosterior, concatenate
+from doxa.posterior.function_draws import FunctionDraws
+from doxa.posterior.weights import WeightPosterior, concatenate
 
 _DRAWN_BYTES = 256 << 20  # of draws made together: a share of what is free would decide bits
 

@@ -11,7 +11,8 @@ from doxa.errors import Unavailable
 from doxa.linalg.layout import Params
 from doxa.noise import Noise
 from doxa.posterior.base import register_posterior
-from doxa.posterior.weights import FunctionDraws, WeightPosterior
+from doxa.posterior.function_draws import FunctionDraws
+from doxa.posterior.weights import WeightPosterior
 
 
 @register_posterior

@@ -17,7 +17,8 @@ from doxa.errors import MethodError
 from doxa.linalg.layout import Params
 from doxa.posterior import chains
 from doxa.posterior.base import register_posterior
-from doxa.posterior.weights import FunctionDraws, WeightPosterior
+from doxa.posterior.function_draws import FunctionDraws
+from doxa.posterior.weights import WeightPosterior
 
 _GATHERED = 16 << 20  # bytes of draws that are copied at a time
 

@@ -4,12 +4,12 @@
 task; each runs on the CPU and, marked `gpu`, on a GPU. A method joins by its row in the registry,
 which also says what makes it quick; `fast` derives the rest from its fields.
 
-What is quick for every method, on its first task, is what its own file can get wrong: its fields,
-what it predicts and in which units, noise and hyper-parameters of each member and run, chunks of
-members, subsets, row weights, BatchNorm, saving, and one interruption; the first method of each
-family and kind of answer has all its tasks. A test marked `by_family` checks what methods share
-(the driver, the engines, runs, checkpoints at other moments): there these first methods stand for
-the others. The rest of the matrix is `slow`. A fault of the shared parts is almost surely seen on
+What is quick for every method, on its first task, is what its own file can get wrong: what it
+predicts and in which units, noise of each member, chunks of members, subsets, row weights,
+BatchNorm's statistics, saving, and one interruption; the first method of each family and kind of
+answer has all its tasks. A test marked `by_family` checks what methods share (the driver, the
+engines, runs and grids, checkpoints at other moments), or takes long: there these first methods
+stand for the others. The rest of the matrix is `slow`. A fault of the shared parts is almost surely seen on
 some representative, and the slow suite has them all.
 """
 

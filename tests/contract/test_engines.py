@@ -154,6 +154,7 @@ def test_several_parameter_vectors_are_stacked(trained_regression: Any) -> None:
         assert (str(members * width) in posterior.diagnostics["engine_reason"]) == several
 
 
+@pytest.mark.slow
 @pytest.mark.by_family
 @pytest.mark.parametrize("mode", ["eager", "traced"])
 def test_a_name_and_an_engine_ask_for_the_same_mode(trained: Any, mode: str) -> None:

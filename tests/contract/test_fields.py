@@ -99,6 +99,7 @@ def test_the_command_line_shows_and_enforces_what_is_allowed(case: Any) -> None:
                     assert getattr(made, name) == choice
 
 
+@pytest.mark.by_family
 def test_a_grid_over_another_field_says_what_may_vary(case: Any) -> None:
     own = case.method().per_run
     assert set(own) <= set(case.method().settings())
@@ -132,6 +133,7 @@ GRIDS: dict[str, tuple[list[float], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.by_family
 def test_every_field_a_grid_may_vary_makes_the_run_it_would_be_alone(
     regression: Any, answers: Any, assert_close: Check
 ) -> None:

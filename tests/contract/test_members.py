@@ -68,6 +68,7 @@ def test_members_are_averaged_in_prediction(case: Any) -> None:
     assert torch.allclose(together.predict(x).mean, mean, rtol=case.fast.rounding)
 
 
+@pytest.mark.by_family
 def test_a_members_functions_do_not_depend_on_the_others(
     regression: Any, assert_close: Check
 ) -> None:

@@ -200,6 +200,7 @@ def test_draws_are_named_parameters(case: Any) -> None:
         assert {name: tuple(v.shape[1:]) for name, v in draws.items() if name in shapes} == shapes
 
 
+@pytest.mark.by_family
 def test_streamed_moments_are_the_samples_moments(
     case: Any, answers: Any, assert_close: Check
 ) -> None:

@@ -49,6 +49,7 @@ def test_runs_and_members(case: Any, answers: Any, tmp_path: Path) -> None:
         assert_same(one, two, answers, case.data())
 
 
+@pytest.mark.slow
 @pytest.mark.by_family
 def test_a_traced_fit(trained_regression: Any, answers: Any, tmp_path: Path) -> None:
     case = trained_regression

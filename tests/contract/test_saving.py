@@ -112,6 +112,7 @@ sys.stdout.write(json.dumps(failed))
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_gives_the_same_answers(available: list[Any], tmp_path: Path) -> None:
     """All methods at once: starting Python costs more than predicting."""
     for case in available:

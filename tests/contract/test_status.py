@@ -24,6 +24,7 @@ def test_a_hopeless_run_says_so(case: Any) -> None:
     assert torch.isfinite(p.mean).all()
 
 
+@pytest.mark.by_family
 def test_a_good_run_is_ok_and_learns(case: Any) -> None:
     """Better than the best constant: the mean and spread of y, or the class frequencies."""
     if case.row.family == "mcmc":

@@ -143,6 +143,7 @@ def test_transforms_of_classes_survive_saving(name: str, classifier: Any, tmp_pa
     check_round_trip(CLASSES[name](classifier), tmp_path / "run", ask)
 
 
+@pytest.mark.slow
 def test_another_process_loads_it_by_itself(classifier: Any, tmp_path: Path) -> None:
     """Nothing but doxa is imported there."""
     x, _ = classes(5, 9)

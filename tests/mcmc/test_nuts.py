@@ -66,6 +66,7 @@ def hold(method: Any, size: int, condition: float) -> None:
     assert chains.told["divergent"].sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_correlated_gaussians(name: str) -> None:
     hold(*CASES[name])

@@ -119,6 +119,7 @@ class Killed(BaseException):
     """Ends a fit as abruptly as a test can."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 @pytest.mark.parametrize("budget", [0, None])
 @pytest.mark.parametrize("name", METHODS)

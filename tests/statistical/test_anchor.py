@@ -187,6 +187,7 @@ def test_mean_field_at_its_fixed_point() -> None:
     assert (log_precision.std(0) < 0.2).all()
 
 
+@pytest.mark.slow
 def test_elbo_is_the_evidence_minus_the_divergence() -> None:
     """At the fixed point KL(q ‖ p) = ½ (Σ log A_jj − log |A|), A the exact precision. The ELBO's
     Monte Carlo error follows from the variance of a quadratic form under q:

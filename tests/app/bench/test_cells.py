@@ -109,6 +109,7 @@ def linger(file: str) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked up in /proc")
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     """Killed, the command cannot tell its workers: they notice."""

@@ -1,7 +1,7 @@
 """Active learning on MNIST, in the protocol of Gal, Islam & Ghahramani (2017), on a GPU.
 
     python benchmarks/active_mnist.py --device cuda --minutes 9 --out active_mnist
-    python benchmarks/active_mnist.py --tiny --out /tmp/tiny            # a try on the CPU
+    python benchmarks/active_mnist.py --tiny --out tiny                 # a try on the CPU
 
 Two convolutions of 32 filters of 4 × 4, dropout of 0.25 and 0.5, 20 balanced labels at first, 10
 more a round, 100 masks, the 10,000 test images. What differs from the paper: a round scores a

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils._pytree import tree_flatten
 
 from doxa import store
-from doxa.driver.loop import Options
+from doxa.driver.options import Options
 from doxa.driver.runs import RunSpec
 from doxa.errors import StoreError
 from doxa.method import Method, Run

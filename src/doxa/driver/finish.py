@@ -14,7 +14,8 @@ import torch
 from doxa import store
 from doxa.data import Data
 from doxa.driver.judgement import judge
-from doxa.driver.loop import Driver, Options, own_checkpoint
+from doxa.driver.loop import Driver, own_checkpoint
+from doxa.driver.options import Options
 from doxa.driver.progress import Progress
 from doxa.driver.runs import RunSpec
 from doxa.engine.threads import threads_for

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +21,7 @@ from doxa import store
 from doxa.data import Batch, Data, Feed, Pass, halved
 from doxa.driver.bar import Shown, shown
 from doxa.driver.interrupts import Interrupts
+from doxa.driver.options import Options
 from doxa.driver.progress import Progress, chosen, copied, finite_members, storage
 from doxa.engine import Engine
 from doxa.engine.ahead import Ahead, worthwhile
@@ -33,23 +33,6 @@ from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
 from doxa.optim import schedule
 
 log = logging.getLogger("doxa")
-
-Callback = Callable[[int, dict[str, Any]], Any]
-
-
-@dataclass
-class Options:
-    """What the caller of `fit` decided about the loop itself."""
-
-    schedule: Any = "cosine"
-    patience: int = 20
-    checkpoint: store.Checkpoints | None = None
-    found: store.Checkpoint | None = None  # to go on from
-    checkpoint_seconds: float = 30.0
-    callbacks: Sequence[Callback] = ()
-    progress: bool = False
-    fingerprint: str = ""
-    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of the free
 
 
 class Driver:

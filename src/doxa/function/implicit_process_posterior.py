@@ -16,8 +16,10 @@ from doxa.model import likelihood_parameters
 from doxa.noise import Noise
 from doxa.posterior import register_posterior
 from doxa.posterior.function_draws import FunctionDraws
-from doxa.posterior.weights import DEFAULT_SAMPLES, WeightPosterior
-from doxa.predictive import Predictive
+from doxa.posterior.weights import DEFAULT_SAMPLES, WeightPosterior, each
+from doxa.predictive import Moments, Predictive
+
+_BLOCK_BYTES = 64 << 20  # of draws at a time
 
 
 @register_posterior
@@ -92,10 +94,24 @@ class ImplicitProcessPosterior(WeightPosterior):
             f, variance = torch.stack(means), torch.stack(variances)
             return Predictive(f, self.likelihood, self._own_theta(), f_variance=variance)
         count = DEFAULT_SAMPLES if n is None else n
-        self._check_memory(count, rows_of(x, "x"))
         who = torch.tensor([k for k, c in enumerate(self.split(count)) for _ in range(c)])
         theta = {name: v[who.to(v.device)] for name, v in self._own_theta().items()}
+        if keep == "moments":
+            return self._moments(x, count, seed, theta)
+        self._check_memory(count, rows_of(x, "x"))
         return Predictive(self._drawn(x, count, seed, "draws"), self.likelihood, theta)
+
+    def _moments(self, x: Any, n: int, seed: int, theta: Params) -> Predictive:
+        """Over n draws, a block of rows at a time: the same functions in every block."""
+        outputs = math.prod(self.network.output) * self.dtype.itemsize
+        block = max(1, _BLOCK_BYTES // (max(n, self.basis.shape[1]) * outputs))
+        parts = []
+        for start in range(0, rows_of(x, "x"), block):
+            piece = each(lambda t, a=start: t[a : a + block], x)
+            total = Moments(self.likelihood)
+            total.update(self._drawn(piece, n, seed, "draws"), theta)
+            parts.append(total.result())
+        return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         seed = self.sampling(n, seed, "samples")

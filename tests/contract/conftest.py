@@ -9,8 +9,8 @@ predicts and in which units, noise of each member, chunks of members, subsets, r
 BatchNorm's statistics, saving, and one interruption; the first method of each family and kind of
 answer has all its tasks. A test marked `by_family` checks what methods share (the driver, the
 engines, runs and grids, checkpoints at other moments), or takes long: there these first methods
-stand for the others. The rest of the matrix is `slow`. A fault of the shared parts is almost surely seen on
-some representative, and the slow suite has them all.
+stand for the others. The rest of the matrix is `slow`. A fault of the shared parts is almost surely
+seen on some representative, and the slow suite has them all.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import doxa
 
 # What happens after the stage that validates moves the weights on purpose.
 MOVES_ON = dict.fromkeys(("swa", "swag"), "averages the points of later steps") | {
-    "snapshot": "starts anew in every cycle"
+    "snapshot": "starts anew in every cycle",
+    "vip": "is judged by its process, not by one network: tests/function has it",
 }
 
 

@@ -130,3 +130,20 @@ def test_weighted_classes_have_no_energy() -> None:
             nn.Linear(2, 2).double(), (x, (y[:, 0] > 0).long()), "vip", steps=2, progress=False,
             likelihood=doxa.Categorical(class_weight=(1.0, 2.0)),
         )  # fmt: skip
+
+
+def test_it_ends_with_its_best_score() -> None:
+    """The predictive density of the held-out rows, which have nothing to do with the others."""
+    g = torch.Generator().manual_seed(2)
+    x, y = (torch.randn(24, k, generator=g).double() for k in (2, 1))
+    held = (x[12:], y[12:])
+    posterior = doxa.fit(
+        doxa.nets.mlp(2, 1, (8,)).double(), (x[:12], y[:12]),
+        doxa.ImplicitProcess(functions=4, average=0.0), likelihood=doxa.Gaussian(noise=0.5),
+        prior=doxa.Normal(3.0), validation=held, steps=200, patience=200, lr=0.05, batch_size=12,
+        schedule="constant", progress=False,
+    )  # fmt: skip
+    scores = [each[0] for _, each in posterior.history["validation"]]
+    assert max(scores) > scores[-1] + 0.1, "it never overfitted, so that nothing was tested"
+    best = float(posterior.predict(held[0]).log_prob(held[1]).sum())
+    assert best == pytest.approx(max(scores), rel=1e-9)

@@ -169,7 +169,7 @@ def fit(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
         specs, ids, likelihood_output, inputs, settings,
     )  # fmt: skip
-    run = replace(run, engine=_engine(run, engine, method.width))
+    run = replace(run, engine=_engine(run, engine, method))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
@@ -254,14 +254,13 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
     return method.default_steps
 
 
-def _engine(run: Run, asked: str | Engine, width: int) -> Engine:
+def _engine(run: Run, asked: str | Engine, method: Method) -> Engine:
     """As asked for, or by the rule; the loop where stacking fails."""
-    own = not isinstance(run.problem, Network)
+    own, width = not isinstance(run.problem, Network), method.width
     if asked != "auto":
         chosen = Engine.parse(asked)
-    elif run.problem.modules and own:
-        kind = "stack" if run.size > 1 else "loop"
-        return Engine(kind, None, reason="the method brings its own modules")
+    elif own and method.modules_stack and run.size > 1:
+        return Engine("stack", None, reason="the method's own modules run on stacked weights")
     elif own:
         return Engine("loop", reason="the method brings its own functions")
     else:

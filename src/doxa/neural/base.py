@@ -35,6 +35,7 @@ class Amortised(Method):
     default_batch: ClassVar[int] = 16
     needs_network: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
+    modules_stack: ClassVar[bool] = True
     latent: ClassVar[bool] = False  # whether it draws functions
     floor: float
 

@@ -241,6 +241,7 @@ def _folder(tmp_path: Path) -> Path:
     return tmp_path / "folder.html"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_of_each_quick([row.name for row in of_rows()]))
 def test_every_method_has_a_report(method: str, tmp_path: Path) -> None:
     data = arrays()

@@ -56,6 +56,7 @@ def test_one_step_in_chunks(trained_regression: Any, assert_close: Check) -> Non
     agree(trained_regression, "chunk of 2", 1e-10, assert_close, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.by_family
 @pytest.mark.parametrize("engine", ["chunk of 2", "loop", "traced"])
 def test_a_hundred_steps(trained_regression: Any, engine: str, assert_close: Check) -> None:

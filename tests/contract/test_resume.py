@@ -27,6 +27,7 @@ def test_killed_after_a_checkpoint(case: Any, answers: Any, tmp_path: Path) -> N
     assert_same(got, want, answers, case.data())
 
 
+@pytest.mark.slow
 @pytest.mark.by_family
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 def test_with_early_stopping(trained: Any, error: Any, answers: Any, tmp_path: Path) -> None:

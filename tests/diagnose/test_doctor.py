@@ -68,6 +68,7 @@ def check_sound(diagnosis: Diagnosis) -> None:
     assert diagnosis.ok == (not any(f.verdict in ("bad", "warning") for f in diagnosis))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "task"), one_of_each_quick(CASES), ids=str)
 def test_every_method_with_and_without_test_rows(name: str, task: str, tmp_path: Path) -> None:
     posterior = fitted(name, task)

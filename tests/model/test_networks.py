@@ -130,6 +130,7 @@ def test_a_sample_is_the_network_at_a_draw(name: str, method: str) -> None:
     assert not torch.equal(p.samples[0], p.samples[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_kind_of_method_takes_it_stacked_or_in_a_loop(name: str, method: str) -> None:

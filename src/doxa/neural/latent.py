@@ -105,8 +105,10 @@ class Latent(Amortised):
         shape = (*drawn.f.shape[:-1], y.shape[-1])
         each = self.likelihood.log_prob(drawn.f, y.unsqueeze(2).expand(shape), {}, lead=3)
         fits = (each * points.unsqueeze(2)).sum(-1)  # [M, B, K]
+        return self.bounded(fits, drawn) / points.sum(-1)
+
+    def bounded(self, fits: Tensor, drawn: Drawn) -> Tensor:
+        """The bound on log p of each task, from the log-likelihood under each draw, [..., K]."""
         if self.bound == "elbo":
-            value = fits.mean(-1) - drawn.kl
-        else:
-            value = torch.logsumexp(fits + drawn.log_ratio, -1) - math.log(self.samples)
-        return value / points.sum(-1)
+            return fits.mean(-1) - drawn.kl
+        return torch.logsumexp(fits + drawn.log_ratio, -1) - math.log(fits.shape[-1])

@@ -7,6 +7,7 @@ is Bayes' rule on atoms: exact on a quadrature grid, importance sampling on draw
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,12 @@ from doxa.errors import DataError, MethodError, Unavailable
 Sampler = Callable[[int, torch.Generator], Tensor]
 
 
-class Belief:
+class Belief(ABC):
     """Of θ: `draw` always; `log_prob` and `atoms` where they are known."""
 
+    @abstractmethod
     def draw(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
         """[n, *shape of θ]"""
-        raise NotImplementedError
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """[...] of [..., *shape of θ]"""

@@ -10,6 +10,7 @@ costs one forward pass. `Fixed` designs are the same for everyone, `Random` ones
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,19 +24,20 @@ from doxa.decide.design.space import Box, Reals, Space
 from doxa.errors import MethodError
 
 
-class Policy(nn.Module):
+class Policy(nn.Module, ABC):
     """`start` a history of n experiments, ask for a `design`, `observe` what came of it."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
         self.space = space
 
+    @abstractmethod
     def start(self, n: int, like: Tensor) -> Any:
-        raise NotImplementedError
+        """A history of n experiments without outcomes."""
 
+    @abstractmethod
     def design(self, history: Any, t: int) -> Tensor:
         """[n, *shape]"""
-        raise NotImplementedError
 
     def observe(self, history: Any, design: Tensor, y: Tensor) -> Any:
         return history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Several
 from typing import Any
 
@@ -31,26 +32,26 @@ def _first_bad(tensor: Tensor) -> str:
     return f"{float(tensor[tuple(place)])} at {place}"
 
 
-class Space:
+class Space(ABC):
     """Of designs of one shape."""
 
     shape: tuple[int, ...]
 
+    @abstractmethod
     def inside(self, designs: Tensor) -> Tensor:
         """Whether each of [D, *shape] is in it: [D]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
         """[n, *shape], uniformly."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grid(self, most: int) -> Tensor:
         """At most so many designs [D, *shape], spread evenly: all of them where there are few."""
-        raise NotImplementedError
 
+    @abstractmethod
     def nearest(self, designs: Tensor) -> Tensor:
         """Designs moved into the space."""
-        raise NotImplementedError
 
     def check(self, designs: Any) -> Tensor:
         """[D, *shape], each inside, or an error that names the first that is not."""

@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(NUMBERS + CLASSES))
     parser.add_argument("--methods", default="")
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first split")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--real", type=Path, default=Path("tables.npz"))
@@ -186,7 +187,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     cells: Any = context.Queue()
     rows = [row for row in doxa.methods() if row.name in wanted]
-    order = [(row, split) for split in range(asked.splits) for row in rows]
+    order = [(row, split) for split in range(asked.first, asked.splits) for row in rows]
     for row, split in sorted(order, key=lambda one: one[0].name in LONG):
         for name in tables:
             kind = "regression" if name in NUMBERS else "classification"

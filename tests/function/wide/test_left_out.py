@@ -38,3 +38,12 @@ def test_intervals_hold_where_all_networks_are_wrong_alike() -> None:
     low, high = posterior.predict(x[100:]).interval(0.9)
     inside = ((y[100:] > low) & (y[100:] < high)).double().mean()
     assert 0.85 < float(inside) < 0.97  # with σ alone: 0.79
+
+
+def test_rows_of_weight_zero_show_no_noise() -> None:
+    x, y = data(40, 0.3)
+    far = torch.cat([y[:30], torch.full((10, 1), 50.0).double()])
+    weight = torch.cat([torch.ones(30), torch.zeros(10)])
+    kept = doxa.fit(None, (x[:30], y[:30]), "ntk", likelihood="gaussian")
+    with_far = doxa.fit(None, (x, far), "ntk", likelihood="gaussian", sample_weight=weight)
+    assert torch.allclose(kept.theta()["log_noise"], with_far.theta()["log_noise"], atol=1e-6)

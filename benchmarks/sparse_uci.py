@@ -43,6 +43,7 @@ def cell(folder: Path, name: str, method: str, steps: int, splits: int, device: 
     sweep = doxa.fit(
         None, (x, y), METHODS[method](), likelihood="gaussian", runs=doxa.Runs(rows=rows),
         standardize=True, steps=steps, batch_size=500, device=device, progress=False,
+        validation=None,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     rmse, ll = [], []

@@ -174,8 +174,7 @@ def fit(
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
             say_if_trained(run.net, run.initial[0])
-        check_reach(run.net, first, few)
-        check_logits(run.net, first, few)
+        check_logits(run.net.likelihood, check_reach(run.net, first, few))
     options = Options(
         schedule=schedule, patience=checks.whole("patience", patience),
         checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
@@ -225,7 +224,7 @@ def _problem(
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        believed = model
+        believed = model.unseen()
     else:
         believed = Model(model, likelihood, prior, subset or "all")
     inferred = None
@@ -268,7 +267,9 @@ def _engine(run: Run, asked: str | Engine, method: Method) -> Engine:
     if own:
         return chosen
     wide = run.times(width) if width > 1 else run
-    rows = Batches(run.rows, wide.split_of, wide.keys, min(run.settings.batch_size, 8), "trial")
+    size = min(run.settings.batch_size, 8)
+    rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
+    batch = rows.batch(0)
     zero = torch.zeros((), device=run.device)
     clock = Clock(zero, zero, 1, wide.noise("trial"))
     state = wide.init_network()
@@ -276,7 +277,7 @@ def _engine(run: Run, asked: str | Engine, method: Method) -> Engine:
 
     def trial(tried: Engine) -> None:
         with count:
-            replace(wide, engine=tried).value_and_grad(log_joint, state, rows.batch(0), clock)
+            replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
 
     try:
         chosen = works(chosen, trial)

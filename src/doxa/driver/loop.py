@@ -57,7 +57,7 @@ class Driver:
             folder = None if checkpoint is None else checkpoint.path
             at.shape = tuple(theta.shape[1:]) if theta.ndim > 2 else ()
             at.kept = storage(theta.flatten(1), draws, self.options.draws_budget, folder, at.saved)
-        feeds = [self.run.open(stage.source, stage.name) for stage in stages]
+        feeds = [self.run.open(stage.source, stage.name, stage.steps) for stage in stages]
         lengths = [
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)

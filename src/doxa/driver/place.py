@@ -72,7 +72,8 @@ def place_data(
     check_finite(y, "y", dtype=dtype, names=names[1])
     inputs = tree_map(lambda t: list(t.shape[1:]), x)
     if model is not None:
-        model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
+        if model.output is None:  # not seen yet, or rewritten since
+            model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
         output = model.output
     else:
         if source is not None and isinstance(likelihood, Categorical):

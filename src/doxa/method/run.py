@@ -83,11 +83,11 @@ class Run(Members):
         which arguments have the member axis: 0, or None for those that all members share."""
         return self.engine.call(self.problem.modules[name], params[name], *args, dims=dims)
 
-    def open(self, rows: Any, stage: str) -> Feed:
-        """Batches for a stage: see `doxa.data.sources`."""
+    def open(self, rows: Any, stage: str, steps: int | None = None) -> Feed:
+        """Batches for a stage of so many steps: see `doxa.data.sources`."""
         if isinstance(self.data, NoData):
             return NoRows(self.size, self.device, self.dtype)
-        ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage)
+        ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage, steps)
         return source(rows).open(ask)
 
     def all_rows(self) -> Batch:

@@ -101,7 +101,6 @@ class Model:
         self.head: str | None = None  # the trainable layer that ran last
         self.last: str | None = None  # the layer with weights that ran last, perhaps a frozen one
         self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
-        self._mode = False
         trainable = [p for p in self.net.parameters() if p.requires_grad]
         kinds = {p.dtype for p in trainable}
         if len(kinds) > 1:
@@ -115,8 +114,19 @@ class Model:
         first = next(chain(self.net.parameters(), self.net.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
+    def unseen(self) -> Model:
+        """A copy with a network of its own, that has seen no row."""
+        new = copy.copy(self)
+        new.net, new.output = copy.deepcopy(self.net), None
+        new._forget()
+        return new
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Model:
-        """A copy on another device and in another floating type."""
+        """A copy on another device and in another floating type; itself, if it lies there."""
+        tensors = [*self.net.parameters(), *self.net.buffers()]
+        cast = (t.dtype for t in tensors if t.is_floating_point() or t.is_complex())
+        if {self.dtype, *cast} == {dtype} and {t.device for t in tensors} == {torch.device(device)}:
+            return self
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device=device, dtype=dtype)
         moved.dtype = dtype
@@ -246,9 +256,8 @@ class Model:
     ) -> Applied:
         """`forward`, with the terms that layers gave and, in training, BatchNorm's new statistics;
         no tensor that was passed is changed."""
-        if training != self._mode:
+        if training != self.net.training:
             self.net.train(training)
-            self._mode = training
         tensors: dict[str, Any] = self.fixed | {
             k: v for k, v in params.items() if not k.startswith("likelihood.")
         }
@@ -318,6 +327,7 @@ class Model:
         weights = set(frozen.subset_names)
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)
+        frozen.output = None  # another layer may be the last that is trained
         frozen._forget()
         return frozen
 

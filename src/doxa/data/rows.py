@@ -164,7 +164,7 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
 
 
 def rows_of(tree: Any, what: str) -> int:
-    leaves = tree_flatten(tree)[0]
+    leaves = [tree] if isinstance(tree, Tensor) else tree_flatten(tree)[0]
     if not leaves:
         raise ShapeError(f"{what} is empty: it holds no array")
     if any(leaf.ndim == 0 for leaf in leaves):
@@ -184,7 +184,7 @@ def check_finite(
     `numbers` are the rows' own numbers, where they are not 0, 1, 2…; `names` what a frame calls
     its rows and columns.
     """
-    for leaf in tree_flatten(tree)[0]:
+    for leaf in [tree] if isinstance(tree, Tensor) else tree_flatten(tree)[0]:
         if not leaf.is_floating_point() or leaf.numel() == 0:
             continue
         step = rows_a_block(leaf)

@@ -108,11 +108,8 @@ class Model:
                 f"parameters of mixed types {sorted(map(str, kinds))}; cast the network"
             )
         self.dtype = kinds.pop() if kinds else torch.get_default_dtype()
-
-    @property
-    def device(self) -> torch.device:
         first = next(chain(self.net.parameters(), self.net.buffers()), None)
-        return torch.device("cpu") if first is None else first.device
+        self.device = torch.device("cpu") if first is None else first.device
 
     def unseen(self) -> Model:
         """A copy with a network of its own, that has seen no row."""
@@ -129,7 +126,7 @@ class Model:
             return self
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device=device, dtype=dtype)
-        moved.dtype = dtype
+        moved.device, moved.dtype = torch.empty(0, device=device).device, dtype
         moved._forget()
         return moved
 
@@ -227,8 +224,10 @@ class Model:
 
     def width(self, layers: Collection[str] | None = None) -> int:
         """Numbers in the widest activation of one row, from the first of some layers on."""
+        if not layers:
+            return max((size for _, size in self.widths), default=1)
         names = [name for name, _ in self.widths]
-        first = min((names.index(n) for n in layers or () if n in names), default=0)
+        first = min((names.index(n) for n in layers if n in names), default=0)
         return max((size for _, size in self.widths[first:]), default=1)
 
     def forward(

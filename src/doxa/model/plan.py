@@ -194,13 +194,17 @@ def stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | No
         return out + bias.reshape(bias.shape[0], *(1,) * (out.ndim - 2), -1)  # type: ignore[union-attr]
     members, outputs, inputs = weight.shape
     shape = h.shape[1:-1] if h_stacked else h.shape[:-1]
-    rows = h.reshape(members if h_stacked else 1, -1, inputs).expand(members, -1, -1)
+    rows = h
+    if len(shape) != 1:
+        rows = h.reshape(members if h_stacked else 1, -1, inputs)
+    if not h_stacked:
+        rows = rows.expand(members, -1, -1)  # of [1, B, in] or [B, in]
     if bias is None:
         out = torch.bmm(rows, weight.mT)
     else:
         bias = bias.expand(members, -1) if bias.ndim == 1 else bias
         out = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-    return out.reshape(members, *shape, outputs)
+    return out if len(shape) == 1 else out.reshape(members, *shape, outputs)
 
 
 def _supported(node: torch.fx.Node, modules: Mapping[str, nn.Module]) -> bool:

@@ -41,6 +41,7 @@ class Count(TorchDispatchMode):
             formula = self._formulas[packet]
             self.largest = max(self.largest, formula(*args, **(kwargs or {}), out_val=out) / 2)
         elif "linalg" in func._name or "cholesky" in func._name:
-            square = [t for t in args if isinstance(t, Tensor) and t.ndim > 1 and t.mH.shape == t.shape]
+            matrices = (t for t in args if isinstance(t, Tensor) and t.ndim > 1)
+            square = (t for t in matrices if t.shape[-1] == t.shape[-2])
             self.largest = max(self.largest, *(float(t.numel() * t.shape[-1]) for t in square), 0.0)
         return out

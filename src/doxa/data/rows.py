@@ -115,7 +115,7 @@ def as_tensors(value: Any, what: str) -> Any:
     """`as_tensor` of every array of a dict or tuple (a list of arrays becomes a tuple)."""
     if isinstance(value, dict):
         return {key: as_tensors(part, what) for key, part in value.items()}
-    if _is_pack(value):
+    if isinstance(value, tuple | list) and _is_pack(value):
         return tuple(as_tensors(part, what) for part in value)
     return as_tensor(value, what)
 

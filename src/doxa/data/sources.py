@@ -206,7 +206,7 @@ class Batches:
             start = t - t % self.block
             index = self._numbers(start)
             x, y = self.data.take(index, self._runs[None, :, None])
-            weight = _gather_weight(self.data, index)
+            weight = None if self.data.weight is None else _gather_weight(self.data, index)
             if self._real is not None:
                 weight = self._real.expand(index.shape) if weight is None else weight * self._real
             self._block = (start, x, y, weight)

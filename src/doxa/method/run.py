@@ -179,7 +179,9 @@ class Run(Members):
         """The log-likelihood with the network in training: its layers draw their noise from the
         clock (None: they do not), and BatchNorm learns. `buffers` are further ones that layers
         are given."""
-        noise = self.layer_noise(clock, batch_rows(batch)) if clock is not None else {}
+        noise: Params = {}
+        if clock is not None and self.net.sites:
+            noise = self.layer_noise(clock, batch_rows(batch))
         training = clock is not None or bool(self.net.tracked)
         each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
         changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}

@@ -57,7 +57,8 @@ def reset(net: nn.Module) -> set[str]:
             if callable(reset):
                 reset()
         for module in net.modules():
-            _reset_adapters(module)
+            if hasattr(module, "reset_lora_parameters"):
+                _reset_adapters(module)
         missed = {name for name, p in net.named_parameters() if p.isnan().any()}
         for name, p in net.named_parameters():
             if name in missed:
@@ -65,14 +66,12 @@ def reset(net: nn.Module) -> set[str]:
     return missed
 
 
-def _reset_adapters(module: nn.Module) -> None:
+def _reset_adapters(module: Any) -> None:
     """Low-rank adapters as PEFT starts them: A drawn, B zero, so that they add nothing yet. Their
     parts are linear layers, whose own way to start would make B random."""
-    reset = getattr(module, "reset_lora_parameters", None)
-    if callable(reset):
-        kinds = (getattr(module, name, None) or {} for name in ("lora_A", "lora_embedding_A"))
-        for adapter in [name for kind in kinds for name in kind]:
-            reset(adapter, True)
+    kinds = (getattr(module, name, None) or {} for name in ("lora_A", "lora_embedding_A"))
+    for adapter in [name for kind in kinds for name in kind]:
+        module.reset_lora_parameters(adapter, True)
 
 
 def fresh_rows(
@@ -226,12 +225,6 @@ def look(net: nn.Module) -> Inside:
             own = module.named_buffers(recurse=False) if module.track_running_stats else ()
             momenta |= {f"{prefix}{name}": share for name, _ in own}
     return Inside(fixed | dict(net.named_buffers()), tuple(terms), momenta, batch_norm)
-
-
-def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(x, dict):
-        return (), x
-    return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})
 
 
 def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:

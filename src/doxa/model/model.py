@@ -22,7 +22,6 @@ from doxa.errors import DoxaError, ModelError
 from doxa.likelihoods import Heads
 from doxa.linalg.layout import Params
 from doxa.model.inspection import (
-    call_arguments,
     failure,
     inputs_of,
     masked_layers,
@@ -76,9 +75,9 @@ class Model(Structure):
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
-        self.sites, self.widths = noise_sites(trace, twice), trace.widths
-        self.head, self.last = trace.head, trace.last
-        self.masked = masked_layers(trace.order, trace.dropouts)
+        self.head, self.last, self.widths = trace.head, trace.last, trace.widths
+        self.sites = noise_sites(trace, twice) if trace.noise else {}
+        self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
         self.forget()
         return self
 
@@ -117,8 +116,8 @@ class Model(Structure):
         learned = self.tracked if training else ()
         tensors |= {name: tensors[name].clone() for name in learned}
         tensors |= dict.fromkeys(self.terms)
-        args, kwargs = call_arguments(x)
-        f = functional_call(self.net, tensors, args, kwargs)
+        args = () if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
+        f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
         f = pick(f, self.named, isinstance(self.likelihood, Heads))
         given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
         return Applied(f, given, {name: tensors[name] for name in learned})

@@ -1,6 +1,6 @@
 """Active learning on MNIST, in the protocol of Gal, Islam & Ghahramani (2017), on a GPU.
 
-    python benchmarks/active_mnist.py --device cuda --minutes 8 --parts settle,gal --out active_mnist
+    python benchmarks/active_mnist.py --device cuda --minutes 8 --parts settle,gal --out mnist
     python benchmarks/active_mnist.py --tiny --out tiny                 # a try on the CPU
 
 Two convolutions of 32 filters of 4 × 4, dropout of 0.25 and 0.5, 20 balanced labels at first, 10
@@ -15,8 +15,8 @@ campaign, from fresh weights. A round scores a random part of the pool (--sample
     equal     BALD with MC dropout, snapshot and deep ensembles, each with the same number of
               gradients a round, for each of --budgets
 
-Seeds are dealt to --processes for each part. Every round writes PART-i.json (curves, chosen rows) and
-the campaign's folder: the same command goes on where the time was up.
+Seeds are dealt to --processes for each part. Every round writes PART-i.json (curves, chosen rows)
+and the campaign's folder: the same command goes on where the time was up.
 """
 
 from __future__ import annotations

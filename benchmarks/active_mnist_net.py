@@ -1,4 +1,4 @@
-"""The network of Gal, Islam & Ghahramani (2017), MNIST, and how it is trained: settled on training rows.
+"""MNIST, the network of Gal, Islam & Ghahramani (2017), and its training, settled on training rows.
 
 A convolution is a linear layer on patches. `Patches` and `nn.Linear` are the same function as
 `nn.Conv2d`, and many of them at once are one batched matrix product, where many convolutions are

@@ -37,7 +37,7 @@ def wrong_at(curve: Curve, labels: int) -> float:
 
 
 def table(part: str, found: dict[str, list[Curve]]) -> str:
-    """Labels to 90 % and 95 %, the median over seeds and each; inf where a run did not get there."""
+    """Labels to 90 % and 95 %, the median over seeds and each; inf where a run never got there."""
     lines = ["| chosen by | to 10 % | to 5 % | published | at the end: labels, % wrong |"]
     lines += ["|---|---|---|---|---|"]
     for name, own in found.items():
@@ -48,9 +48,8 @@ def table(part: str, found: dict[str, list[Curve]]) -> str:
         end = np.array([wrong_at(curve, most) for curve in own])
         spread = end.std(ddof=1) if len(end) > 1 else 0.0
         said = "/".join(map(str, known or ()))
-        lines.append(
-            f"| {name} | {words[0]} | {words[1]} | {said} | {most}, {end.mean():.1f} ± {spread:.1f} |"
-        )
+        last = f"{most}, {end.mean():.1f} ± {spread:.1f}"
+        lines.append(f"| {name} | {words[0]} | {words[1]} | {said} | {last} |")
     return "\n".join(lines)
 
 

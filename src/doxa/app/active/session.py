@@ -94,7 +94,10 @@ class Session:
     def _write(self) -> None:
         if begun(self.sheet, self.pool, self.book):
             return
-        write_table(self.pool.to_label(self.book.asked, self.folder / "to_label"), self.sheet)
+        table = self.pool.to_label(self.book.asked, self.folder / "to_label")
+        aside = self.sheet.with_name(".to_label.csv")  # half a sheet is never there to be filled in
+        write_table(table, aside)
+        aside.replace(self.sheet)
 
     def _chosen(self, free: torch.Tensor, k: int) -> tuple[str, list[int]]:
         """By the posterior of the labels so far; by chance while there is nothing to fit."""

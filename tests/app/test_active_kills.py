@@ -28,8 +28,9 @@ def truth(line: str) -> str:
 def killed(words: tuple[object, ...], folder: Path, chance: random.Random, seconds: float) -> bool:
     """A command in a process that is killed: after a while, or as it touches one of the campaign's
     files for the k-th time. False where it had ended before."""
-    by_file = chance.random() < 0.7
-    touches, delay = chance.randint(1, 30), chance.uniform(0, seconds)
+    by_file = chance.random() < 0.8
+    touches = chance.randint(8, 38)  # seven times to read; `next` ends at the 35th, `label` before
+    delay = chance.uniform(0, seconds)
     child = os.fork()
     if child == 0:
         count = 0

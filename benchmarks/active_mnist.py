@@ -122,6 +122,7 @@ def equal(asked: argparse.Namespace) -> None:
     """The same number of gradients a round: five cycles of equal shares of one run, the same
     shares for members of their own, or all of it for one dropout network."""
     campaign = Campaign("equal", asked)
+    end, left = campaign.until, 3 * len(asked.budgets)
     for steps in asked.budgets:
         methods: dict[str, tuple[Any, dict[str, Any]]] = {
             "MC dropout": (doxa.MCDropout(), {"steps": steps}),
@@ -131,6 +132,10 @@ def equal(asked: argparse.Namespace) -> None:
             ),
         }  # fmt: skip
         for name, (method, own) in methods.items():
+            campaign.until = (
+                time.time() + (end - time.time()) / left
+            )  # what is left, in equal parts
+            left -= 1
             campaign.learn(
                 campaign.x, campaign.y, method, f"{name} {steps}", by=["bald"], target=0.951,
                 budget=min(asked.labels, 300), sample=asked.sample, **own,

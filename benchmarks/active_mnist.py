@@ -132,9 +132,7 @@ def equal(asked: argparse.Namespace) -> None:
             ),
         }  # fmt: skip
         for name, (method, own) in methods.items():
-            campaign.until = (
-                time.time() + (end - time.time()) / left
-            )  # what is left, in equal parts
+            campaign.until = time.time() + (end - time.time()) / left  # equal parts
             left -= 1
             campaign.learn(
                 campaign.x, campaign.y, method, f"{name} {steps}", by=["bald"], target=0.951,

@@ -1,14 +1,16 @@
 """Neural processes on GP tasks, by the protocol of Nguyen & Grover (2022), and on MNIST's pixels.
 
 All are trained on tasks of the RBF kernel and judged on that and on Matérn-5/2, as in the paper's
-code: batches of 16, Adam at 5e-4 with a cosine, up to 100,000 steps; the log-likelihood per target,
-of latent methods over 50 draws. A job is a process of its own, and all run side by side; each
-measures its speed first, and takes as many steps as its minutes allow; images get a part of them.
+code: batches of 16, Adam at 5e-4 with a cosine over 100,000 steps; the log-likelihood per target,
+of latent methods over 50 draws. A job is a process of its own, and all run side by side. Steps are
+captured as a graph, or compiled first where that is faster.
 
     python benchmarks/neural_processes.py --device cuda --minutes 9 --out results/
+    python benchmarks/neural_processes.py --device cuda --minutes 9 --out more/ --resume results/
 
-writes neural.tgz: NAME.json (scores, steps, seconds) and NAME/ (the posterior) of each job, and
-NAME.pt (completed images). --jobs gp-cnp,mnist-anp picks some. --mps lets the processes share the
+writes a file JOB.tar.xz for each job: its scores, steps and seconds, the posterior, and where it
+was stopped by the clock a checkpoint, from which --resume FOLDER goes on. Images take as many steps
+as half the minutes allow. --jobs gp-cnp,mnist-anp picks some. --mps lets the processes share the
 GPU at the same time, by NVIDIA's multi-process service, where that starts.
 """
 
@@ -21,11 +23,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import shared_gpu
 import torch
 
 import doxa
@@ -36,6 +38,7 @@ from doxa.data.pixel_tasks import pixel_tasks, places
 GP = ("cnp", "np", "anp", "tnp", "convcnp")
 IMAGES = ("cnp", "anp", "convcnp")
 JOBS = (*(f"gp-{name}" for name in GP), *(f"mnist-{name}" for name in IMAGES))
+COMPILED = "stack:compiled-graph"
 PIXELS = 400  # of an image that are looked at in a step
 CONTEXTS = (10, 50, 300)
 STEP = 14.0  # pixels a unit of x: the points of convcnp's lattice
@@ -51,7 +54,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=48_000, help="that are judged")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("DOXA_DATA", "data")))
     parser.add_argument("--mps", action="store_true", help="share the GPU at the same time")
+    parser.add_argument("--resume", type=Path, help="folder that an earlier call wrote")
     parser.add_argument("--job", help="run this one job, in this process")
+    parser.add_argument("--probe", action="store_true", help="only time its steps, compiled")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.job:
@@ -61,10 +66,14 @@ def main() -> None:
     command = [sys.executable, __file__, "--device", args.device, "--out", str(args.out),
                "--minutes", str(args.minutes), "--steps", str(args.steps),
                "--tasks", str(args.tasks), "--data", str(args.data)]  # fmt: skip
-    environment = shared_gpu() if args.mps else dict(os.environ)
+    environment, what = shared_gpu.start() if args.mps else (dict(os.environ), "")
+    say(what)
+    for job in args.jobs.split(","):
+        unpack(args.resume, args.out, job)
     jobs = {
         job: subprocess.Popen([*command, "--job", job], env=environment)
         for job in args.jobs.split(",")
+        if not (args.out / f"{job}.json").exists()
     }
     for job, process in jobs.items():
         left = 60 * args.minutes - (time.monotonic() - began)
@@ -73,47 +82,47 @@ def main() -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             say(f"{job} was stopped: out of time")
-    if environment != dict(os.environ):
-        control("quit", environment)
-    pack(args.out)
+    shared_gpu.stop(environment)
+    for job in args.jobs.split(","):
+        pack(args.out, job)
 
 
-def pack(out: Path) -> None:
-    """Everything as one file."""
-    with tarfile.open(out / "neural.tgz", "w:gz") as archive:
-        for path in sorted(out.iterdir()):
-            if path.suffix not in (".tgz", ".log"):
+def unpack(folder: Path | None, out: Path, job: str) -> None:
+    """What an earlier call left of a job: its results, or a checkpoint."""
+    if folder is None or not (folder / f"{job}.tar.xz").exists():
+        return
+    with tarfile.open(folder / f"{job}.tar.xz") as archive:
+        archive.extractall(out, filter="data")
+    found = out / f"{job}.json"
+    if found.exists() and json.loads(found.read_text())["status"] == "stopped":
+        found.unlink()  # it goes on
+
+
+def pack(out: Path, job: str) -> None:
+    """What a job wrote as one file: scores and posterior, or a checkpoint if it was stopped."""
+    found, kept = out / f"{job}.json", out / f"{job}.checkpoint"
+    done = found.exists() and json.loads(found.read_text())["status"] != "stopped"
+    if kept.exists() and not done:
+        thin(kept)
+    with tarfile.open(out / f"{job}.tar.xz", "w:xz") as archive:
+        for path in (found, *((out / job, out / f"{job}.pt") if done else (kept,))):
+            if path.exists():
                 archive.add(path, path.name)
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (found, kept, out / job, out / f"{job}.pt"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def control(word: str, environment: dict[str, str]) -> None:
-    """Tell the multi-process service something."""
-    subprocess.run(["nvidia-cuda-mps-control"], input=word + "\n", text=True, env=environment,
-                   timeout=30, check=False, capture_output=True)  # fmt: skip
-
-
-def shared_gpu() -> dict[str, str]:
-    """Start the multi-process service; the environment of its clients, or ours where a trial with
-    it fails."""
-    folder = tempfile.mkdtemp()
-    places = {f"CUDA_MPS_{kind}_DIRECTORY": folder for kind in ("PIPE", "LOG")}
-    environment = dict(os.environ) | places
-    trial = [sys.executable, "-c", "import torch; print(torch.ones(2, device='cuda').sum().item())"]
-    try:
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=30,
-                       capture_output=True)  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        say(f"no multi-process service: {error}")
-        return dict(os.environ)
-    try:
-        subprocess.run(trial, env=environment, check=True, timeout=60, capture_output=True)
-    except subprocess.SubprocessError as error:
-        say(f"the multi-process service does not serve: {error}")
-        control("quit", environment)
-        return dict(os.environ)
-    say("processes share the GPU by the multi-process service")
-    return environment
+def thin(folder: Path) -> None:
+    """Leave the newest checkpoint, whose state serves as its last good state, too: a second copy
+    takes no room when compressed."""
+    checkpoints = doxa.store.Checkpoints(folder)
+    found = checkpoints.latest()
+    assert found is not None
+    state = {k: v for k, v in found.tensors.items() if k.startswith("state.")}
+    good = {k.replace("state.", "good.", 1): v for k, v in state.items()}
+    checkpoints.save(found.step, found.tensors | good, found.meta)
+    for old in sorted(folder.iterdir())[:-1]:
+        shutil.rmtree(old)
 
 
 def say(text: str) -> None:
@@ -127,25 +136,40 @@ def one(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     kind, _, name = args.job.partition("-")
     method, data = (gp_job if kind == "gp" else mnist_job)(name, args)
-    seconds = 60 * args.minutes * (1.0 if kind == "gp" else 0.5)
-    limit = began + 0.84 * seconds
     options: dict[str, Any] = {
         "device": args.device, "dtype": torch.float32, "batch_size": 16, "progress": False,
     }  # fmt: skip
-    trial = min(200, args.steps)
-    for _ in range(2):  # the first also loads kernels
-        start = time.monotonic()
-        doxa.fit(None, data, method, steps=trial, **options)
-        each = (time.monotonic() - start) / trial
-    steps = int(min(args.steps, max(10, (0.78 * seconds - (time.monotonic() - began)) / each)))
-    say(f"{args.job}: {1e3 * each:.2f} ms a step, {steps} steps")
+
+    def timed(engine: str | None) -> tuple[float, str]:
+        """Seconds a step, and how steps were executed in the end."""
+        own = options if engine is None else options | {"engine": engine}
+        for _ in range(2):  # the first also loads kernels
+            start = time.monotonic()
+            p = doxa.fit(None, data, method, steps=min(300, args.steps), **own)
+        return (time.monotonic() - start) / min(300, args.steps), p.diagnostics["mode"]
+
+    if args.probe:
+        (args.out / f"{args.job}.probe").write_text(json.dumps(timed(COMPILED)))
+        return
+    each, _ = timed(None)
+    if args.device == "cuda" and compiled(args) < each:
+        options["engine"] = COMPILED
+    steps, limit = args.steps, began + 60 * args.minutes - 45
+    if kind == "mnist":
+        seconds = 30 * args.minutes
+        steps = int(min(steps, max(10, (0.78 * seconds - (time.monotonic() - began)) / each)))
+        limit = began + 0.84 * seconds
+    say(f"{args.job}: {1e3 * each:.2f} ms a step, {steps} steps, {options.get('engine', 'graph')}")
 
     def told(step: int, info: dict[str, Any]) -> bool:
-        if step % max(1, steps // 10) < max(10, steps // 100):
+        if step % max(1, steps // 20) < max(10, steps // 100):
             say(f"{args.job}: step {step}, loss {info['loss'][0]:.3f}")
         return time.monotonic() > limit
 
-    posterior = doxa.fit(None, data, method, steps=steps, callbacks=[told], **options)
+    posterior = doxa.fit(
+        None, data, method, steps=steps, callbacks=[told],
+        checkpoint=args.out / f"{args.job}.checkpoint", checkpoint_every=10.0, **options,
+    )  # fmt: skip
     posterior.save(args.out / args.job)
     scores = (gp_scores if kind == "gp" else mnist_scores)(posterior, name, args)
     taken, mode = posterior.diagnostics["steps"], posterior.diagnostics["mode"]
@@ -153,6 +177,23 @@ def one(args: argparse.Namespace) -> None:
               "seconds": time.monotonic() - began, "status": str(posterior.status)}  # fmt: skip
     (args.out / f"{args.job}.json").write_text(json.dumps(result, indent=1))
     say(json.dumps(result))
+
+
+def compiled(args: argparse.Namespace) -> float:
+    """Seconds a compiled step, tried in a process of its own; infinite where it does not come to
+    one within a minute and a half. What was compiled is found again in the cache on disk."""
+    command = [sys.executable, __file__, "--device", args.device, "--out", str(args.out),
+               "--data", str(args.data), "--job", args.job, "--probe"]  # fmt: skip
+    found = args.out / f"{args.job}.probe"
+    try:
+        subprocess.run(command, timeout=90, check=True)
+        each, mode = json.loads(found.read_text())
+        found.unlink()
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"{args.job}: not compiled: {error}")
+        return float("inf")
+    say(f"{args.job}: {1e3 * each:.2f} ms a step, {mode}")
+    return float(each) if mode == "compiled-graph" else float("inf")
 
 
 def gp_job(name: str, args: argparse.Namespace) -> tuple[Any, TaskSampler]:

@@ -1,9 +1,10 @@
 """Neural processes on GP tasks, by the protocol of Nguyen & Grover (2022), and on MNIST's pixels.
 
 All are trained on tasks of the RBF kernel and judged on that and on Matérn-5/2, as in the paper's
-code: batches of 16, Adam at 5e-4 with a cosine over 100,000 steps; the log-likelihood per target,
-of latent methods over 50 draws. A job is a process of its own, and all run side by side. Steps are
-captured as a graph, or compiled first where that is faster.
+code: Adam with a cosine, batches of 16 at 5e-4 over 100,000 steps unless --batch, --rate and
+--steps say otherwise; the log-likelihood per target, of latent methods over 50 draws. A job is a
+process of its own, and all run side by side. --compile compiles a step before it is captured: half
+a minute, and a third of the kernels.
 
     python benchmarks/neural_processes.py --device cuda --minutes 9 --out results/
     python benchmarks/neural_processes.py --device cuda --minutes 9 --out more/ --resume results/
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -38,7 +40,6 @@ from doxa.data.gp_tasks import gp_tasks
 GP = ("cnp", "np", "anp", "tnp", "tnpa", "convcnp")
 IMAGES = ("cnp", "anp", "convcnp")
 JOBS = (*(f"gp-{name}" for name in GP), *(f"mnist-{name}" for name in IMAGES))
-COMPILED = "stack:compiled-graph"
 
 
 def main() -> None:
@@ -47,13 +48,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="all in all")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", default=",".join(JOBS))
-    parser.add_argument("--steps", type=int, default=100_000, help="at most")
+    parser.add_argument("--steps", type=int, default=100_000, help="of images: at most")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--tasks", type=int, default=48_000, help="that are judged")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("DOXA_DATA", "data")))
     parser.add_argument("--mps", action="store_true", help="share the GPU at the same time")
     parser.add_argument("--resume", type=Path, help="folder that an earlier call wrote")
     parser.add_argument("--job", help="run this one job, in this process")
-    parser.add_argument("--probe", action="store_true", help="only time its steps, compiled")
+    parser.add_argument("--compile", action="store_true", help="a step, before it is captured")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.job:
@@ -62,7 +65,8 @@ def main() -> None:
     began = time.monotonic()
     command = [sys.executable, __file__, "--device", args.device, "--out", str(args.out),
                "--minutes", str(args.minutes), "--steps", str(args.steps),
-               "--tasks", str(args.tasks), "--data", str(args.data)]  # fmt: skip
+               "--tasks", str(args.tasks), "--data", str(args.data), "--batch", str(args.batch),
+               "--rate", str(args.rate), *(["--compile"] if args.compile else [])]  # fmt: skip
     environment, what = shared_gpu.start() if args.mps else (dict(os.environ), "")
     say(what)
     for job in args.jobs.split(","):
@@ -77,8 +81,8 @@ def main() -> None:
         try:
             say(f"{job} ended with {process.wait(max(1.0, left))}")
         except subprocess.TimeoutExpired:
-            process.kill()
-            say(f"{job} was stopped: out of time")
+            process.send_signal(signal.SIGINT)  # it ends between two steps
+            say(f"{job} is stopped: out of time")
     shared_gpu.stop(environment)
     for job in args.jobs.split(","):
         pack(args.out, job)
@@ -139,35 +143,19 @@ def one(args: argparse.Namespace) -> None:
     kind, _, name = args.job.partition("-")
     method, data = (gp_job if kind == "gp" else mnist_job)(name, args)
     options: dict[str, Any] = {
-        "device": args.device, "dtype": torch.float32, "batch_size": 16, "progress": False,
+        "device": args.device, "dtype": torch.float32, "batch_size": args.batch, "lr": args.rate,
+        "progress": False,
     }  # fmt: skip
-
-    def timed(engine: str | None) -> tuple[float, str]:
-        """Seconds a step, and how steps were executed in the end."""
-        own, ends = options if engine is None else options | {"engine": engine}, []
-        steps = min(1000, args.steps)
-        p = doxa.fit(
-            None, data, method, steps=steps, callbacks=[lambda *_: ends.append(time.monotonic())],
-            **own,
-        )  # fmt: skip
-        half = len(ends) // 2  # the first half also loads kernels
-        return 2 * (ends[-1] - ends[half]) / steps, p.diagnostics["mode"]
-
-    if args.probe:
-        (args.out / f"{args.job}.probe").write_text(json.dumps(timed(COMPILED)))
-        return
+    if args.compile:
+        options["engine"] = "stack:compiled-graph"
+    steps, limit = args.steps, began + 60 * args.minutes - 60
     kept = args.out / f"{args.job}.checkpoint" if kind == "gp" else None
-    found = None if kept is None else doxa.store.Checkpoints(kept).latest()
-    each, _ = timed(None) if found is None else (0.0, "")
-    faster = args.device == "cuda" and found is None and compiled(args) < each
-    if faster or (found is not None and found.meta["progress"]["mode"] == "compiled-graph"):
-        options["engine"] = COMPILED
-    steps, limit = args.steps, began + 60 * args.minutes - 45
     if kept is None:
         seconds = 30 * args.minutes
+        each = measured(data, method, options)
         steps = int(min(steps, max(10, (0.78 * seconds - (time.monotonic() - began)) / each)))
         limit = began + 0.84 * seconds
-    say(f"{args.job}: {1e3 * each:.2f} ms a step, {steps} steps, {options.get('engine', 'graph')}")
+    say(f"{args.job}: {steps} steps")
 
     def told(step: int, info: dict[str, Any]) -> bool:
         if step % max(1, steps // 20) < max(10, steps // 100):
@@ -181,27 +169,19 @@ def one(args: argparse.Namespace) -> None:
     posterior.save(args.out / args.job)
     scores = (gp_scores if kind == "gp" else mnist_scores)(posterior, name, args)
     taken, mode = posterior.diagnostics["steps"], posterior.diagnostics["mode"]
-    result = {"job": args.job, "steps": taken, "asked": steps, "mode": mode, "scores": scores,
+    result = {"job": args.job, "steps": taken, "asked": steps, "batch": args.batch,
+              "rate": args.rate, "mode": mode, "scores": scores,
               "seconds": time.monotonic() - began, "status": str(posterior.status)}  # fmt: skip
     (args.out / f"{args.job}.json").write_text(json.dumps(result, indent=1))
     say(json.dumps(result))
 
 
-def compiled(args: argparse.Namespace) -> float:
-    """Seconds a compiled step, tried in a process of its own; infinite where it does not come to
-    one within a minute and a half. What was compiled is found again in the cache on disk."""
-    command = [sys.executable, __file__, "--device", args.device, "--out", str(args.out),
-               "--data", str(args.data), "--job", args.job, "--probe"]  # fmt: skip
-    found = args.out / f"{args.job}.probe"
-    try:
-        subprocess.run(command, timeout=90, check=True)
-        each, mode = json.loads(found.read_text())
-        found.unlink()
-    except (OSError, subprocess.SubprocessError) as error:
-        say(f"{args.job}: not compiled: {error}")
-        return float("inf")
-    say(f"{args.job}: {1e3 * each:.2f} ms a step, {mode}")
-    return float(each) if mode == "compiled-graph" else float("inf")
+def measured(data: TaskSampler, method: Any, options: dict[str, Any]) -> float:
+    """Seconds a step."""
+    ends: list[float] = []
+    told = lambda *_: ends.append(time.monotonic())  # noqa: E731
+    doxa.fit(None, data, method, steps=400, callbacks=[told], **options)
+    return 2 * (ends[-1] - ends[len(ends) // 2]) / 400  # the first half also loads kernels
 
 
 def gp_job(name: str, args: argparse.Namespace) -> tuple[Any, TaskSampler]:

@@ -1,7 +1,11 @@
-"""Several processes on one GPU at the same time, by NVIDIA's multi-process service."""
+"""Several processes on one GPU at the same time, by NVIDIA's multi-process service.
+
+A client that faults, or is killed while its kernels run, takes the others with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -29,7 +33,9 @@ def start() -> tuple[dict[str, str], str]:
 
 
 def stop(environment: dict[str, str]) -> None:
-    """End the service that `start` began, where it did."""
-    if "CUDA_MPS_PIPE_DIRECTORY" in environment:
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment,
-                       timeout=30, check=False, capture_output=True)  # fmt: skip
+    """End the service that `start` began, where it did: not one that was there before."""
+    name = "CUDA_MPS_PIPE_DIRECTORY"
+    if environment.get(name) != os.environ.get(name):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for its clients
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, timeout=30,
+                           env=environment, check=False, capture_output=True)  # fmt: skip

@@ -21,7 +21,7 @@ from doxa.laplace.scales import Scales
 from doxa.laplace.statistics import NOISE, Sums
 from doxa.method import Clock, Known, Run, Stage, State, optimise
 
-_ROUNDS = 10
+_ROUNDS = 3
 
 
 def training(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:

@@ -7,8 +7,8 @@ UCI sets, standard splits, the network of the UCI tables (50 ReLU units), all sp
 fit. "validation": N(0, s²) with s of a grid, by the log score on the last fifth of the training
 rows, split by split, and a fit to all of them; "grid": s of the same grid by evidence; "after":
 s and noise by evidence once training is over; "shared" and "layer": during training (Immer et al.
-2021). The settings of training are the UCI tables', and were chosen for none of these. Results go to
-OUT/NAME.json, one file a set, and the table and figure to OUT.
+2021). The settings of training are the UCI tables', and were chosen for none of these. Results go
+to OUT/SET-STRUCTURE-WAY.json, and table and figure to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -153,8 +153,10 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
             panel.plot(k + spread, gain, ".", color="#3b6ea5", alpha=0.6, markersize=5)
             panel.plot([k - 0.3, k + 0.3], [float(gain.mean())] * 2, color="#c0392b", linewidth=2)
         panel.axhline(0.0, color="0.6", linewidth=0.8)
-        words = {"grid": "grid,\nevidence", "after": "after\ntraining", "shared": "in training,\nshared",
-                 "layer": "in training,\nlayer"}  # fmt: skip
+        words = {
+            "grid": "grid,\nevidence", "after": "after\ntraining",
+            "shared": "in training,\nshared", "layer": "in training,\nlayer",
+        }  # fmt: skip
         panel.set_xticks(range(len(ways)), [words[way] for way in ways], fontsize=7)
         panel.set_title(name.replace("_", " "), fontsize=9)
     panels[0][0].set_ylabel("test log-likelihood over the grid's by validation", fontsize=8)

@@ -2,8 +2,8 @@
 
     log p(D) ≈ log p(D | θ*) + log p(θ*) + (p/2) log 2π − ½ log |H|,    H = Σ_g G_g / r_g + τ Λ
 
-r_g scales the noise variance of a group of outputs, τ the prior's precision Λ, with a factor τ_k for
-each group k of weights. At the maximum
+r_g scales the noise variance of a group of outputs, τ the prior's precision Λ, with a factor τ_k
+for each group k of weights. At the maximum
 
     r_g = χ²_g / (n_g − γ_g),                     γ_g = tr(H⁻¹ G_g / r_g)
     τ_k = γ_k / [(θ* − m)ᵀ Λ (θ* − m)]_k,         γ_k = p_k − tr[H⁻¹ τΛ]_kk

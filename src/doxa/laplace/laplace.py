@@ -267,8 +267,8 @@ class Laplace(Method):
         posterior.record.diagnostics["prior_from"] = found
         heat = run.field(self, "temperature")
         if rows is not None:
-            expected = statistics.optimism(run, state, posterior.covariance, heat)
-            verdict.judge(posterior, rows, expected)
+            share = statistics.determined(run, state, posterior.covariance, heat)
+            verdict.judge(posterior, rows, share)
         maximum.judge(run, state, posterior, heat)
         return posterior
 
@@ -279,8 +279,7 @@ class Laplace(Method):
         assert rows is not None and rows.held_out  # one member has one part
         if self.tune == "auto":
             below = verdict.below_its_maximum(self._posterior(run, state), rows)
-            least = verdict.MUCH if self.train else 0.0  # it stopped where θ* was good
-            if not verdict.beyond_chance(below) or float(below.mean()) <= least:
+            if not below.beyond(below.much if self.train else 0.0):  # it stopped where θ* was good
                 return state, "evidence"
         tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each

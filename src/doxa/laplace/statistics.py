@@ -113,12 +113,12 @@ def some_rows(batch: Batch, rows: slice) -> Batch:
     return Batch(pick(batch.x), pick(batch.y), batch.scale, weight, batch.shared)
 
 
-def optimism(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
-    """T γ/2n: how far, a row, the log-likelihood's mean over N(θ*, T H⁻¹) lies below its maximum.
+def determined(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
+    """T γ/n: how many parameters the data determine, a row, γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ).
 
-    γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ). `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
+    `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
     prior, _ = prior_curvature(run, state)
     spread = spread.inner if isinstance(spread, Embedded) else spread
     own = Scales.of(run, state).each(state["tau"]) * prior
     bound = (own * spread.diagonal().double()).sum(1)
-    return float(((heat.double() * spread.size - bound) / (2.0 * run.n.double())).mean())
+    return float(((heat.double() * spread.size - bound) / run.n.double()).mean())

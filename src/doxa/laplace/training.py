@@ -1,7 +1,7 @@
 """Training under a prior, and a noise level, that follow the evidence.
 
-    θ ← an optimiser's steps on log p(D | θ, σ) + log p(θ | τ);    now and then (τ, σ) at the maximum of
-    log p(D | θ, σ) + log p(θ | τ) + (p/2) log 2π − ½ log |H(θ, τ, σ)|
+    θ ← an optimiser's steps on log p(D | θ, σ) + log p(θ | τ)
+    τ, σ ← now and then, up log p(D | θ, σ) + log p(θ | τ) + (p/2) log 2π − ½ log |H(θ, τ, σ)|
 
 Immer, Bauer, Fortuin, Rätsch & Khan (2021). Curvature is that of all rows at the weights of the
 moment, and (τ, σ) go a few rounds of MacKay's fixed point, not to its end: the weights have yet to

@@ -72,8 +72,8 @@ class LaplaceTorch:
         from laplace import Laplace  # type: ignore[import-not-found]
 
         self.fitted = Laplace(
-            lenet(outputs).to(self.device), "classification", subset_of_weights="all", hessian_structure="kron",
-            prior_precision=1.0,
+            lenet(outputs).to(self.device), "classification", subset_of_weights="all",
+            hessian_structure="kron", prior_precision=1.0,
         )  # fmt: skip
         self.fitted.fit(DataLoader(TensorDataset(x, y), batch_size=250))
         self.fitted.log_marginal_likelihood()

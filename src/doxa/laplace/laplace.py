@@ -32,7 +32,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import functional, links, maximum, scales, statistics, verdict
+from doxa.laplace import functional, links, maximum, scales, statistics, training, verdict
 from doxa.laplace.dual import Dual
 from doxa.laplace.forms import Form, Matrix
 from doxa.laplace.functional import FunctionalPosterior, Kernel
@@ -41,7 +41,6 @@ from doxa.laplace.kronecker import Factors
 from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.subnetwork import Subnetwork
-from doxa.laplace.training import training
 from doxa.method import (
     Clock,
     Info,
@@ -220,7 +219,7 @@ class Laplace(Method):
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.evidence_steps:
-            yield training(run, self._sums, self.tunes(run), self.evidence_steps)
+            yield training.stage(run, self._sums, self.tunes(run), self.evidence_steps)
         elif self.train:
             yield optimise(log_joint, run.steps)
         made = partial(Stage, capturable=False, product=self._sums.form.product(run))
@@ -250,7 +249,8 @@ class Laplace(Method):
         return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        return self._sums.settle(run, state, self.tunes(run))
+        rounds = training.ROUNDS if self.evidence_steps else statistics.ROUNDS
+        return self._sums.settle(run, state, self.tunes(run), rounds)
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         return maximum.polish(run, state, batch, clock, self.tunes(run))

@@ -24,6 +24,7 @@ from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 
 NOISE = "likelihood.log_noise"
+ROUNDS = 2000  # of the fixed point, where they are cheap
 
 
 def learns_noise(run: Run) -> bool:
@@ -76,7 +77,7 @@ class Sums:
                 new["chi"] = new["chi"] + outputs.squares(flat, groups)
         return new
 
-    def settle(self, run: Run, state: State, scale: bool, most: int = 2000) -> State:
+    def settle(self, run: Run, state: State, scale: bool, most: int = ROUNDS) -> State:
         """Learned noise, and the prior's scale where asked, at their type-II maximum for θ*, or
         after the most rounds that are to be made."""
         state = self.form.complete(run, state)

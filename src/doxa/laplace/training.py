@@ -4,8 +4,9 @@
     τ, σ ← now and then, up log p(D | θ, σ) + log p(θ | τ) + (p/2) log 2π − ½ log |H(θ, τ, σ)|
 
 Immer, Bauer, Fortuin, Rätsch & Khan (2021). Curvature is that of all rows at the weights of the
-moment, and (τ, σ) go a few rounds of MacKay's fixed point, not to its end: the weights have yet to
-follow. Between, σ stays where the evidence put it: on rows that are fitted, noise looks small.
+moment, and (τ, σ) go a few rounds of MacKay's fixed point, not to its end, also once training is
+over: the weights have yet to follow. Between, σ stays where the evidence put it: on rows that are
+fitted, noise looks small.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from doxa.laplace.scales import Scales
 from doxa.laplace.statistics import NOISE, Sums
 from doxa.method import Clock, Known, Run, Stage, State, optimise
 
-_ROUNDS = 3
+ROUNDS = 3
 
 
-def training(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
+def stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
     """The stage of training, with so many re-estimations, evenly over its steps."""
     objective = Objective(sums.learns_noise(run))
-    stage = optimise(objective, run.steps)
+    ascent = optimise(objective, run.steps)
     times = {max(1, round(run.steps * k / (count + 1))) for k in range(1, count + 1)}
 
     def mark(run: Run, state: State) -> State:
         return reestimated(run, state, sums, tunes)
 
-    return replace(stage, marks=dict.fromkeys(sorted(times), mark))
+    return replace(ascent, marks=dict.fromkeys(sorted(times), mark))
 
 
 def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
@@ -42,7 +43,7 @@ def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
     local = state | sums.empty(run)
     for t in range(rows.count):
         local = sums.add(run, local, rows.batch(t))
-    settled = sums.settle(run, local, tunes, most=_ROUNDS)
+    settled = sums.settle(run, local, tunes, most=ROUNDS)
     return {**state, "theta": settled["theta"], "tau": settled["tau"]}
 
 

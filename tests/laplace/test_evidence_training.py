@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interrupting import Killed, stop_at
 from torch import Tensor, nn
 
 import doxa
@@ -109,3 +111,26 @@ def test_what_does_not_go_together_is_said() -> None:
     model = doxa.Model(nn.Linear(2, 1).double(), doxa.Gaussian(noise=0.3), doxa.Normal(1.0))
     with pytest.raises(MethodError, match="neither is free"):
         doxa.fit(model, lines(), doxa.Laplace(evidence_steps=3), steps=5)
+
+
+def test_training_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    """Bit for bit, from a checkpoint between two re-estimations; runs of unequal rows."""
+    net, data = doxa.nets.mlp(2, 1, (3,)).double(), lines()
+    method = doxa.Laplace("kronecker", tune="evidence", prior_scale="layer", evidence_steps=4)
+    runs = doxa.Runs(rows=[torch.arange(30), torch.arange(5, 40)])
+
+    def fit(**options: Any) -> Any:
+        return doxa.fit(net, data, method, steps=40, runs=runs, batch_size=8, **options)
+
+    want = fit()
+    with pytest.raises(Killed):
+        fit(checkpoint=tmp_path, checkpoint_every=0, callbacks=[stop_at(20, Killed)])
+    assert_same_all(fit(checkpoint=tmp_path), want)
+    assert want[0].diagnostics["prior_scale"] != want[1].diagnostics["prior_scale"]
+
+
+def assert_same_all(got: Any, want: Any) -> None:
+    for one, two in zip(got, want, strict=True):
+        assert all(torch.equal(one.tensors()[k], v) for k, v in two.tensors().items())
+        assert one.diagnostics["prior_scale"] == two.diagnostics["prior_scale"]
+        assert one.history == two.history

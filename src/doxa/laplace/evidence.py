@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+BOUNDS = (1e-8, 1e8)  # of factors on the noise's variance and the prior's precision
 _TINY = 1e-2  # n − γ stays above this share of n: with more weights than rows, noise is not zero
 
 
@@ -46,9 +47,9 @@ def reestimate(
         new_ratio, new_tau = ratio, tau
         if noise:
             free = torch.maximum(count - gamma, _TINY * count)
-            new_ratio = (chi / free).clamp(1e-8, 1e8)
+            new_ratio = (chi / free).clamp(*BOUNDS)
         if scale:
-            new_tau = (by_weights / quad.clamp_min(1e-300)).clamp(1e-8, 1e8)
+            new_tau = (by_weights / quad.clamp_min(1e-300)).clamp(*BOUNDS)
         moved = max(float((new_ratio / ratio).log().abs().max()),
                     float((new_tau / tau).log().abs().max()))  # fmt: skip
         ratio, tau = new_ratio, new_tau

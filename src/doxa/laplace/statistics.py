@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, batch_rows
 from doxa.laplace.curvature import output_size
-from doxa.laplace.evidence import reestimate
+from doxa.laplace.evidence import BOUNDS, reestimate
 from doxa.laplace.forms import Form
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.scales import Scales, prior_curvature
@@ -92,7 +92,7 @@ class Sums:
             ratio, rescale = reestimate(
                 found, min(rounds, most), state["chi"], count, tau * quad, noise=noise, scale=scale
             )
-        new = {**state, "tau": tau * rescale}
+        new = {**state, "tau": (tau * rescale).clamp(*BOUNDS)}  # however often it is re-estimated
         if noise:
             theta = state["theta"].clone()
             theta[:, run.layout.slices[NOISE]] += 0.5 * ratio.log().to(theta.dtype)

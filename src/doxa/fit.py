@@ -241,13 +241,13 @@ def _problem(
 
 def _for_tasks(method: Method, error: ModelError) -> ModelError:
     """Why a network cannot take tasks."""
-    if not method.needs_network:
-        return ModelError(f"{method.name} brings its own network: pass None in its place")
-    return ModelError(
+    words = (
         "the data are tasks, which a network is given as context_x, context_y, context and "
         'target_x: write one that takes these, or use a neural process ("cnp", "tnp", …) with '
         f"None in place of the network ({error})"
     )
+    alone = f"{method.name} brings its own network: pass None in its place"
+    return ModelError(words if method.needs_network else alone)
 
 
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:

@@ -6,8 +6,9 @@
 Numbers: scikit-learn's diabetes (342 rows of 442), and Friedman's three simulated functions with
 their usual noise (1991; 200 rows, and 1,000 to test on). Classes: breast cancer and wine, four
 rows of five. `doxa.nets.mlp` of 50 hidden units where a method takes a network. A split has its own
-seed, for the rows and the fit. Each table, method and split is a JSON file in --out, so that a run
-can be taken up again; the page --out.md is made of all that are there.
+seed, for the rows and the fit. Each table, method and split is a JSON file in --out; all that are
+there are added to the file --out.json (what is there already is not run again), of which the page
+--out.md is made.
 
 Real tables are read from scikit-learn, or, where it is not installed, from the file --real, which
 `--real FILE --tables none` writes where it is.
@@ -37,6 +38,9 @@ REAL = ("diabetes", "breast_cancer", "wine")
 NUMBERS = ("diabetes", *NOISE)
 CLASSES = ("breast_cancer", "wine")
 LONG = ("hmc", "nuts", "metropolis", "minibatch-mh")  # they come last
+
+
+Results = dict[str, dict[str, Any]]  # of "table-method-split"
 
 
 class Table(NamedTuple):
@@ -130,7 +134,16 @@ def work(cells: Any, until: float, out: Path, file: Path) -> None:
         print(name, method, split, json.dumps(found), flush=True)
 
 
-def page(out: Path) -> str:
+def collected(out: Path) -> Results:
+    """All cells, those of the folder in place of those of the file: also written to the file."""
+    file = out.with_suffix(".json")
+    found = json.loads(file.read_text()) if file.exists() else {}
+    found |= {cell.stem: json.loads(cell.read_text()) for cell in out.glob("*.json")}
+    file.write_text(json.dumps(dict(sorted(found.items())), indent=0) + "\n")
+    return found
+
+
+def page(found: Results) -> str:
     """Two tables, of numbers and of classes, means over splits."""
     texts = []
     for names, share, word in (
@@ -141,7 +154,7 @@ def page(out: Path) -> str:
             head += [f"{name}: log-likelihood", word, "status"]
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for row in doxa.methods():
-            parts = [_summary(out, name, row.name, share) for name in names]
+            parts = [_summary(found, name, row.name, share) for name in names]
             if any(parts):
                 each = [text for part in parts for text in part or ("", "", "")]
                 lines.append("| " + " | ".join([row.name, *each]) + " |")
@@ -149,9 +162,8 @@ def page(out: Path) -> str:
     return "\n\n".join(texts)
 
 
-def _summary(out: Path, name: str, method: str, share: str) -> tuple[str, str, str] | None:
-    files = sorted(out.glob(f"{name}-{method}-[0-9].json"))
-    found = [json.loads(file.read_text()) for file in files]
+def _summary(cells: Results, name: str, method: str, share: str) -> tuple[str, str, str] | None:
+    found = [cells[key] for key in (f"{name}-{method}-{k}" for k in range(10)) if key in cells]
     if not found:
         return None
     fine = [one for one in found if "error" not in one]
@@ -184,6 +196,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     wanted = asked.methods.split(",") if asked.methods else [r.name for r in doxa.methods()]
     tables = asked.tables.split(",")
+    done = collected(asked.out)
     context = multiprocessing.get_context("spawn")
     cells: Any = context.Queue()
     rows = [row for row in doxa.methods() if row.name in wanted]
@@ -191,7 +204,7 @@ def main() -> None:
     for row, split in sorted(order, key=lambda one: one[0].name in LONG):
         for name in tables:
             kind = "regression" if name in NUMBERS else "classification"
-            if kind in row.tasks and not (asked.out / f"{name}-{row.name}-{split}.json").exists():
+            if kind in row.tasks and f"{name}-{row.name}-{split}" not in done:
                 cells.put((name, row.name, split))
     workers = [
         context.Process(target=work, args=(cells, until, asked.out, asked.real))
@@ -204,7 +217,7 @@ def main() -> None:
         worker.join(max(0.0, until - time.time()))
         if worker.is_alive():
             worker.terminate()
-    text = page(asked.out)
+    text = page(collected(asked.out))
     asked.out.with_suffix(".md").write_text(text + "\n")
     print(text)
 

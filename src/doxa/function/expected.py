@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import MethodError
-from doxa.likelihoods import Gaussian, Heads, Likelihood, Theta
+from doxa.likelihoods import Heads, Likelihood, Theta
 
 _NODES = 20
 Shape = tuple[int, ...]
@@ -66,16 +66,3 @@ def expected_log_prob(
     with torch.no_grad():
         bend = likelihood.curvature(f, many, 2, y).diagonal(dim1=-2, dim2=-1).mean(0)
     return each, bend
-
-
-def predicted_log_prob(
-    likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor, theta: Theta,
-    output: Shape, noise: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """log ∫ p(y_i | f_i) q(f_i) df_i, [M, B], with Gaussian noise; else E log p, which is below."""
-    if not isinstance(likelihood, Gaussian):
-        return expected_log_prob(likelihood, mean, variance, y, theta, output, noise)[0]
-    at = mean.reshape(*mean.shape[:2], *output)
-    total = variance + likelihood.variance(at, theta, 1).reshape(mean.shape)
-    left = y.reshape(*y.shape[: y.ndim - len(output)], -1) - mean
-    return -0.5 * (left.square() / total + (2 * math.pi * total).log()).sum(2)

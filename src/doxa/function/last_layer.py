@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from doxa.data import Batch, batch_rows
-from doxa.function.expected import several_latents
 from doxa.likelihoods import Theta
-from doxa.method import Clock, Run, State
+from doxa.method import Run, State
 
 PREFIX = "likelihood."  # of the state's entries that are the likelihood's own
 
@@ -47,23 +44,3 @@ def given(run: Run, params: State) -> Theta:
 def matrix(x: Tensor, lead: int = 1) -> Tensor:
     """[*lead, N] as [*lead, N, 1]."""
     return x.unsqueeze(-1) if x.ndim == lead + 1 else x
-
-
-def inputs_of(run: Run, batch: Batch) -> Tensor:
-    """A batch's x for each member, [M, B, D]."""
-    x = matrix(batch.x, lead=0 if batch.shared else 1).double()
-    return x.expand(run.size, *x.shape) if batch.shared else x
-
-
-def targets_of(batch: Batch, copies: int) -> Tensor:
-    """A batch's y, for so many copies of each row."""
-    y = batch.y.double() if batch.y.is_floating_point() else batch.y
-    return y if copies == 1 else y.repeat_interleave(copies, 0 if batch.shared else 1)
-
-
-def draws_of(run: Run, batch: Batch, copies: int, samples: int, clock: Clock) -> Tensor | None:
-    """Noise [M, B·K, samples, O] where a target depends on several outputs."""
-    if not several_latents(run.likelihood, run.output):
-        return None
-    shape = (batch_rows(batch) * copies, samples, math.prod(run.output))
-    return clock.rows("normal", *shape).double()

@@ -28,15 +28,7 @@ from doxa.errors import DataError, MethodError, ModelError
 from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
-from doxa.function.last_layer import (
-    PREFIX,
-    Rows,
-    draws_of,
-    given,
-    inputs_of,
-    learned_in,
-    targets_of,
-)
+from doxa.function.last_layer import PREFIX, Rows, given, learned_in, matrix
 from doxa.function.points import starts
 from doxa.function.start import Sizes, kernel_start
 from doxa.method import Clock, Info, Method, Run, Stage, State
@@ -154,10 +146,7 @@ class VariationalProcess(Method):
         return Composed(self.kernel, inputs if each else 1)
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        yield Stage(
-            "bound", self._step, run.steps, enter=self._enter, capturable=False,
-            validates=self.overfits,
-        )  # fmt: skip
+        yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=False)
         yield Stage("last pass", self._last, 0, "pass", enter=self._enter_last, capturable=False)
 
     def _enter(self, run: Run, state: State) -> State:
@@ -202,7 +191,8 @@ class VariationalProcess(Method):
         self, run: Run, params: State, batch: Batch, clock: Clock, mean: Tensor, root: Tensor
     ) -> Rows:
         """A batch as the last layer sees it."""
-        x = inputs_of(run, batch)
+        x = matrix(batch.x, lead=0 if batch.shared else 1).double()
+        x = x.expand(run.size, *x.shape) if batch.shared else x
         h, before, copies = self.inner(run, params, x, clock)
         kernel = self.covariance(h.shape[2])
         layer = Layer(kernel, params["hyper"], params["points"], mean, root)
@@ -210,15 +200,15 @@ class VariationalProcess(Method):
         f, variance = layer.marginals(h, basis)
         if torch.is_grad_enabled() and not f.requires_grad:  # nothing before it is being fitted
             f, variance = f.requires_grad_(), variance.requires_grad_()
-        noise = draws_of(run, batch, copies, self.samples, clock)
+        output, noise = run.output, None
+        if several_latents(run.likelihood, output):
+            noise = clock.rows("normal", batch_rows(batch) * copies, self.samples, f.shape[2])
+            noise = noise.double()
+        y = batch.y.double() if batch.y.is_floating_point() else batch.y
+        axis = 0 if batch.shared else 1
+        y = y if copies == 1 else y.repeat_interleave(copies, axis)
         each, bend = expected_log_prob(
-            run.likelihood,
-            f,
-            variance,
-            targets_of(batch, copies),
-            given(run, params),
-            run.output,
-            noise,
+            run.likelihood, f, variance, y, given(run, params), output, noise
         )
         weight = (batch.scale / copies).double().unsqueeze(1).expand(-1, batch_rows(batch))
         if batch.weight is not None:

@@ -86,17 +86,17 @@ class Factored(Jacobians):
         """Σ_b Jᵀ v of the layers' weights, {name: [M, g, size]}, for columns v of [M, B, O, g]."""
         found: Params = {}
         for key, g in made.gradients(pulls).items():
-            layer, a, g = self.layers[key], made.inputs[key], g.flatten(2, 3)  # [M, g, B T, out]
+            layer, a = self.layers[key], made.inputs[key]  # g is [M, g, B, T, out]
             if layer.bias is not None:
-                found[layer.bias] = g.sum(2).double()
+                found[layer.bias] = g.sum((2, 3)).double()
             if layer.weight is None:
                 continue
             if layer.embeds:
-                tokens = a.flatten(1)[:, None, :, None].expand_as(g)
+                tokens = a.flatten(1)[:, None, :, None].expand_as(g.flatten(2, 3))
                 total = g.new_zeros(*g.shape[:2], layer.inputs, layer.outputs)
-                found[layer.weight] = total.scatter_add(2, tokens, g).flatten(2).double()
-            else:
-                found[layer.weight] = (g.mT @ a.flatten(1, 2)[:, None]).flatten(2).double()
+                found[layer.weight] = total.scatter_add(2, tokens, g.flatten(2, 3)).flatten(2)
+            else:  # row by row, without a copy
+                found[layer.weight] = (g.mT @ a[:, None]).sum(2).flatten(2).double()
         return found
 
     def variance(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:

@@ -134,8 +134,8 @@ def test_the_good_state_is_one_whose_loss_was_seen_to_be_finite() -> None:
 
     def cliff(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         b = params["b"].sum((1, 2))
-        fall = torch.where(b.detach() < 7, b * 100.0, b * torch.inf)
-        return run.log_likelihood(params["theta"], batch) + fall, {}
+        slope = torch.where(b.detach() < 7, 100.0, torch.inf)
+        return run.log_likelihood(params["theta"], batch) + slope * b, {}
 
     posterior = fit(cliff, steps=20, lr=1.0)
     assert posterior.status == "diverged"

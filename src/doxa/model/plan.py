@@ -99,7 +99,7 @@ class Plan:
                 env[node] = (overwrites[node](value), flag)
             elif node.op == "call_module":
                 path, (h, h_stacked) = node.target, load(node.args[0])
-                module = self._modules[path]
+                module: Any = self._modules[path]
                 if isinstance(module, Noisy):
                     plain = partial(self._plain, path, module, params=params, stacked=stacked)
                     slots = Slots(path, params, stacked, terms)

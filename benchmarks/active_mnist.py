@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from active_mnist_net import SETTLED, images, net, options, race, settle
+from active_mnist_net import SETTLED, images, net, options, settle
 from active_mnist_tables import PARTS, draw
 from torch import Tensor
 
@@ -92,7 +92,7 @@ class Campaign:
             n=10 if self.asked.tiny else 100,
             folder=self.asked.out / f"{self.file.stem}{name.replace(' ', '-')}",
             **{"steps": self.settings["steps"], **own},
-            **options(self.settings, self.settings["engine"]),
+            **options(self.settings, self.asked.device),
         )  # fmt: skip
 
 
@@ -150,8 +150,8 @@ def everything(asked: argparse.Namespace) -> None:
         if "settle" in parts:
             settle(asked, began + 60 * asked.minutes * asked.share)
         else:
-            form, engine = race(asked, 12)
-            settled.write_text(json.dumps(SETTLED | {"form": form, "engine": engine}))
+            short = {"steps": 5, "batch": 8} if asked.tiny else {}
+            settled.write_text(json.dumps(SETTLED | short))
     left = asked.minutes - (time.time() - began) / 60 - (0 if asked.tiny else 0.5)
     running = []
     for part in parts:

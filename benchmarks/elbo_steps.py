@@ -7,8 +7,8 @@ Fits of 4,000 steps, the default of these methods, that are cut off after 120: t
 a fit a hundred times, which costs as much as a few steps, and is counted as often as in a whole
 fit. Every row is timed in turns with `map`, in one process; a ratio is the median over rounds of a
 row's step over the mean of the `map` steps before and after it. Times are of the process, so that
-others on the machine do not count, though they slow its memory down. On a GPU they are of the clock,
-over 2,000 steps.
+others on the machine do not count, though they slow its memory down. On a GPU they are of the
+clock, over 2,000 steps.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     python benchmarks/vi_settings.py uci --sets yacht,energy,boston_housing --out FOLDER
 
 For IVON: the first curvature h₀, the rate, and β₂, as how often its memory fits into the run
-(steps · (1−β₂); 0: β₂ = .999 whatever the length). For mean-field on a ResNet-20: the prior, the first
-width, whether the prior's scales are learned. The points of a grid are one stacked fit; every point
-is a line of FOLDER/PART.jsonl the moment that it is known.
+(steps · (1−β₂); 0: β₂ = .999 whatever the length). For mean-field on a ResNet-20: the prior, the
+first width, whether the prior's scales are learned. The points of a grid are one stacked fit; every
+point is a line of FOLDER/PART.jsonl the moment that it is known.
 """
 
 from __future__ import annotations

@@ -102,19 +102,13 @@ def tasks(
             hint = did_you_mean(method, list(PROTOCOLS))
             raise DataError(f"no UCI protocol for {method!r}{hint}")
     table = "uci" if splits == "standard" else "gap"
+    where = {"folder": folder, "splits": splits, "seed": seed, "device": device}
     return [
         Task(
             {"table": table, "set": name, "method": method, "seed": seed},
             cell,
-            {
-                "folder": folder,
-                "splits": splits,
-                "name": name,
-                "method": method,
-                "seed": seed,
-                "device": device,
-            },
-        )  # fmt: skip
+            where | {"name": name, "method": method},
+        )
         for method in methods
         for name in sets
     ]

@@ -30,9 +30,7 @@ _STEPS = 64  # in a block at most
 _NUMBERS = 1 << 14  # in a member's block, where one step needs fewer
 _LONG = 10_000  # steps from which a small network's step is likely to be compiled
 _LARGE = 1 << 17  # weights of all members from which drawing is faster all the same
-_MANY = (
-    1 << 14
-)  # alternating numbers from which they are handed to others before new ones are drawn
+_MANY = 1 << 14  # alternating numbers from which they serve four steps
 
 
 def worthwhile(weights: int, steps: int) -> bool:

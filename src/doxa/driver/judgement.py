@@ -28,7 +28,7 @@ ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance
 LOSS = 0.05  # nats a row below the constant, likewise
 _ROWS = 4096  # that are looked at, of each split
 _NUMBERS = 2**18  # in y, likewise
-_SEEN = 256  # training rows that are looked at
+_SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
 def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
@@ -63,7 +63,7 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
 def learned(posterior: Posterior, run: Run) -> None:
     """Say so where rows that a run was trained on are predicted no better than by a constant."""
     split = run.split_of[0]
-    p, y = _predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN)
+    p, y = _predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
     if posterior.record.status != "ok" or not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y)
@@ -96,13 +96,14 @@ def _judged(
 
 
 def _predicted(
-    posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS
-) -> tuple[Any, Any]:
+    posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
+    draws: int | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Predictions of rows, and what they were: of fewer where memory does not allow for all."""
     while True:
         x, y = _some(data, rows, split, most)
         try:
-            return posterior.predict(x), y
+            return posterior.predict(x, draws), y
         except MemoryBudgetError:
             if most == 1:
                 raise

@@ -69,6 +69,14 @@ def test_they_are_distributed_as_they_should_be() -> None:
     assert float(u.max()) <= 1
 
 
+def test_alternating_numbers_cancel_in_pairs() -> None:
+    """Steps 2k and 2k + 1 have opposite numbers, pairs have others."""
+    source = Ahead(Noise(0, "test", [0, 1]))
+    drawn = [source.alternating((5,), at(t), 1) for t in range(130)]
+    assert all(torch.equal(a, -b) for a, b in zip(drawn[::2], drawn[1::2], strict=True))
+    assert len({tuple(row.flatten().tolist()) for row in drawn[::2]}) == 65
+
+
 def test_what_a_step_asks_for_can_be_handed_in() -> None:
     source = Ahead(Noise(0, "test", [0, 1]))
 

@@ -86,7 +86,12 @@ def gap_splits(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def tasks(
-    folder: Path, splits: str, sets: Sequence[str], methods: Sequence[str], seed: int = 0
+    folder: Path,
+    splits: str,
+    sets: Sequence[str],
+    methods: Sequence[str],
+    seed: int = 0,
+    device: str | None = None,
 ) -> list[Task]:
     """The cells of a table, the quick ones first."""
     for name in sets:
@@ -101,24 +106,32 @@ def tasks(
         Task(
             {"table": table, "set": name, "method": method, "seed": seed},
             cell,
-            {"folder": folder, "splits": splits, "name": name, "method": method, "seed": seed},
+            {
+                "folder": folder,
+                "splits": splits,
+                "name": name,
+                "method": method,
+                "seed": seed,
+                "device": device or "cpu",
+            },
         )
         for method in methods
         for name in sets
     ]
 
 
-def cell(folder: Path, splits: str, name: str, method: str, seed: int) -> Result:
+def cell(
+    folder: Path, splits: str, name: str, method: str, seed: int, device: str = "cpu"
+) -> Result:
     """Fit a method to all splits of a set and score it on the held-out rows of each."""
     data = load(folder, name, splits)
-    problem = Problem(
-        data.x, data.y, data.train, hidden=100 if name == "protein" else 50, seed=seed
-    )
+    x, y = data.x.to(device), data.y.to(device)
+    problem = Problem(x, y, data.train, hidden=100 if name == "protein" else 50, seed=seed)
     protocol = PROTOCOLS[method]
     start = time.perf_counter()
     answer = protocol.fit(problem, name)
     fitted = time.perf_counter() - start
-    scores = [score(answer, r, data.x[rows], data.y[rows]) for r, rows in enumerate(data.test)]
+    scores = [score(answer, r, x[rows], y[rows]) for r, rows in enumerate(data.test)]
     each = {key: [row[key] for row in scores] for key in scores[0]}
     return {
         "protocol": protocol.words,
@@ -128,6 +141,7 @@ def cell(folder: Path, splits: str, name: str, method: str, seed: int) -> Result
         "fit_seconds": fitted,
         "last_fit_seconds": problem.seconds[-1],  # with the settings that were chosen
         "predict_seconds": time.perf_counter() - start - fitted,
+        "device": torch.device(device).type,
         "status": answer.statuses(),
         **answer.facts,
     }

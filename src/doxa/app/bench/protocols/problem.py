@@ -69,8 +69,9 @@ class Problem:
         asked |= options
         start = time.perf_counter()
         sweep = doxa.fit(
-            net, (self.x, self.y), method, seed=self.seed, standardize=True, progress=False, **asked
-        )
+            net, (self.x, self.y), method, seed=self.seed, standardize=True, progress=False,
+            device=self.x.device, **asked,
+        )  # fmt: skip
         self.seconds.append(time.perf_counter() - start)
         return sweep
 

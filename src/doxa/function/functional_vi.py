@@ -36,7 +36,8 @@ from doxa import linalg, store
 from doxa.data import Batch, batch_rows
 from doxa.errors import ModelError
 from doxa.function.functional_posterior import FunctionalPosterior
-from doxa.function.measurement import Measured, box, measured, some_rows
+from doxa.function.glance import glance
+from doxa.function.measurement import LOOKED_AT, Measured, box, measured
 from doxa.function.stein import stein_score
 from doxa.method import (
     Clock,
@@ -105,8 +106,7 @@ class FunctionalVI(DrawnWeights):
         if self._points(run):
             state |= box(run, self.margin)
         if self.function_prior in KERNELS:
-            start = [self._kernel(run, m) for m in range(run.size)]
-            state["kernel"] = torch.stack(start).to(run.device, run.dtype)
+            state["kernel"] = self._kernel(run).to(run.device, run.dtype)
             state["kernel_noise"] = torch.full_like(state["kernel"][:, :1], math.log(0.3))
         if self.function_prior == "weights" and not run.subset_prior.is_gaussian:
             raise ModelError(
@@ -121,19 +121,19 @@ class FunctionalVI(DrawnWeights):
         leaves = tree_flatten(run.rows.x)[0]
         return 20 if len(leaves) == 1 and leaves[0].is_floating_point() else 0
 
-    def _kernel(self, run: Run, m: int) -> Tensor:
-        """Where a named kernel starts: log (ℓ of each column, v, p)."""
-        x, y, weight = some_rows(run, m)
-        rows = flat_inputs(x.unsqueeze(0) if isinstance(x, Tensor) else x)[0].double()
-        span = (rows.amax(0) - rows.amin(0)).clamp_min(1e-6)
-        power = 1.0
+    def _kernel(self, run: Run) -> Tensor:
+        """Where a named kernel starts: log (ℓ of each column, v, p), [M, D + 2]."""
+        seen = glance(run, LOOKED_AT)
+        rows = flat_inputs(seen.x).double()
+        span = (rows.amax(1) - rows.amin(1)).clamp_min(1e-6)  # [M, D]
+        power = torch.ones_like(span[:, :1])
         if run.likelihood.scales_targets:
-            each = y.double().flatten(1).square().mean(1).cpu()
-            power = float((weight * each).sum() / weight.sum()) or 1.0
+            each = seen.y.double().flatten(2).square().mean(2)  # [M, n]
+            found = (seen.shares(each) * each).sum(1, keepdim=True)
+            power = torch.where(found > 0, found, power)
         # rows that lie evenly in their range are √(D/6) ranges apart
-        scales = (span * math.sqrt(len(span) / 6)).tolist()
-        own = GPPrior(str(self.function_prior), tuple(scales), power, float(span.max()) / 2)
-        return own.hyper(len(scales))
+        scales = span * math.sqrt(span.shape[1] / 6)
+        return torch.cat([scales, power, span.amax(1, keepdim=True) / 2], 1).log()
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if self.function_prior in KERNELS and self.prior_steps and run.likelihood.scales_targets:

@@ -88,6 +88,21 @@ def test_what_is_trained_comes_to_the_closed_form(alpha: float) -> None:
     assert (ratio - 1).abs().max() < 0.03 if alpha == 0 else (ratio > 1.0).all()
 
 
+def test_a_learned_prior_starts_around_the_network() -> None:
+    """400 draws of a network's three weights after one step of no length: their mean is the network
+    that was given and their deviation 0.1 of the prior's, each within four standard errors."""
+    net = nn.Linear(2, 1).double()
+    posterior = doxa.fit(
+        net, data(), doxa.ImplicitProcess(functions=400, initial_scale=0.1), prior=doxa.Normal(2.0),
+        likelihood=doxa.Gaussian(noise=NOISE), init="given", validation=None, progress=False,
+        steps=1, lr=1e-12,
+    )  # fmt: skip
+    given = torch.cat([net.weight.detach().flatten(), net.bias.detach()])
+    weights = posterior.basis[0]
+    assert ((weights.mean(0) - given).abs() < 4 * 0.2 / math.sqrt(400)).all()
+    assert (weights.std(0) / 0.2 - 1).abs().max() < 4 / math.sqrt(800)
+
+
 @pytest.mark.parametrize("alpha", [1e-4, 0.3, 1.0])
 def test_the_energy_of_gaussian_noise_is_its_integral(alpha: float) -> None:
     """(1/α) log ∫ N(f; μ, v) N(y; f, σ²)^α df on a grid, for one output; as α → 0, E log p."""

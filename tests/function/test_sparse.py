@@ -183,7 +183,8 @@ def test_functions_have_the_marginals_and_covariances_of_the_posterior() -> None
 
 @pytest.mark.parametrize(
     "kernel", ["rbf", "matern12", "matern32", "matern52", "rq", "periodic", "cosine", "linear",
-               "polynomial2", "constant", "rbf * periodic + linear", "(rbf + linear) * cosine"],
+               "polynomial2", "constant", "relu2", "rbf * periodic + linear",
+               "(rbf + linear) * cosine"],
 )  # fmt: skip
 def test_random_features_have_the_kernel_as_their_product(kernel: str) -> None:
     """1,024 of them: to 0.12 of the variances, 0.35 of polynomials and products."""

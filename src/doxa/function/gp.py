@@ -58,9 +58,9 @@ class GP(Method):
     Parameters
     ----------
     kernel: "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
-        "linear", "polynomial2", "polynomial3", "constant", sums and products of them such as
-        "rbf * periodic + linear" (`function/composed.py`), or a gpytorch kernel, which starts from
-        its own values and needs a registered builder to be saved.
+        "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and
+        products of them such as "rbf * periodic + linear" (`function/composed.py`), or a gpytorch
+        kernel, which starts from its own values and needs a registered builder to be saved.
     noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
     fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
     lengthscale, variance: initial values in a named kernel, in fitted units; None: the distance

@@ -8,6 +8,9 @@
     periodic   exp(−2 Σ_d sin²(π(x_d − x'_d)/p_d)/ℓ_d²)
     cosine     the mean over d of cos(2π(x_d − x'_d)/p_d)
 
+    relu1, relu2, relu3   of an infinitely wide network with so many hidden layers: K ← 2E[φφ'] by
+               the closed form below, from K₀ = 1 + Σ_d x_d x'_d/ℓ_d² (Cho & Saul, 2009)
+
 "matern" is matern52. Rasmussen & Williams (2006), ch. 4. Their gradients are such products, too.
 Gaussian processes compose them (`doxa/function/composed.py`), and priors over functions have one.
 """
@@ -100,6 +103,29 @@ def _polynomial(place: Place, v: Values, degree: int) -> Tensor:
     return (place.dot(place.a, place.b) + scalar(v["offset"], place)) ** degree
 
 
+def rectified(c: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """E[φ(a)φ(b)] and E[φ'(a)φ'(b)] of φ = max(·, 0), for normal a, b with variances v, w and
+    covariance c: (√(vw − c²) + (π − θ)c)/2π and (π − θ)/2π, θ the angle between them."""
+    # Where rows coincide θ is 0, which rounding would make 1e-8, and a square root of 0 has no
+    # derivative.
+    kind = torch.finfo(c.dtype)
+    across = (v * w * (1.0 - 16 * kind.eps) - c * c).clamp_min(kind.tiny).sqrt()
+    rest = math.pi - torch.atan2(across, c)
+    return (across + rest * c) / (2 * math.pi), rest / (2 * math.pi)
+
+
+def _relu(place: Place, scale: Tensor, layers: int) -> Tensor:
+    """2E[φφ'] leaves variances as they are, so that they are those of the input in every layer."""
+    a, b = place.a / scale, place.b / scale
+    v, w = (1 + side.square().sum(-1) for side in (a, b))
+    if not place.diag:
+        v, w = v.unsqueeze(-1), w.unsqueeze(-2)
+    c = 1 + place.dot(a, b)
+    for _ in range(layers):
+        c = 2 * rectified(c, v, w)[0]
+    return c
+
+
 class Kind(NamedTuple):
     """A kernel: the names of its parameters, and its values."""
 
@@ -119,5 +145,8 @@ KINDS = {
     "linear": Kind((), lambda p, v: p.dot(p.a, p.b)),
     "polynomial2": Kind(("offset",), lambda p, v: _polynomial(p, v, 2)),
     "polynomial3": Kind(("offset",), lambda p, v: _polynomial(p, v, 3)),
+    "relu1": Kind(("lengthscale",), lambda p, v: _relu(p, v["lengthscale"], 1)),
+    "relu2": Kind(("lengthscale",), lambda p, v: _relu(p, v["lengthscale"], 2)),
+    "relu3": Kind(("lengthscale",), lambda p, v: _relu(p, v["lengthscale"], 3)),
     "constant": Kind((), lambda p, v: torch.ones_like(p.dot(p.a, p.b))),
 }

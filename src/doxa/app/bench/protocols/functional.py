@@ -5,6 +5,7 @@ Lengths, rates and first widths are chosen by validation rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,20 +25,30 @@ from doxa.app.bench.protocols.problem import (
 
 
 def _lengths(
-    method: Any, epochs: Sequence[int], grid: Grid, batch: int, samples: int | None
+    method: Any,
+    epochs: Sequence[int],
+    grid: Grid,
+    batch: int,
+    samples: int | None,
+    held: Sequence[float | None] = (None,),
 ) -> Fit:
-    """One of some lengths (a tenth on large sets) and one point of the grid for the set."""
+    """One of some lengths (a tenth on large sets), of some shares of the rows that `fit` holds out
+    for early stopping and the noise, and of the points of the grid for the set."""
 
     def fit(problem: Problem, _name: str) -> Answer:
-        def train(rows: Sequence[Tensor], length: int, grid: Grid) -> Any:
+        def train(rows: Sequence[Tensor], one: tuple[int, float | None], grid: Grid) -> Any:
+            length, share = one
             return problem.fit(
                 method, likelihood="gaussian", epochs=length if problem.small else length / 10,
                 batch_size=batch, schedule="cosine", runs=doxa.Runs(rows=rows, grid=grid),
+                validation=share,
             )  # fmt: skip
 
-        length, point = best(problem, train, epochs, grid, samples and 200, 5)
-        sweep = train(problem.train, length, only(point))
-        return Answer(list(sweep), samples, {"chosen": {"epochs": length, **said(point)}})
+        tried = list(itertools.product(epochs, held))
+        one, point = best(problem, train, tried, grid, samples and 200, 5)
+        sweep = train(problem.train, one, only(point))
+        chosen = {"epochs": one[0], "held_out": one[1], **said(point)}
+        return Answer(list(sweep), samples, {"chosen": chosen})
 
     return fit
 

@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--sets", default="yacht,boston,energy,concrete,wine")
     parser.add_argument("--methods", default="vip,fbnn,nngp,ntk,functional-prior")
+    parser.add_argument("--cells", help="METHOD/SET, …, in this order, in place of both")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
@@ -47,7 +48,9 @@ def main() -> None:
     end = time.monotonic() + 60 * asked.minutes
     spawn = multiprocessing.get_context("spawn")
     sets, methods = asked.sets.split(","), asked.methods.split(",")
-    waiting = [(method, name) for name in sets for method in methods]
+    product = [f"{method}/{name}" for name in sets for method in methods]
+    chosen = asked.cells.split(",") if asked.cells else product
+    waiting = [(cell.split("/")[0], cell.split("/")[1]) for cell in chosen]
     running: dict[tuple[str, str], Any] = {}
     while (waiting or running) and time.monotonic() < end:
         while waiting and len(running) < asked.processes:

@@ -74,5 +74,6 @@ BEST_LL = {
 # Which published column is the same method as one of ours.
 SAME_METHOD = {
     "deep-ensemble": "deep ensemble", "swag": "SWAG", "mc-dropout": "MC dropout tuned",
-    "mean-field": "mean-field", "vip": "VIP", "fbnn": "fBNN", "deep-gp": "deep GP",
+    "mean-field": "mean-field", "vip": "VIP", "vip-deep": "VIP", "fbnn": "fBNN",
+    "deep-gp": "deep GP",
 }  # fmt: skip

@@ -32,6 +32,7 @@ def _lengths(
     grid: Grid,
     batch: int,
     samples: int | None,
+    **network: Any,
 ) -> Fit:
     """One of some methods, of some lengths (a tenth on large sets), with or without rows held out,
     and of the points of the grid for the set."""
@@ -42,7 +43,7 @@ def _lengths(
             return problem.fit(
                 method, likelihood="gaussian", epochs=length if problem.small else length / 10,
                 batch_size=batch, schedule="cosine", runs=doxa.Runs(rows=rows, grid=grid),
-                validation=share,
+                validation=share, **network,
             )  # fmt: skip
 
         tried = list(itertools.product(methods, epochs, (None, 0.1)))
@@ -83,5 +84,19 @@ FUNCTIONAL = {
             32,
             None,
         ),
+    ),
+    "vip-deep": Protocol(
+        "as vip, on the paper's network: two hidden layers of 10 tanh units; 400 epochs, a "
+        f"start at .3, .1 or .03: {_CHOSEN}",
+        _lengths(
+            [doxa.ImplicitProcess()],
+            (400,),
+            {"initial_scale": (0.3, 0.1, 0.03), "lr": (0.003, 0.01)},
+            32,
+            None,
+            hidden=(10, 10),
+            activation="tanh",
+        ),
+        "vip",
     ),
 }

@@ -70,8 +70,8 @@ class ImplicitProcess(Method):
     alpha: α of the energy; 0: the ELBO.
     learn_prior: fit the prior's means and standard deviations, one a weight. They start at the
         network's first weights, and at `initial_scale` times the width of the model's own prior.
-    initial_scale: see there; at 1 the functions of a wide network start so large and rough that
-        they fit the rows by what was drawn, before the prior has learned anything.
+    initial_scale: see there. Below 1 (0.1, say) rows like those fitted to are predicted better, and
+        there is less doubt away from them: docs/functional.md.
     exact: with Gaussian noise, put the posterior of a in closed form in the place of q(a) at the
         end: what α = 0 comes to, and narrower than what a larger α finds.
     function_prior: a `doxa.ImplicitPrior` in place of the network's functions; the network then
@@ -87,7 +87,7 @@ class ImplicitProcess(Method):
     functions: int = whole(20, least=2)
     alpha: float = between(0.5, 0, 1)
     learn_prior: bool = flag(True)
-    initial_scale: float = positive(0.1, per_run=True)
+    initial_scale: float = positive(1.0, per_run=True)
     exact: bool = flag(False)
     function_prior: ImplicitPrior | None = plain(None, ImplicitPrior, "a doxa.ImplicitPrior")
     samples: int = whole(10, least=1)

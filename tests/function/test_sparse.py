@@ -126,7 +126,7 @@ def test_classification_is_that_of_gpytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     x, yes, three = classes()
-    chosen = torch.linspace(-2, 2, 8).double()[:, None]
+    chosen = torch.linspace(-2, 2, 8).double()[None, :, None]
     monkeypatch.setattr(points, "spread_out", lambda *_: chosen.clone())
     method = doxa.SparseGP(
         inducing=8, fit_hyper=False, fit_points=False, variance=2.0, lengthscale=0.8, natural=0.3,

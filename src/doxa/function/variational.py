@@ -95,7 +95,7 @@ class VariationalProcess(Method):
 
     def init(self, run: Run) -> State:
         self._check(run)
-        points, power, spread = map(torch.stack, zip(*starts(run, self.inducing), strict=True))
+        points, power, spread = starts(run, self.inducing)
         inner, points = self.init_inner(points)
         outputs, count = math.prod(run.output), points.shape[1]
         eye = torch.eye(count, dtype=points.dtype, device=points.device)

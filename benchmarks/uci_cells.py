@@ -4,7 +4,8 @@
         --sets yacht,energy --processes 8 --minutes 8.5 [--device cuda]
 
 Reads DATA/uci/NAME.npz. A cell is written the moment it is known, as `doxa bench` writes it, and
-what is not done in time is given up. Cells that OUT holds are not computed again.
+what is not done in time is given up; on a GPU, which others may share, nothing is killed: a cell is
+begun only if the longest so far would fit in. Cells that OUT holds are not computed again.
 """
 
 from __future__ import annotations
@@ -52,15 +53,22 @@ def main() -> None:
     chosen = asked.cells.split(",") if asked.cells else product
     waiting = [(cell.split("/")[0], cell.split("/")[1]) for cell in chosen]
     running: dict[tuple[str, str], Any] = {}
-    while (waiting or running) and time.monotonic() < end:
-        while waiting and len(running) < asked.processes:
+    began: dict[tuple[str, str], float] = {}
+    longest, gentle = 0.0, asked.device != "cpu"
+    while running or (waiting and time.monotonic() < end - gentle * longest):
+        if not gentle and time.monotonic() > end:
+            break
+        room = time.monotonic() < end - gentle * longest
+        while waiting and room and len(running) < asked.processes:
             key = waiting.pop(0)
+            began[key] = time.monotonic()
             own = (asked.data, asked.out, *key, asked.device, asked.threads)
             running[key] = spawn.Process(target=one, args=own)
             running[key].start()
         for key, process in list(running.items()):
             if not process.is_alive():
                 del running[key]
+                longest = max(longest, time.monotonic() - began[key])
                 left = end - time.monotonic()
                 say(f"{' '.join(key)}: exit {process.exitcode}, {left:.0f} s left")
         time.sleep(0.2)

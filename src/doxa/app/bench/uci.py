@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def tasks(
     sets: Sequence[str],
     methods: Sequence[str],
     seed: int = 0,
-    device: str | None = None,
+    device: str = "cpu",
 ) -> list[Task]:
     """The cells of a table, the quick ones first."""
     for name in sets:
@@ -102,18 +102,12 @@ def tasks(
             hint = did_you_mean(method, list(PROTOCOLS))
             raise DataError(f"no UCI protocol for {method!r}{hint}")
     table = "uci" if splits == "standard" else "gap"
+    where = {"folder": folder, "splits": splits, "seed": seed, "device": device}
     return [
         Task(
             {"table": table, "set": name, "method": method, "seed": seed},
             cell,
-            {
-                "folder": folder,
-                "splits": splits,
-                "name": name,
-                "method": method,
-                "seed": seed,
-                "device": device or "cpu",
-            },
+            where | {"name": name, "method": method},
         )
         for method in methods
         for name in sets
@@ -125,23 +119,25 @@ def cell(
 ) -> Result:
     """Fit a method to all splits of a set and score it on the held-out rows of each."""
     data = load(folder, name, splits)
-    x, y = data.x.to(device), data.y.to(device)
-    problem = Problem(x, y, data.train, hidden=100 if name == "protein" else 50, seed=seed)
+    data = replace(data, x=data.x.to(device), y=data.y.to(device))
+    problem = Problem(
+        data.x, data.y, data.train, hidden=100 if name == "protein" else 50, seed=seed
+    )
     protocol = PROTOCOLS[method]
     start = time.perf_counter()
     answer = protocol.fit(problem, name)
     fitted = time.perf_counter() - start
-    scores = [score(answer, r, x[rows], y[rows]) for r, rows in enumerate(data.test)]
+    scores = [score(answer, r, data.x[rows], data.y[rows]) for r, rows in enumerate(data.test)]
     each = {key: [row[key] for row in scores] for key in scores[0]}
     return {
         "protocol": protocol.words,
+        "device": torch.device(device).type,
         "splits": len(scores),
         "rows": [len(data.train[0]), len(data.test[0])],
         "scores": {key: summary(values) | {"each": values} for key, values in each.items()},
         "fit_seconds": fitted,
         "last_fit_seconds": problem.seconds[-1],  # with the settings that were chosen
         "predict_seconds": time.perf_counter() - start - fitted,
-        "device": torch.device(device).type,
         "status": answer.statuses(),
         **answer.facts,
     }

@@ -40,7 +40,9 @@ class UCITable:
         folder = uci.data_folder(data)
         full = {short: name for name, short in SHORT.items()}
         chosen = [full.get(name, name) for name in sets or uci.SETS]
-        return uci.tasks(folder, self.splits, chosen, methods or list(PROTOCOLS), seed, device)
+        return uci.tasks(
+            folder, self.splits, chosen, methods or list(PROTOCOLS), seed, device or "cpu"
+        )
 
     def tables(self, store: Store) -> list[Table]:
         cells = {(c["key"]["set"], c["key"]["method"]): c for c in store.cells(table=self.name)}

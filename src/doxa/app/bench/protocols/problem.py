@@ -75,13 +75,13 @@ class Problem:
             net = doxa.nets.mlp(self.x.shape[1], outputs, hidden=layers, activation=activation)
         asked: dict[str, Any] = {
             "runs": doxa.Runs(rows=self.train), "schedule": "constant", "validation": None,
+            "device": self.x.device,
         }  # fmt: skip
         asked |= options
         start = time.perf_counter()
         sweep = doxa.fit(
-            net, (self.x, self.y), method, seed=self.seed, standardize=True, progress=False,
-            device=self.x.device, **asked,
-        )  # fmt: skip
+            net, (self.x, self.y), method, seed=self.seed, standardize=True, progress=False, **asked
+        )
         self.seconds.append(time.perf_counter() - start)
         return sweep
 

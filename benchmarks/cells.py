@@ -22,14 +22,15 @@ from doxa.app.bench.work import Task
 from doxa.errors import MethodError
 
 
-def wanted(table: str, cells: str, sets: str | None, data: str | None, device: str) -> list[Task]:
+def wanted(asked: argparse.Namespace) -> list[Task]:
     """In the order given, sets within a cell."""
-    chosen = find(table)
-    named = sets.split(",") if sets else None
+    table = find(asked.table)
+    sets = asked.sets.split(",") if asked.sets else None
+    scale = {} if asked.scale == "full" else {"scale": asked.scale}
     found: list[Task] = []
-    for cell in cells.split(","):
+    for cell in asked.cells.split(","):
         method, _, seed = cell.partition(":")
-        found += chosen.tasks(data, named, [method], device, int(seed or 0))
+        found += table.tasks(asked.data, sets, [method], asked.device, int(seed or 0), **scale)
     return found
 
 
@@ -40,13 +41,14 @@ def main() -> None:
     parser.add_argument("--sets")
     parser.add_argument("--data")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--scale", default="full", help="small: of an image table, to try it")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     end = time.monotonic() + 60 * asked.minutes
     store = Store(asked.out / asked.table)
-    for task in wanted(asked.table, asked.cells, asked.sets, asked.data, asked.device):
+    for task in wanted(asked):
         if time.monotonic() > end:
             print(f"{task.name}: the time is up", flush=True)
             continue

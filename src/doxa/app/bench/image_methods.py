@@ -64,6 +64,7 @@ FRN = replace(CIFAR, norm="frn")
 REFERENCE = Settings(
     "lenet5", epochs=300, train_rows=2000, burn_in=150, draws=25, thin=4, leapfrog=150
 )  # fmt: skip
+_TABLES = {"ood": OOD, "mnist": MNIST, "cifar": CIFAR, "cifar-frn": FRN, "reference": REFERENCE}
 _SMALL: dict[str, Any] = {
     "epochs": 2, "batch": 64, "members": 2, "samples": 8, "chains": 2, "burn_in": 40, "draws": 4,
     "leapfrog": 10, "sweep_rows": 100, "sweep_samples": 4, "train_rows": 2000, "test_rows": 200,

@@ -96,6 +96,7 @@ class Model:
         swap_dropout(self.net)
         unfuse_attention(self.net)
         self.output: Any = None  # the shape of one row's output, once seen
+        self.rows_first = True  # every layer with noise, or trainables of its own, sees rows first
         self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
         self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
         self.head: str | None = None  # the trainable layer that ran last
@@ -151,6 +152,7 @@ class Model:
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
         self.sites, self.widths = noise_sites(trace, twice), trace.widths
+        self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.head, self.last = trace.head, trace.last
         self.masked = masked_layers(trace.order, trace.dropouts)
         self._forget()

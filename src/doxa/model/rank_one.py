@@ -3,7 +3,9 @@
     y = ((x ∘ s) Wᵀ) ∘ r + b
 
 r has an entry for each output (channel), s for each input (channel). Both are the layer's own: many
-layers of this kind can share one W, which is what batch ensembles do. Of rank-1 Bayesian networks
+layers of this kind can share one W, which is what batch ensembles do. Given as [K, channels], of K
+components, they meet the rows in turns, row i that of component i mod K: all components in one
+product with W. Of rank-1 Bayesian networks
 r and s are normal, with means and standard deviations of the layer's own: a draw for each row costs
 no more than one for all.
 """
@@ -44,21 +46,31 @@ class RankOne(Noisy):
                 with torch.no_grad():
                     factor.copy_(torch.randint(0, 2, factor.shape) * 2.0 - 1.0)
 
-    def wide(self, value: Tensor) -> Tensor:
-        """A number for each channel, at all places: [channels, 1, ...]."""
-        return value.reshape(-1, *(1,) * (self.weight.ndim - 2))
+    def wide(self, value: Tensor, middle: int = 0) -> Tensor:
+        """A number for each channel, at all places: [..., channels, 1, ...]; with so many axes
+        between the component's and the channels'."""
+        lead, places = value.shape[:-1], (1,) * (self.weight.ndim - 2)
+        return value.reshape(*lead, *(1,) * middle, -1, *places)
 
-    def factor(self, name: str) -> Tensor:
+    def factor(self, name: str, middle: int = 0) -> Tensor:
         """r or s, as what is multiplied by it is shaped."""
-        return self.wide(getattr(self, name))
+        return self.wide(getattr(self, name), middle)
+
+    def times(self, x: Tensor, name: str) -> Tensor:
+        """x ∘ r or x ∘ s; of K components, each on its rows."""
+        value = getattr(self, name)
+        if value.ndim == 1:
+            return x * self.factor(name)
+        middle = x.ndim - self.weight.ndim  # axes between rows and channels
+        return (dealt(x, 0, len(value)) * self.factor(name, middle)).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.factor("s")
+        x = self.times(x, "s")
         if isinstance(self, nn.Linear):
             out = F.linear(x, self.weight)
         else:
             out = self._conv_forward(x, self.weight, None)  # type: ignore[attr-defined]
-        out = out * self.factor("r")
+        out = self.times(out, "r")
         return out if self.bias is None else out + self.wide(self.bias)
 
     def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -78,29 +90,46 @@ class RankOneLinear(RankOne):
         of what is multiplied by it."""
         return stacked(name, slots, middle)
 
-    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
+    def stacked_times(self, h: Tensor, has_axis: bool, slots: Slots, name: str) -> Value:
+        """h ∘ r or h ∘ s, [M, rows, ..., channels]; of K components, each on its rows."""
         middle = h.ndim - 1 - has_axis  # axes of rows
-        s, s_axis = self.stacked_factor("s", slots, middle)
-        r, r_axis = self.stacked_factor("r", slots, middle)
-        bias, bias_axis = stacked("bias", slots, middle)
+        value = slots.take(name)
+        assert value is not None
+        factor, factor_axis = self.stacked_factor(name, slots, middle)
+        axis = has_axis or factor_axis
+        if value.ndim - slots.has_axis(name) == 1:
+            return h * factor, axis
+        rows = dealt(h, int(has_axis), value.shape[-2]) * factor
+        return rows.flatten(int(axis), int(axis) + 1), axis
+
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
+        bias, bias_axis = stacked("bias", slots, h.ndim - 1 - has_axis)
         weight = slots.take("weight")
         assert weight is not None
-        h, has_axis = h * s, has_axis or s_axis
+        h, has_axis = self.stacked_times(h, has_axis, slots, "s")
         if slots.has_axis("weight"):
             out, has_axis = stacked_linear(h, has_axis, weight, None), True
         else:
             out = F.linear(h, weight)
-        out = out * r
+        out, has_axis = self.stacked_times(out, has_axis, slots, "r")
         out = out if bias is None else out + bias
-        return out, has_axis or r_axis or bias_axis
+        return out, has_axis or bias_axis
+
+
+def dealt(x: Tensor, rows: int, k: int) -> Tensor:
+    """Rows, at that axis, as [..., rows/k, k, ...]: row i is at component i mod k."""
+    return x.unflatten(rows, (-1, k))
 
 
 def stacked(name: str, slots: Slots, middle: int) -> Value:
     """A number for each channel and member, [M, 1, ..., channels], and whether there is an axis of
-    members."""
+    members; of K components, [M, 1, K, ..., channels], before rows that were dealt out."""
     value = slots.take(name)
     if value is None or not slots.has_axis(name):
         return value, False
+    if value.ndim == 3:
+        members, k, channels = value.shape
+        return value.reshape(members, 1, k, *(1,) * (middle - 1), channels), True
     return value.reshape(len(value), *(1,) * middle, -1), True
 
 
@@ -130,11 +159,13 @@ class NormalRankOne(RankOne):
         start = 0 if name == "r" else len(self.r)
         return eps.narrow(1 - self.weight.ndim, start, len(getattr(self, name)))
 
-    def factor(self, name: str) -> Tensor:
-        mean = super().factor(name)
+    def factor(self, name: str, middle: int = 0) -> Tensor:
+        mean = super().factor(name, middle)
         if self.eps is None:
             return mean
-        return mean + deviation(super().factor(f"{name}_rho")) * self.part(name, self.eps)
+        value, eps = getattr(self, name), self.part(name, self.eps)
+        eps = eps if value.ndim == 1 else dealt(eps, 0, len(value))
+        return mean + deviation(super().factor(f"{name}_rho", middle)) * eps
 
 
 class NormalRankOneLinear(NormalRankOne, RankOneLinear):
@@ -145,7 +176,11 @@ class NormalRankOneLinear(NormalRankOne, RankOneLinear):
         if eps is None:
             return mean
         rho, _ = stacked(f"{name}_rho", slots, middle)
-        away = deviation(rho) * self.part(name, eps)  # noise always has the member axis
+        value, own = slots.take(name), self.part(name, eps)
+        assert value is not None
+        if value.ndim - slots.has_axis(name) == 2:
+            own = dealt(own, 1, value.shape[-2])
+        away = deviation(rho) * own  # noise always has the member axis
         return mean[0] + away, True
 
 

@@ -24,7 +24,7 @@ from doxa.app.bench.cells import circumstances
 ROWS, BATCH = 512, 128
 # net: how it is built, what a row of x is, steps of a fit on the CPU
 NETS: dict[str, tuple[Any, tuple[int, ...], int]] = {
-    "mlp": (lambda: doxa.nets.mlp(784, 10, hidden=(400, 400)), (784,), 120),
+    "mlp": (lambda: doxa.nets.mlp(784, 10, hidden=(400, 400)), (784,), 600),
     "lenet5": (doxa.nets.lenet5, (1, 28, 28), 60),
     "resnet20": (doxa.nets.resnet20, (3, 32, 32), 8),
     "resnet20-frn": (lambda: doxa.nets.resnet20(norm="frn"), (3, 32, 32), 8),

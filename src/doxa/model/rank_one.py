@@ -25,6 +25,8 @@ from doxa.model.layers import Noisy, Shape, Slots, Value, deviation, extended
 from doxa.model.plan import stacked_linear
 
 SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FEW = 4  # input channels of a convolution up to which components are its groups
+_CONVOLUTIONS: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 class RankOne(Noisy):
@@ -56,22 +58,44 @@ class RankOne(Noisy):
         """r or s, as what is multiplied by it is shaped."""
         return self.wide(getattr(self, name), middle)
 
-    def times(self, x: Tensor, name: str) -> Tensor:
-        """x ∘ r or x ∘ s; of K components, each on its rows."""
+    def times(self, x: Tensor, name: str, plus: Tensor | None = None) -> Tensor:
+        """x ∘ r or x ∘ s, and something added; of K components, each on its rows."""
         value = getattr(self, name)
         if value.ndim == 1:
-            return x * self.factor(name)
+            return _multiplied(x, self.factor(name), plus)
         middle = x.ndim - self.weight.ndim  # axes between rows and channels
-        return (dealt(x, 0, len(value)) * self.factor(name, middle)).flatten(0, 1)
+        rows = dealt(x, 0, len(value))
+        return _multiplied(rows, self.factor(name, middle), plus).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.in_groups():
+            return self._grouped(x)
         x = self.times(x, "s")
         if isinstance(self, nn.Linear):
             out = F.linear(x, self.weight)
         else:
             out = self._conv_forward(x, self.weight, None)  # type: ignore[attr-defined]
-        out = self.times(out, "r")
-        return out if self.bias is None else out + self.wide(self.bias)
+        return self.times(out, "r", None if self.bias is None else self.wide(self.bias))
+
+    def in_groups(self) -> bool:
+        """Whether factors multiply weights: of K components, where a convolution has few input
+        channels. Such a layer is a network's first: images need no gradient, which s on them would
+        ask for, at the price of another convolution."""
+        return self.r.ndim == 2 and self.weight.ndim > 2 and self.weight.shape[1] <= FEW
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        """A convolution of K groups, [rows/K, K · channels, ...], one a component."""
+        layer: Any = self
+        k, groups = len(self.r), layer.groups
+        tensors = {"weight": self.weight.unsqueeze(0), "r": self.r, "s": self.s}
+        weight = RankOne.plain(self, tensors)["weight"].flatten(0, 1)  # [K · outputs, ...]
+        bias = None if self.bias is None else self.bias.repeat(k)
+        convolve = _CONVOLUTIONS[self.weight.ndim]
+        out = convolve(
+            dealt(x, 0, k).flatten(1, 2), weight, bias, layer.stride, layer.padding,
+            layer.dilation, k * groups,
+        )  # fmt: skip
+        return out.unflatten(1, (k, -1)).flatten(0, 1)
 
     def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """W ∘ (r sᵀ), [S, outputs, inputs of a group, ...]."""
@@ -90,20 +114,22 @@ class RankOneLinear(RankOne):
         of what is multiplied by it."""
         return stacked(name, slots, middle)
 
-    def stacked_times(self, h: Tensor, has_axis: bool, slots: Slots, name: str) -> Value:
-        """h ∘ r or h ∘ s, [M, rows, ..., channels]; of K components, each on its rows."""
+    def stacked_times(
+        self, h: Tensor, has_axis: bool, slots: Slots, name: str, plus: bool = False
+    ) -> Value:
+        """h ∘ r or h ∘ s, [M, rows, ..., channels], plus the bias; of K components, each on its
+        rows."""
         middle = h.ndim - 1 - has_axis  # axes of rows
         value = slots.take(name)
         assert value is not None
         factor, factor_axis = self.stacked_factor(name, slots, middle)
-        axis = has_axis or factor_axis
-        if value.ndim - slots.has_axis(name) == 1:
-            return h * factor, axis
-        rows = dealt(h, int(has_axis), value.shape[-2]) * factor
-        return rows.flatten(int(axis), int(axis) + 1), axis
+        parts = value.ndim - slots.has_axis(name) == 2
+        rows = dealt(h, int(has_axis), value.shape[-2]) if parts else h
+        bias, bias_axis = stacked("bias", slots, middle + parts) if plus else (None, False)
+        out, axis = _multiplied(rows, factor, bias), has_axis or factor_axis or bias_axis
+        return out.flatten(int(axis), int(axis) + 1) if parts else out, axis
 
     def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
-        bias, bias_axis = stacked("bias", slots, h.ndim - 1 - has_axis)
         weight = slots.take("weight")
         assert weight is not None
         h, has_axis = self.stacked_times(h, has_axis, slots, "s")
@@ -111,9 +137,11 @@ class RankOneLinear(RankOne):
             out, has_axis = stacked_linear(h, has_axis, weight, None), True
         else:
             out = F.linear(h, weight)
-        out, has_axis = self.stacked_times(out, has_axis, slots, "r")
-        out = out if bias is None else out + bias
-        return out, has_axis or bias_axis
+        return self.stacked_times(out, has_axis, slots, "r", plus=True)
+
+
+def _multiplied(x: Tensor, factor: Tensor, plus: Tensor | None) -> Tensor:
+    return x * factor if plus is None else torch.addcmul(plus, x, factor)
 
 
 def dealt(x: Tensor, rows: int, k: int) -> Tensor:
@@ -123,7 +151,7 @@ def dealt(x: Tensor, rows: int, k: int) -> Tensor:
 
 def stacked(name: str, slots: Slots, middle: int) -> Value:
     """A number for each channel and member, [M, 1, ..., channels], and whether there is an axis of
-    members; of K components, [M, 1, K, ..., channels], before rows that were dealt out."""
+    members; of K components, [M, 1, K, ..., channels], for rows that were dealt out."""
     value = slots.take(name)
     if value is None or not slots.has_axis(name):
         return value, False
@@ -158,6 +186,9 @@ class NormalRankOne(RankOne):
         """The noise of r or of s."""
         start = 0 if name == "r" else len(self.r)
         return eps.narrow(1 - self.weight.ndim, start, len(getattr(self, name)))
+
+    def in_groups(self) -> bool:
+        return self.eps is None and super().in_groups()
 
     def factor(self, name: str, middle: int = 0) -> Tensor:
         mean = super().factor(name, middle)

@@ -136,11 +136,11 @@ def _with(method: Callable[[Images, Settings], Any], members: bool = False, **ho
 
 
 def _swag(data: Images, s: Settings) -> doxa.SWAG:
-    """Half of the epochs to train, half for the trajectory, a point at the end of each."""
+    """Half of the epochs to train, half for the trajectory, a point at the end of each; the last
+    is short of one where rows do not fill its batches."""
     steps = -(-len(data.x) // s.batch)
-    return doxa.SWAG(
-        share=0.5, cycle=steps, rank=min(20, s.epochs) if s.epochs > 1 else 0, samples=s.samples
-    )
+    rank = min(20, s.epochs - 1) if s.epochs > 2 else 0
+    return doxa.SWAG(share=0.5, cycle=steps, rank=rank, samples=s.samples)
 
 
 def _last_layer(structure: str, link: str = "samples") -> Fit:
@@ -170,7 +170,7 @@ _COMPONENTS = (
 )
 _TRAJECTORY = (
     "{epochs} epochs of training and {epochs} of trajectory at half the rate, a point an epoch, "
-    "rank 20; {samples} samples"
+    "rank 20, or one less than the epochs; {samples} samples"
 )
 
 PROTOCOLS: dict[str, Protocol] = {

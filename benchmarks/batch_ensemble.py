@@ -32,7 +32,9 @@ NETS: dict[str, tuple[Any, tuple[int, ...], int]] = {
 METHODS: dict[str, Any] = {"map": "map", "batch-ensemble": doxa.BatchEnsemble(size=4)}
 
 
-def step_seconds(net: nn.Module, data: Any, method: Any, steps: int, device: str) -> float:
+def step_seconds(
+    net: nn.Module, data: Any, method: Any, steps: int, device: str, **options: Any
+) -> float:
     """Of a step of the last three quarters of a fit."""
     gpu, marks = device.startswith("cuda"), []
 
@@ -41,9 +43,10 @@ def step_seconds(net: nn.Module, data: Any, method: Any, steps: int, device: str
 
     doxa.fit(
         net, data, method, likelihood="categorical", steps=steps, batch_size=BATCH, device=device,
-        validation=None, progress=False, callbacks=[look],
+        validation=None, progress=False, callbacks=[look], **options,
     )  # fmt: skip
-    (first, begun), (last, ended) = next(m for m in marks if m[0] >= steps // 4), marks[-1]
+    later = [mark for mark in marks[:-1] if mark[0] >= steps // 4]
+    (first, begun), (last, ended) = (later or marks)[0], marks[-1]
     return (ended - begun) / (last - first)
 
 

@@ -32,6 +32,7 @@ class Components(Method):
     """
 
     overfits: ClassVar[bool] = True
+    half_precision: ClassVar[bool] = True
 
     size: int = whole(4, least=1)
     spread: float = between(0.0, 0, 10, "[]")

@@ -3,8 +3,9 @@
     python benchmarks/batch_ensemble.py [--nets mlp,lenet5,resnet20] [--device cuda] [--out FILE]
 
 Four components, 128 rows in all, 32 a component (Wen, Tran & Ba 2020 say "little more than one").
-The time is a step's in the last three quarters of a fit, the shortest of some repetitions that take turns;
-on the CPU, time of the process on one thread, which other work on the machine leaves as it is.
+The time is a step's in the last three quarters of a fit, the shortest of some repetitions that
+take turns; on the CPU, time of the process on one thread, which other work on the machine leaves
+as it is.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_the_same_bits_again_and_after_a_checkpoint(tmp_path: Path) -> None:
     fit(checkpoint=tmp_path / "run", checkpoint_every=0, callbacks=[stop])
     resumed = fit(checkpoint=tmp_path / "run", checkpoint_every=0)
     assert torch.equal(first.samples, resumed.samples)
-    with pytest.raises(DoxaError, match="another fit|different|not this fit"):
+    with pytest.raises(DoxaError, match="another fit"):
         fit(checkpoint=tmp_path / "run", precision="full")
 
 

@@ -184,8 +184,8 @@ class NormalRankOne(RankOne):
 
     def part(self, name: str, eps: Tensor) -> Tensor:
         """The noise of r or of s."""
-        start = 0 if name == "r" else len(self.r)
-        return eps.narrow(1 - self.weight.ndim, start, len(getattr(self, name)))
+        start = 0 if name == "r" else self.r.shape[-1]
+        return eps.narrow(1 - self.weight.ndim, start, getattr(self, name).shape[-1])
 
     def in_groups(self) -> bool:
         return self.eps is None and super().in_groups()

@@ -60,7 +60,9 @@ MNIST = Settings("mlp", epochs=60, batch=128, rate=1e-3, dropout=0.5, seeds=3)
 CIFAR = Settings(
     "resnet20", epochs=30, batch=128, rate=2e-3, sweep_rows=1000, sweep_samples=20
 )  # fmt: skip
-FRN = replace(CIFAR, norm="frn")
+FRN = replace(
+    CIFAR, norm="frn", batch=256, rate=3e-3, samples=30, sweep_rows=500, sweep_samples=10
+)  # fmt: skip
 REFERENCE = Settings(
     "lenet5", epochs=300, train_rows=2000, burn_in=100, draws=20, thin=3, leapfrog=150
 )  # fmt: skip

@@ -14,7 +14,8 @@ the process's own seconds unless `--clock wall`, because machines are shared.
 
 The table gives the median and the smallest time of each version, the ratio new/old as the median
 over neighbours in time, and that ratio of the smallest. With OLD_SRC and NEW_SRC the same it shows
-what of a ratio is noise. `--rows` chooses by the beginnings of names, `--out` also writes JSON.
+what of a ratio is noise. `--rows` chooses by the beginnings of names, `--out` also writes JSON, and
+`--minutes` ends it: rows that were not reached are left out.
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ def every_row() -> dict[str, Row]:
     for method in ("map", "ivon"):
         each = partial(training, method=method, members=1, engine="loop:traced", **large)
         rows[f"{method} 784-400-400-10 M=1 traced"] = Row(each, 100)
-    for mode, length in zip(modes, (400, 500, 1500), strict=True):
+    # The rule compiles stages of 10,000 steps and more only, whose numbers are not drawn ahead.
+    for mode, length in zip(modes, (400, 500, 12_000), strict=True):
         each = partial(training, method="mean-field", members=10, engine=f"stack:{mode}", **uci)
         rows[f"mean-field 9-50-1 M=10 {mode}"] = Row(each, length)
     for mode, length in zip(modes[:2], (400, 500), strict=True):
@@ -249,6 +251,7 @@ def measure(sources: Sequence[str], names: Sequence[str], args: argparse.Namespa
     found: dict[str, Result] = {
         name: {"row": name, "old": [], "new": [], "errors": {}} for name in names
     }
+    end = time.perf_counter() + 60 * args.minutes
     for round_ in range(args.rounds):
         workers = {
             which: Worker(source, args.clock)
@@ -256,6 +259,8 @@ def measure(sources: Sequence[str], names: Sequence[str], args: argparse.Namespa
         }
         for name in names:
             row, began = found[name], time.perf_counter()
+            if began > end:
+                break
             for pair in range(args.pairs):
                 order = ("old", "new") if (pair + round_) % 2 == 0 else ("new", "old")
                 for which in order:
@@ -268,7 +273,7 @@ def measure(sources: Sequence[str], names: Sequence[str], args: argparse.Namespa
             print(f"round {round_ + 1}, {name}: {took:.1f} s", file=sys.stderr, flush=True)
         for worker in workers.values():
             worker.close()
-    return [finished(row) for row in found.values()]
+    return [finished(row) for row in found.values() if row["old"] or row["errors"]]
 
 
 def finished(row: Result) -> Result:
@@ -306,6 +311,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="fresh processes each")
     parser.add_argument("--pairs", type=int, default=3, help="times of each version in a round")
     parser.add_argument("--rows", default="", help="beginnings of names, separated by commas")
+    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="cpu")
     parser.add_argument("--out", type=Path, help="JSON of all times")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

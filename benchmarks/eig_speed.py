@@ -2,11 +2,12 @@
 
     python benchmarks/eig_speed.py                # ours, and the table
     python benchmarks/eig_speed.py --peer         # in an environment with pyro-ppl 1.9
+    python benchmarks/eig_speed.py --device cuda  # ours alone, and a hundred times the draws
 
-One thread, processor time, the best of several runs. The working-memory experiment has two
-outcomes, so that ours evaluates contrasts once an outcome; the same model with a number as its
-outcome is timed too, where nothing can be saved that way. Rows go to
-benchmarks/results/eig_speed.json.
+One thread, processor time, the best of several runs; on a GPU wall time, until it has finished. The
+working-memory experiment has two outcomes, so that ours evaluates contrasts once an outcome; the
+same model with a number as its outcome is timed too, where nothing can be saved that way. Rows go
+to --out.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ RESULTS = Path(__file__).parent / "results" / "eig_speed.json"
 OUTER, INNER = 10_000, 100
 
 
-def best(call: Callable[[], Any], runs: int) -> float:
+def best(call: Callable[[], Any], runs: int, device: str = "cpu") -> float:
     times = []
+    clock = time.process_time if device == "cpu" else time.perf_counter
     for _ in range(runs):
-        began = time.process_time()
+        began = clock()
         call()
-        times.append(time.process_time() - began)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(clock() - began)
     return min(times)
 
 
-def ours() -> dict[str, float]:
+def ours(device: str) -> dict[str, float]:
     from torch.distributions import Normal
 
     from doxa.decide import eig
@@ -43,11 +47,17 @@ def ours() -> dict[str, float]:
     number = Experiment(
         Normal(7.0, 2.0), lambda t, d: Normal(t - d, 1.0, validate_args=False), space=span.space
     )
-    asked = {"outer": OUTER, "inner": INNER}
-    return {
-        "two outcomes": best(lambda: eig(span, None, "nmc", **asked), 40),
-        "a number": best(lambda: eig(number, None, "nmc", **asked), 5),
+    asked: dict[str, Any] = {"outer": OUTER, "inner": INNER, "device": device}
+    found = {
+        "two outcomes": best(lambda: eig(span, None, "nmc", **asked), 40, device),
+        "a number": best(lambda: eig(number, None, "nmc", **asked), 5, device),
     }
+    if device != "cpu":
+        asked |= {"outer": 10 * OUTER, "inner": 10 * INNER}
+        for name, experiment in (("two outcomes", span), ("a number", number)):
+            took = best(lambda e=experiment: eig(e, None, "nmc", **asked), 3, device)
+            found[f"{name}, 100 times the draws"] = took
+    return found
 
 
 def peer() -> dict[str, float]:
@@ -77,15 +87,18 @@ def peer() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found["pyro" if asked.peer else "doxa"] = peer() if asked.peer else ours()
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    for name, ms in found.get("doxa", {}).items():
+    own = "doxa" if asked.device == "cpu" else f"doxa, {asked.device}"
+    found["pyro" if asked.peer else own] = peer() if asked.peer else ours(asked.device)
+    asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    for name, ms in found.get(own, {}).items():
         other = found.get("pyro", {}).get(name, float("nan"))
         print(
-            f"{name:14} doxa {1e3 * ms:7.1f} ms   pyro {1e3 * other:7.1f} ms   {other / ms:5.1f}×"
+            f"{name:36} doxa {1e3 * ms:7.1f} ms   pyro {1e3 * other:7.1f} ms   {other / ms:5.1f}×"
         )
 
 

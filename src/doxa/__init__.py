@@ -36,6 +36,7 @@ from doxa.priors import (
     StudentTPrior,
 )  # fmt: skip
 from doxa.priors.functions import GPPrior, ImplicitPrior
+from doxa.priors.hierarchical_gp import HierarchicalGP
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
@@ -65,8 +66,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "GPPrior", "Gaussian",
-    "HeteroscedasticGaussian", "Hierarchical", "ImplicitPrior", "LaplacePrior", "Method",
-    "MixturePosterior", "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
+    "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP", "ImplicitPrior", "LaplacePrior",
+    "Method", "MixturePosterior", "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
     "ScaleMixture", "StudentT", "StudentTPrior",
     "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
     "get_method", "load", "methods", "nets", "prior_scales", "sample", "transforms", "tune",

@@ -34,7 +34,7 @@ from doxa.engine.work import Count
 from doxa.errors import DoxaError, MethodError, ModelError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
-from doxa.method.keywords import named_keywords
+from doxa.method.keywords import keywords
 from doxa.method.precision import in_half
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
@@ -49,7 +49,11 @@ from doxa.posterior.weights import WeightPosterior
 log = logging.getLogger("doxa")
 
 
-@named_keywords
+@keywords(
+    seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
+    steps=checks.whole, epochs=checks.positive, lr=checks.positive,
+    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
+)  # fmt: skip
 @threads_for(0.0)
 def fit(
     model: Model | nn.Module | None,
@@ -129,7 +133,6 @@ def fit(
     began = time.monotonic()
     fresh, begin = _start(init)
     method = as_method(method)
-    seed, standardize = checks.seed("seed", seed), checks.flag("standardize", standardize)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     given = Given.read(data)
@@ -167,7 +170,7 @@ def fit(
     epoch = max(1, max(len(r) for r in held.rows) // size)
     settings = FitSettings(
         steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
-        rate=method.default_rate if lr is None else checks.positive("lr", lr),
+        rate=method.default_rate if lr is None else lr,
         optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin,
     )  # fmt: skip
     run = stack(
@@ -179,13 +182,10 @@ def fit(
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
             say_if_trained(run.net, run.initial[0])
-        check_reach(run.net, first, few)
-        check_logits(run.net, first, few)
+        check_logits(run.net.likelihood, check_reach(run.net, first, few))
     options = Options(
-        schedule=schedule, patience=checks.whole("patience", patience),
-        checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
-        callbacks=checks.functions("callbacks", callbacks),
-        draws_budget=checks.budget("draws_budget", draws_budget),
+        schedule=schedule, patience=patience, checkpoint_seconds=checkpoint_every,
+        callbacks=callbacks, draws_budget=draws_budget,
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     if checkpoint is not None:
@@ -230,7 +230,7 @@ def _problem(
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        believed = model
+        believed = model.unseen()
     else:
         believed = Model(model, likelihood, prior, subset or "all")
     inferred = None
@@ -242,7 +242,6 @@ def _problem(
 
 
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
-    asked = None if asked is None else checks.whole("batch_size", asked)
     lengths = [len(rows) for rows in data.rows]
     # Short runs are padded with rows of weight 0, which BatchNorm would count all the same.
     largest = min(lengths) if problem.batch_norm else max(lengths)
@@ -253,9 +252,9 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
     if steps is not None and epochs is not None:
         raise MethodError("give steps or epochs, not both")
     if steps is not None:
-        return checks.whole("steps", steps)
+        return steps
     if epochs is not None:
-        return math.ceil(checks.positive("epochs", epochs) * epoch)
+        return math.ceil(epochs * epoch)
     return method.default_steps
 
 
@@ -274,7 +273,9 @@ def _engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -
         return chosen
     chosen = replace(chosen, half=half)
     wide = run.times(width) if width > 1 else run
-    rows = Batches(run.rows, wide.split_of, wide.keys, min(run.settings.batch_size, 8), "trial")
+    size = min(run.settings.batch_size, 8)
+    rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
+    batch = rows.batch(0)
     zero = torch.zeros((), device=run.device)
     clock = Clock(zero, zero, 1, wide.noise("trial"))
     state = wide.init_network()
@@ -282,7 +283,7 @@ def _engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -
 
     def trial(tried: Engine) -> None:
         with count:
-            replace(wide, engine=tried).value_and_grad(log_joint, state, rows.batch(0), clock)
+            replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
 
     try:
         chosen = works(chosen, trial)

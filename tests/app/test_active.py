@@ -112,6 +112,40 @@ def test_images_are_asked_about_as_files(tmp_path: Path) -> None:
     assert pixels(folder / file).tolist() == images[row].tolist()
 
 
+@pytest.mark.parametrize("kind", ["png", "npy"])
+def test_a_folder_of_pictures_is_a_pool(tmp_path: Path, kind: str) -> None:
+    """Rows are called as their files; those that are asked about have the pixels of their files."""
+    images = np.random.default_rng(0).integers(0, 256, (12, 5, 4)).astype(np.uint8)
+    pool, folder = tmp_path / "pictures", tmp_path / "campaign"
+    pool.mkdir()
+    start = ("active", "start", pool, "--target", "a", "--classes", "0,1", "--out", folder, *QUICK)
+    assert "holds no picture" in doxa(*start, code=2)
+    (pool / "notes.txt").write_text("left alone")
+    for i, image in enumerate(images):
+        name = pool / f"scan, {i:02}.{kind}"
+        if kind == "npy":
+            np.save(name, image)
+        else:
+            pytest.importorskip("PIL")
+            name.write_bytes(encode(image))
+    odd = pool / "z.npy"
+    np.save(odd, images[0, 1:])
+    assert f"z.npy is 4×4 of uint8, and scan, 00.{kind} is 5×4" in doxa(*start, code=2)
+    odd.unlink()
+    assert "12 rows, 0 with a label" in doxa(*start)
+    shutil.rmtree(pool)  # the campaign has its own
+    doxa("active", "next", folder)
+    sheet = pd.read_csv(folder / "to_label.csv")
+    name, file = sheet.loc[0, ["image", "file"]]
+    assert pixels(folder / file).tolist() == images[int(name[6:8])].tolist()
+    assert f"image {name}: '7' is no class" in doxa(
+        "active", "label", folder, "--answer", f"{name}=7", code=2
+    )
+    sheet.assign(a="1").to_csv(folder / "to_label.csv", index=False)
+    doxa("active", "next", folder)  # what is filled in stays
+    assert "3 labels entered" in doxa("active", "label", folder)
+
+
 def pixels(path: Path) -> np.ndarray:
     """Of a grey PNG without filters, by the specification."""
     data, at, parts = path.read_bytes(), 8, {}

@@ -10,6 +10,8 @@ from set_tasks import network, task
 from short import short
 from torch import Tensor
 
+import doxa
+
 NAMES = ("cnp", "np", "anp", "tnp", "convcnp")
 
 
@@ -71,3 +73,12 @@ def test_an_autoregressive_target_sees_those_before_it_only() -> None:
     assert sees == {6: set(), 8: {6}, 5: {6, 8}, 7: {6, 8, 5}}
     first = net(given, y, rank)[:, 6]
     assert torch.allclose(first, net(given)[:, 6], atol=1e-12)  # the first is as if asked alone
+
+
+@pytest.mark.parametrize(("name", "size"), [("cnp", 215_682), ("np", 232_194), ("tnp", 222_082)])
+def test_networks_are_those_of_the_comparison(name: str, size: int) -> None:
+    """As many weights as Nguyen & Grover (2022) compare on functions of one input: encoders
+    2-128-128-128-128, mean, 128-128-128 (256 for z), decoder 257-128-128-2; tokens of 64 numbers,
+    six layers with 128 hidden units, embedding 2-64-64-64-64, head 64-128-2."""
+    net = doxa.get_method(name)().network(1, 1)
+    assert sum(p.numel() for p in net.parameters()) == size

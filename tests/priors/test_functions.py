@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process import kernels
@@ -12,6 +13,7 @@ from torch import Tensor
 from doxa import store
 from doxa.errors import DataError, ModelError, ShapeError
 from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior, ImplicitPrior
+from doxa.priors.hierarchical_gp import HierarchicalGP
 
 PEERS = {
     "rbf": kernels.RBF([0.7, 1.3]),
@@ -101,3 +103,30 @@ def test_bad_priors_say_so() -> None:
     with pytest.raises(DataError, match="there are none"):
         GPPrior().sample(torch.zeros(0, 1), 2)
     assert issubclass(GPPrior, FunctionPrior)
+
+
+def test_processes_of_unknown_numbers_by_quadrature() -> None:
+    """E f(x)f(x') = E v Π_d E exp(−d²/2ℓ_d²) and E f² = E v with log-normal v, and log f² has the
+    variance of log v and of log χ², π²/2: 40,000 draws, four standard errors. One lengthscale for
+    two columns is drawn once for both."""
+    x = torch.tensor([[0.0, 0.0], [0.8, 1.5]]).double()
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    weights = weights / weights.sum()
+
+    def correlation(square: float, length: float) -> float:
+        return float(weights @ np.exp(-0.5 * square / (length * np.exp(0.8 * nodes)) ** 2))
+
+    power = 2.0 * math.exp(0.8**2 / 2)
+    apart = HierarchicalGP("rbf", lengthscale=(0.7, 1.3), variance=2.0, spread=0.8)
+    wanted = power * correlation(0.8**2, 0.7) * correlation(1.5**2, 1.3)
+    both = HierarchicalGP("rbf", lengthscale=1.0, variance=2.0, spread=0.8)
+    for prior, cross in ((apart, wanted), (both, power * correlation(0.8**2 + 1.5**2, 1.0))):
+        f = prior.sample(x, 40_000)[..., 0]
+        logs = f[:, 0].square().log()
+        for each, mean in ((f.prod(1), cross), (f[:, 1] ** 2, power),
+                           ((logs - logs.mean()) ** 2, 0.8**2 + math.pi**2 / 2)):  # fmt: skip
+            assert abs(float(each.mean()) - mean) < 4 * float(each.std()) / 200
+    assert apart.score(x[None], f[:3, :, None][None], 0.1) is None
+    assert store.decode(store.encode(apart)) == apart
+    with pytest.raises(ModelError, match="spread"):
+        HierarchicalGP(spread=0.0)

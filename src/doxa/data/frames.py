@@ -26,7 +26,9 @@ class Names:
     @classmethod
     def of(cls, value: Any) -> Names:
         """Of a frame or a series; of anything else, none."""
-        index = getattr(value, "index", None) if hasattr(value, "to_numpy") else None
+        if not hasattr(value, "to_numpy"):
+            return cls()
+        index = getattr(value, "index", None)
         return cls(columns_of(value), None if callable(index) else index)
 
     def row(self, i: int) -> str:

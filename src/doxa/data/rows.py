@@ -115,7 +115,7 @@ def as_tensors(value: Any, what: str) -> Any:
     """`as_tensor` of every array of a dict or tuple (a list of arrays becomes a tuple)."""
     if isinstance(value, dict):
         return {key: as_tensors(part, what) for key, part in value.items()}
-    if _is_pack(value):
+    if isinstance(value, tuple | list) and _is_pack(value):
         return tuple(as_tensors(part, what) for part in value)
     return as_tensor(value, what)
 
@@ -164,7 +164,7 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
 
 
 def rows_of(tree: Any, what: str) -> int:
-    leaves = tree_flatten(tree)[0]
+    leaves = [tree] if isinstance(tree, Tensor) else tree_flatten(tree)[0]
     if not leaves:
         raise ShapeError(f"{what} is empty: it holds no array")
     if any(leaf.ndim == 0 for leaf in leaves):
@@ -184,7 +184,7 @@ def check_finite(
     `numbers` are the rows' own numbers, where they are not 0, 1, 2…; `names` what a frame calls
     its rows and columns.
     """
-    for leaf in tree_flatten(tree)[0]:
+    for leaf in [tree] if isinstance(tree, Tensor) else tree_flatten(tree)[0]:
         if not leaf.is_floating_point() or leaf.numel() == 0:
             continue
         step = rows_a_block(leaf)

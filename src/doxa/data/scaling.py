@@ -104,7 +104,9 @@ def warn_unscaled(
     whole input only, where no column has 1/30: a small column among others may be a rare one, as
     an indicator or a pixel at the edge. 10,000 rows are looked at.
     """
-    (index,) = _counted([rows[:: -(-len(rows) // 10_000)]], weight)
+    index = rows[:: -(-len(rows) // 10_000)]
+    if weight is not None:
+        (index,) = _counted([index], weight)
     named = [("x", t) for t in tree_flatten(x)[0]]
     if scale_y:
         named += [("y", t) for t in tree_flatten(y)[0]]

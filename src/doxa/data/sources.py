@@ -38,13 +38,15 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """Who asks for rows: the members' splits and keys, how many rows at a time, for which stage."""
+    """Who asks for rows: the members' splits and keys, how many rows at a time, for which stage,
+    and for how many steps at most, where that is known."""
 
     data: Data
     split_of: Sequence[int]
     keys: Sequence[str]
     size: int
     stage: str
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Mini(Source):
 
     def open(self, ask: Ask) -> Feed:
         return Batches(
-            ask.data, ask.split_of, ask.keys, ask.size, ask.stage, self.independent, self.shuffled
-        )
+            ask.data, ask.split_of, ask.keys, ask.size, ask.stage, self.independent, self.shuffled,
+            ask.steps,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,14 @@ class NoRows:
 
 
 class Batches:
-    """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time."""
+    """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time, and no
+    more of them than there are `most` steps."""
 
     steps: int | None = None
 
     def __init__(
         self, data: Data, split_of: Sequence[int], keys: Sequence[object], size: int, stage: str,
-        independent: bool = False, shuffled: bool = False,
+        independent: bool = False, shuffled: bool = False, most: int | None = None,
     ) -> None:  # fmt: skip
         self.data = data
         self.split_of = list(split_of)
@@ -155,8 +159,9 @@ class Batches:
         x, y = data.take(data.rows[0][:1], torch.tensor(0))
         row = sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
         budget = BLOCK_BYTES if data.device.type == "cpu" else 8 * BLOCK_BYTES
-        self.block = max(1, min(64, budget // max(1, row * self.size * len(self.keys))))
-        self.span = self.block * (64 // self.block)
+        ahead = max(1, min(64, most or 64))  # steps
+        self.block = max(1, min(ahead, budget // max(1, row * self.size * len(self.keys))))
+        self.span = self.block * (ahead // self.block)
 
     def _order(self, m: int, epoch: int) -> Tensor:
         """The rows of member m in the order of an epoch."""
@@ -201,7 +206,7 @@ class Batches:
             start = t - t % self.block
             index = self._numbers(start)
             x, y = self.data.take(index, self._runs[None, :, None])
-            weight = _gather_weight(self.data, index)
+            weight = None if self.data.weight is None else _gather_weight(self.data, index)
             if self._real is not None:
                 weight = self._real.expand(index.shape) if weight is None else weight * self._real
             self._block = (start, x, y, weight)

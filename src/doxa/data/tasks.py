@@ -133,7 +133,7 @@ class TaskBatches:
 
     def __init__(self, ask: Ask) -> None:
         data = ask.data
-        self.base = Batches(data, ask.split_of, ask.keys, ask.size, ask.stage)
+        self.base = Batches(data, ask.split_of, ask.keys, ask.size, ask.stage, most=ask.steps)
         self.noise = Noise(0, f"context/{ask.stage}", list(ask.keys), data.device, data.dtype)
 
     def batch(self, t: int) -> Batch:

@@ -36,7 +36,7 @@ from doxa.engine.work import Count
 from doxa.errors import MethodError, NumericalError
 from doxa.linalg.layout import Layout
 from doxa.method import Method, Run, as_method
-from doxa.method.keywords import named_keywords
+from doxa.method.keywords import keywords
 from doxa.model.problem import LogDensity
 from doxa.posterior import SamplePosterior
 from doxa.priors import bind
@@ -44,7 +44,7 @@ from doxa.priors import bind
 log = logging.getLogger("doxa")
 
 
-@named_keywords
+@keywords()
 @threads_for(0.0)
 def sample(
     log_density: Written,

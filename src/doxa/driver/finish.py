@@ -13,8 +13,9 @@ import torch
 
 from doxa import store
 from doxa.data import Data
+from doxa.driver.checkpoints import own_checkpoint
 from doxa.driver.judgement import judge
-from doxa.driver.loop import Driver, own_checkpoint
+from doxa.driver.loop import Driver
 from doxa.driver.options import Options
 from doxa.driver.progress import Progress
 from doxa.driver.runs import RunSpec

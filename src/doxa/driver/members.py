@@ -43,7 +43,10 @@ def stack(
         raise ModelError("the network has no trainable parameter: requires_grad is False on all")
     if problem.batch_norm:
         _say_batch_norm(problem.net)
-    hyper, priors = _hyper(method, specs, count, data, method.uses_rate or problem.partial)
+    hyper: dict[str, Tensor] = {}
+    priors: list[Any] | None = None
+    if any(spec.hyper for spec in specs):
+        hyper, priors = _hyper(method, specs, count, data, method.uses_rate or problem.partial)
     likelihoods = [spec.hyper.get("likelihood", likelihood) for spec in specs]
     for own in likelihoods:
         if own != likelihood:
@@ -129,8 +132,6 @@ def _hyper(
 ) -> tuple[dict[str, Tensor], list[Any] | None]:
     """Hyper-parameters that differ between runs, [M] each; priors are handed over as objects."""
     fields = sorted({name for spec in specs for name in spec.hyper})
-    if not fields:
-        return {}, None
     known = {*method.settings(), "lr", *OBJECTS}
     unknown = [name for name in fields if name not in known]
     if unknown:

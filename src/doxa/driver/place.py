@@ -54,7 +54,9 @@ class Given(NamedTuple):
         if source is None and rows_of(y, "y") != total:
             raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
         tasks = data if isinstance(data, Tasks) else None
-        return cls(x, y, source, total, tasks, _names(data))
+        pair = isinstance(data, tuple | list)
+        names = (Names.of(data[0]), Names.of(data[1])) if pair else (Names(), Names())
+        return cls(x, y, source, total, tasks, names)
 
 
 def place_data(
@@ -72,7 +74,8 @@ def place_data(
     check_finite(y, "y", dtype=dtype, names=names[1])
     inputs = tree_map(lambda t: list(t.shape[1:]), x)
     if model is not None:
-        model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
+        if model.output is None:  # not seen yet, or rewritten since
+            model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
         output = model.output
     else:
         if source is not None and isinstance(likelihood, Categorical):
@@ -87,7 +90,7 @@ def place_data(
     y = prepare(y)
     if likelihood.classifies and source is None:
         _check_classes(y, likelihood)
-    rows = [_rows(spec, total) for spec in specs]
+    rows = [torch.arange(total) if s.rows is None else _rows(s, s.rows, total) for s in specs]
     if tasks is not None and validation == "auto":
         validation = None
     splits = Splits(rows)
@@ -133,13 +136,6 @@ def place_data(
     return held, splits, output, inputs
 
 
-def _names(data: Any) -> tuple[Names, Names]:
-    """What the rows and columns of (x, y) are called."""
-    if not isinstance(data, tuple | list):
-        return Names(), Names()
-    return Names.of(data[0]), Names.of(data[1])
-
-
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
     """Whether the rows take less than a quarter of what is free on the device: they move there."""
     size = copies * sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
@@ -161,12 +157,10 @@ def _check_classes(y: Any, likelihood: Likelihood) -> None:
             )
 
 
-def _rows(spec: RunSpec, total: int) -> Tensor:
-    rows = spec.rows
+def _rows(spec: RunSpec, rows: Tensor, total: int) -> Tensor:
+    """Those of a run, checked."""
     if spec.mask is not None and spec.mask != total:
         raise DataError(f"a run's mask has {spec.mask} entries, the data {total} rows")
-    if rows is None:
-        return torch.arange(total)
     outside = rows[(rows < 0) | (rows >= total)]
     if rows.numel() == 0 or outside.numel():
         found = f", not {int(outside[0])}" if outside.numel() else ""

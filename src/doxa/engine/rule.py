@@ -41,12 +41,13 @@ def choose_executor(
 ) -> Executor:
     """How to execute a stage of so many steps: compiled, where that saves more than `worth` times
     what compiling costs."""
+    graphs = run.device.type == "cuda"
+    if steps < (_GRAPH_STEPS if graphs else _TRACE_STEPS):
+        return Executor(step)
     if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in leaves_of(trial()[1])):
         return Executor(step)
-    if run.device.type == "cuda":
-        return Executor(step, "graph" if steps >= _GRAPH_STEPS else "eager")
-    if steps < _TRACE_STEPS:
-        return Executor(step)
+    if graphs:
+        return Executor(step, "graph")
     if _compilable(run, trial) and saved(step, trial) * steps > worth * _COMPILE_SECONDS:
         return Executor(step, "compiled", ahead)
     return Executor(step, "traced", ahead)

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+
+_aten = torch.ops.aten
+# The operand whose last axis a matrix product sums over.
+_SUMMED = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
 
 
 class Count(TorchDispatchMode):
@@ -25,20 +29,19 @@ class Count(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.operations += 1
-            leaves = tree_flatten(out)[0]
-            self.numbers += sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-            self.largest = max(self.largest, self._multiplications(func, args, kwargs or {}, out))
+        if func.is_view:
+            return out
+        self.operations += 1
+        for leaf in out if isinstance(out, list | tuple) else (out,):
+            self.numbers += leaf.numel() if isinstance(leaf, Tensor) else 0
+        packet = func.overloadpacket
+        if packet in _SUMMED:
+            self.largest = max(self.largest, float(out.numel() * args[_SUMMED[packet]].shape[-1]))
+        elif packet in self._formulas:
+            formula = self._formulas[packet]
+            self.largest = max(self.largest, formula(*args, **(kwargs or {}), out_val=out) / 2)
+        elif "linalg" in func._name or "cholesky" in func._name:
+            matrices = (t for t in args if isinstance(t, Tensor) and t.ndim > 1)
+            square = (t for t in matrices if t.shape[-1] == t.shape[-2])
+            self.largest = max(self.largest, *(float(t.numel() * t.shape[-1]) for t in square), 0.0)
         return out
-
-    def _multiplications(self, func: Any, args: Any, kwargs: Any, out: Any) -> float:
-        if func.overloadpacket in self._formulas:
-            return self._formulas[func.overloadpacket](*args, **kwargs, out_val=out) / 2
-        if "linalg" in func.name() or "cholesky" in func.name():
-            return max((float(t.numel() * t.shape[-1]) for t in args if _is_square(t)), default=0.0)
-        return 0.0
-
-
-def _is_square(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 1 and value.shape[-1] == value.shape[-2]

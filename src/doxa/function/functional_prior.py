@@ -31,6 +31,7 @@ from doxa.model import Model
 from doxa.posterior import Posterior, SamplePosterior
 from doxa.priors import Prior, bind, stack_bound
 from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior
+from doxa.priors.hierarchical_gp import HierarchicalGP
 
 _ROWS = 1024  # of a run, evenly spaced, at which functions are compared
 
@@ -50,6 +51,7 @@ def functional_prior(
     kind: str = "gaussian",
     lengthscale: float | None = None,
     variance: float = 1.0,
+    spread: float | None = None,
     distance: str = "energy",
     steps: int = 300,
     functions: int = 128,
@@ -69,6 +71,9 @@ def functional_prior(
         log-normal scale, whose width is tuned, too: functions may then have heavier tails.
     lengthscale, variance: of a target that is named; √(2D) for D columns unless given, at which
         two standardised rows have correlation e^(−½).
+    spread: every function of a target that is named has a lengthscale of its own for each column
+        and a variance of its own, whose logarithms have this standard deviation: see
+        `doxa.HierarchicalGP`. None: they are known.
     distance: "energy", or "sliced", a Wasserstein distance: see `matching.py`.
     functions, points: how many functions of each side are compared in a step, and where.
     standardize: x is scaled as `fit(standardize=True)` does it.
@@ -85,8 +90,8 @@ def functional_prior(
     >>> model = doxa.Model(doxa.nets.mlp(1, 1), "gaussian", prior)
     """
     method = FunctionalPrior(
-        target=target, kind=kind, lengthscale=lengthscale, variance=variance, distance=distance,
-        tuning=steps, functions=functions, points=points,
+        target=target, kind=kind, lengthscale=lengthscale, variance=variance, spread=spread,
+        distance=distance, tuning=steps, functions=functions, points=points,
     )  # fmt: skip
     believed = model if isinstance(model, Model) else Model(model)
     rows = torch.as_tensor(x).to(believed.device)
@@ -128,7 +133,7 @@ class FunctionalPrior(SGHMC):
 
     Parameters
     ----------
-    target, kind, lengthscale, variance, distance, functions, points: as there.
+    target, kind, lengthscale, variance, spread, distance, functions, points: as there.
     tuning: steps that tune the prior.
     draws, burn_in, thin, step, friction, gradient_noise, temperature: as in `SGHMC`.
     """
@@ -141,6 +146,7 @@ class FunctionalPrior(SGHMC):
     kind: str = one_of("gaussian", "hierarchical")
     lengthscale: float | None = positive(None)
     variance: float = positive(1.0)
+    spread: float | None = positive(None)
     distance: str = one_of("energy", "sliced")
     tuning: int = whole(300, least=1)
     functions: int = whole(128, least=2)
@@ -152,9 +158,12 @@ class FunctionalPrior(SGHMC):
         if not isinstance(target, FunctionPrior):
             length = math.sqrt(2.0 * columns) if self.lengthscale is None else self.lengthscale
             target = GPPrior(target, length, self.variance)
-        elif self.lengthscale is not None or self.variance != 1.0:
-            raise MethodError("lengthscale and variance are of a target that is named: set them "
-                              "in the target itself")  # fmt: skip
+            if self.spread is not None:
+                each = (length,) * columns
+                target = HierarchicalGP(target.kernel, each, self.variance, spread=self.spread)
+        elif self.lengthscale is not None or self.variance != 1.0 or self.spread is not None:
+            raise MethodError("lengthscale, variance and spread are of a target that is named: set "
+                              "them in the target itself")  # fmt: skip
         return Matching(
             target, self.kind, self.distance, self.tuning, self.functions, self.points,
         )  # fmt: skip

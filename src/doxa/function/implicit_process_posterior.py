@@ -15,8 +15,9 @@ from doxa.linalg.layout import Params
 from doxa.model import likelihood_parameters
 from doxa.noise import Noise
 from doxa.posterior import register_posterior
+from doxa.posterior.base import each
 from doxa.posterior.function_draws import FunctionDraws
-from doxa.posterior.weights import DEFAULT_SAMPLES, WeightPosterior, each
+from doxa.posterior.weights import DEFAULT_SAMPLES, WeightPosterior
 from doxa.predictive import Moments, Predictive
 
 _BLOCK_BYTES = 64 << 20  # of draws at a time

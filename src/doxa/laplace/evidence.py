@@ -2,12 +2,14 @@
 
     log p(D) ≈ log p(D | θ*) + log p(θ*) + (p/2) log 2π − ½ log |H|,    H = Σ_g G_g / r_g + τ Λ
 
-r_g scales the noise variance of a group of outputs, τ the prior's precision Λ. At the maximum
+r_g scales the noise variance of a group of outputs, τ the prior's precision Λ, with a factor τ_k
+for each group k of weights. At the maximum
 
-    γ_g = tr(H⁻¹ G_g / r_g),    r_g = χ²_g / (n_g − γ_g),    τ = Σ γ_g / (θ* − m)ᵀ Λ (θ* − m)
+    r_g = χ²_g / (n_g − γ_g),                     γ_g = tr(H⁻¹ G_g / r_g)
+    τ_k = γ_k / [(θ* − m)ᵀ Λ (θ* − m)]_k,         γ_k = p_k − tr[H⁻¹ τΛ]_kk
 
-with γ the number of well-determined parameters and χ²_g the sum of squared residuals in units of
-the noise. Learned noise lies outside the Hessian.
+with γ, by outputs or by weights, the number of well-determined parameters and χ²_g the sum of
+squared residuals in units of the noise. Learned noise lies outside the Hessian.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+BOUNDS = (1e-8, 1e8)  # of factors on the noise's variance and the prior's precision
 _TINY = 1e-2  # n − γ stays above this share of n: with more weights than rows, noise is not zero
 
 
 def reestimate(
-    effective: Callable[[Tensor, Tensor], Tensor],
+    effective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     rounds: int,
     chi: Tensor,
     count: Tensor,
@@ -30,23 +33,23 @@ def reestimate(
     noise: bool,
     scale: bool,
 ) -> tuple[Tensor, Tensor]:
-    """r [M, g] and τ [M] at the fixed point, for given θ*.
+    """r [M, g] and τ [M, K] at the fixed point, for given θ*.
 
     Parameters
     ----------
-    effective: γ [M, g] of r and τ. rounds: of it, at most.
-    chi, count: χ² and n, [M, g]. quad: (θ* − m)ᵀ Λ (θ* − m), [M].
+    effective: γ of outputs [M, g] and of weights [M, K], by r and τ. rounds: of it, at most.
+    chi, count: χ² and n, [M, g]. quad: (θ* − m)ᵀ Λ (θ* − m), [M, K].
     noise, scale: whether r and τ are free; what is not stays 1.
     """
     ratio, tau = torch.ones_like(chi), torch.ones_like(quad)
     for _ in range(rounds):
-        gamma = effective(ratio, tau)  # [M, g]
+        gamma, by_weights = effective(ratio, tau)
         new_ratio, new_tau = ratio, tau
         if noise:
             free = torch.maximum(count - gamma, _TINY * count)
-            new_ratio = (chi / free).clamp(1e-8, 1e8)
+            new_ratio = (chi / free).clamp(*BOUNDS)
         if scale:
-            new_tau = (gamma.sum(1) / quad.clamp_min(1e-300)).clamp(1e-8, 1e8)
+            new_tau = (by_weights / quad.clamp_min(1e-300)).clamp(*BOUNDS)
         moved = max(float((new_ratio / ratio).log().abs().max()),
                     float((new_tau / tau).log().abs().max()))  # fmt: skip
         ratio, tau = new_ratio, new_tau

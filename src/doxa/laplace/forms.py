@@ -16,10 +16,14 @@ from torch import Tensor
 
 from doxa.laplace.curvature import Jacobians, gauss_newton, output_size
 from doxa.laplace.outputs import Outputs
+from doxa.laplace.scales import Scales
 from doxa.linalg import Dense, Diagonal, Structure
 from doxa.method import Run, State
 
-Effective = Callable[[Tensor, Tensor], Tensor]  # γ [M, g] of r [M, g] and τ [M]
+# γ of outputs [M, g] and of weights [M, K], by r [M, g] and τ [M, K]
+Effective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+_WORK = 1e9  # multiplications that inverses of one member may take
 
 
 class Form(ABC):
@@ -41,9 +45,10 @@ class Form(ABC):
 
     @abstractmethod
     def effective(
-        self, run: Run, state: State, prior: Tensor, gaussian: bool
+        self, run: Run, state: State, prior: Tensor, scales: Scales
     ) -> tuple[Effective, int]:
-        """γ as a function of r and τ, and how many rounds of it are worth their price."""
+        """γ as a function of r and τ, which multiplies τΛ [M, p], and how many rounds of it are
+        worth their price."""
 
     @abstractmethod
     def bytes(self, run: Run, groups: int) -> int:
@@ -70,12 +75,17 @@ class Form(ABC):
         return {"curvature": entry / ratio.reshape(*ratio.shape, *(1,) * (entry.ndim - 2))}
 
 
-def spectral(values: Tensor, floor: Tensor) -> Effective:
-    """γ_g = Σ_j (v_gj/r_g) / (Σ_g v_gj/r_g + τ l_j) from v [M, g, p] and l [M, p]."""
+def spectral(values: Tensor, floor: Tensor, scales: Scales) -> Effective:
+    """γ_g = Σ_j (v_gj/r_g) / (Σ_g v_gj/r_g + τ_j l_j) from v [M, g, p] and l [M, p]; γ_k is the sum
+    over g, of the weights j that have factor k."""
 
-    def effective(ratio: Tensor, tau: Tensor) -> Tensor:
+    def effective(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
         each = values / ratio[..., None]
-        return (each / (each.sum(1, keepdim=True) + (tau[:, None] * floor)[:, None])).sum(-1)
+        share = each / (each.sum(1, keepdim=True) + (scales.each(tau) * floor)[:, None])
+        gamma = share.sum(-1)
+        if tau.shape[1] == 1:
+            return gamma, gamma.sum(1, keepdim=True)
+        return gamma, scales.sums(share.sum(1))
 
     return effective
 
@@ -119,24 +129,25 @@ class Matrix(Form):
         return Dense.from_precision(_symmetric(total + torch.diag_embed(prior)))
 
     def effective(
-        self, run: Run, state: State, prior: Tensor, gaussian: bool
+        self, run: Run, state: State, prior: Tensor, scales: Scales
     ) -> tuple[Effective, int]:
         curvature = state["curvature"]
         if self.diagonal:
-            return spectral(curvature, prior), self.rounds
-        if curvature.shape[1] == 1 and gaussian:
+            return spectral(curvature, prior, scales), self.rounds
+        if curvature.shape[1] == 1 and scales.sizes is None and run.prior.is_gaussian:
             # in the basis where Λ is 1 and G diagonal, a round costs nothing
             root = prior.rsqrt()
             whitened = root[:, :, None] * curvature[:, 0] * root[:, None, :]
             values = torch.linalg.eigvalsh(_symmetric(whitened)).clamp_min(0.0)[:, None]
-            return spectral(values, torch.ones_like(prior)), self.rounds
+            return spectral(values, torch.ones_like(prior), scales), self.rounds
 
-        def dense(ratio: Tensor, tau: Tensor) -> Tensor:
-            total = (curvature / ratio[..., None, None]).sum(1)
-            h = _symmetric(total + torch.diag_embed(tau[:, None] * prior))
-            return (torch.linalg.inv(h).unsqueeze(1) * curvature).sum((-2, -1)) / ratio
+        def dense(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+            each = curvature / ratio[..., None, None]
+            h = _symmetric(each.sum(1) + torch.diag_embed(scales.each(tau) * prior))
+            share = (torch.linalg.inv(h).unsqueeze(1) * each).sum(-1)  # [M, g, p]
+            return share.sum(-1), scales.sums(share.sum(1))
 
-        return dense, 100
+        return dense, max(10, min(100, int(_WORK / prior.shape[1] ** 3)))
 
     def bytes(self, run: Run, groups: int) -> int:
         size = len(run.subset_index)

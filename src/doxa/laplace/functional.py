@@ -26,6 +26,7 @@ from doxa.laplace.dual import Dual, Features
 from doxa.laplace.forms import Effective, Form, Matrix, spectral
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.laplace.scales import Scales
 from doxa.laplace.statistics import some_rows
 from doxa.method import Run, State
 from doxa.model import likelihood_parameters
@@ -108,16 +109,16 @@ class Kernel(Form):
         }  # fmt: skip
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Dual:
-        tau = state["tau"]
+        tau = state["tau"][:, 0]
         own = (state["curvature.values"], state["curvature.vectors"], tau, torch.ones_like(tau))
         return Dual(self._features(run, state), *own)
 
     def effective(
-        self, run: Run, state: State, prior: Tensor, gaussian: bool
+        self, run: Run, state: State, prior: Tensor, scales: Scales
     ) -> tuple[Effective, int]:
         values = state["curvature.values"]  # those of G in the basis where Λ is 1
-        floor = state["tau"][:, None] * torch.ones_like(values)
-        return spectral(values.unsqueeze(1), floor), self.diagonal.rounds
+        floor = state["tau"] * torch.ones_like(values)
+        return spectral(values.unsqueeze(1), floor, scales), self.diagonal.rounds
 
     def divided(self, state: State, ratio: Tensor) -> State:
         new = self.diagonal.divided(state, ratio)

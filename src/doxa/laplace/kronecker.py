@@ -30,6 +30,7 @@ from doxa.laplace.factored import Factored
 from doxa.laplace.forms import Effective, Form, spectral
 from doxa.laplace.layers import Layer
 from doxa.laplace.outputs import Outputs
+from doxa.laplace.scales import Scales
 from doxa.linalg import Kronecker, KroneckerBlock, Structure
 from doxa.method import Run, State
 
@@ -135,7 +136,7 @@ class Factors(Form):
         return Kronecker(tuple(blocks[n] for n in layout.names), torch.ones_like(delta), delta)
 
     def effective(
-        self, run: Run, state: State, prior: Tensor, gaussian: bool
+        self, run: Run, state: State, prior: Tensor, scales: Scales
     ) -> tuple[Effective, int]:
         state = self.complete(run, state)
         found, rest = layers.of(run.net, run.net.subset_names)
@@ -159,8 +160,8 @@ class Factors(Form):
 
         several = state[_b(found[0])].shape[1] > 1 if found else False
         if not several:
-            return spectral(values(None), prior), 2000
-        return lambda ratio, tau: spectral(values(ratio), prior)(ratio, tau), 100
+            return spectral(values(None), prior, scales), 2000
+        return lambda ratio, tau: spectral(values(ratio), prior, scales)(ratio, tau), 100
 
     def divided(self, state: State, ratio: Tensor) -> State:
         new = {}

@@ -32,7 +32,7 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import functional, links, maximum, statistics, verdict
+from doxa.laplace import functional, links, maximum, scales, statistics, training, verdict
 from doxa.laplace.dual import Dual
 from doxa.laplace.forms import Form, Matrix
 from doxa.laplace.functional import FunctionalPosterior, Kernel
@@ -40,7 +40,7 @@ from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
 from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.laplace.subnetwork import CHOSEN, Subnetwork
+from doxa.laplace.subnetwork import Subnetwork
 from doxa.method import (
     Clock,
     Info,
@@ -93,6 +93,11 @@ class Laplace(Method):
         "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
     rows: of structure="functional", how many rows, evenly; None: all.
     subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
+    prior_scale: what is tuned: one factor, "shared" by all uncertain weights, or one for each
+        "layer" (each tensor).
+    evidence_steps: how many times, evenly over training, learned noise and the prior's scale are
+        re-estimated and training goes on under them (`laplace/training.py`); no rows are then held
+        out by default. 0: after training alone.
     """
 
     name: ClassVar[str] = "laplace"
@@ -109,6 +114,8 @@ class Laplace(Method):
     link: str = one_of("samples", "probit", "bridge")
     rows: int | None = whole(None, least=1)
     subnetwork: int | None = whole(None, least=1)
+    prior_scale: str = one_of("shared", "layer")
+    evidence_steps: int = whole(0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,10 +127,27 @@ class Laplace(Method):
             raise MethodError("rows are those of a kernel: use structure='functional'")
         if self.subnetwork is not None and (self.structure, self.curvature) != ("full", "ggn"):
             raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
+        if self.prior_scale == "layer" and self.structure == "functional":
+            raise MethodError(
+                "a kernel has one scale: use prior_scale='shared', or structure='full'"
+            )
+        if self.evidence_steps:
+            self._check_training()
         if self.link != "samples" and self.predictive != "linearised":
             raise MethodError(
                 f"link={self.link!r} is for Gaussian logits: use predictive='linearised', or "
                 "link='samples'"
+            )
+
+    def _check_training(self) -> None:
+        if not self.train:
+            raise MethodError("evidence_steps are steps of training: use train=True, or 0")
+        if self.subnetwork is not None:
+            raise MethodError("a subnetwork is chosen after training: use evidence_steps=0")
+        if self.curvature == "hessian":
+            raise MethodError(
+                "before a maximum the Hessian is no precision: with evidence_steps, use "
+                "curvature='ggn'"
             )
 
     def init(self, run: Run) -> State:
@@ -144,14 +168,19 @@ class Laplace(Method):
         links.check(self.link, run.likelihood)
         if self.subnetwork is not None and not run.prior.is_gaussian:
             raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
+        if self.evidence_steps and not (self.tunes(run) or self._sums.learns_noise(run)):
+            raise MethodError(
+                "evidence_steps re-estimate learned noise and the prior's scale, and here neither "
+                "is free: use tune='evidence', or 0"
+            )
         self._check_memory(run)
-        one = torch.ones(run.size, device=run.device, dtype=torch.float64)
-        return {**run.init_network(), "tau": one}
+        return {**run.init_network(), "tau": scales.started(run, self.prior_scale)}
 
     @property
     def holds_out(self) -> bool:
-        """A network that is trained already may know the rows that would be held out."""
-        return self.train
+        """A network that is trained already may know the rows that would be held out; where the
+        evidence keeps training from overfitting, they are not needed."""
+        return self.train and not self.evidence_steps
 
     def tunes(self, run: Run) -> bool:
         """Whether the prior's scale is found."""
@@ -189,7 +218,9 @@ class Laplace(Method):
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
-        if self.train:
+        if self.evidence_steps:
+            yield training.stage(run, self._sums, self.tunes(run), self.evidence_steps)
+        elif self.train:
             yield optimise(log_joint, run.steps)
         made = partial(Stage, capturable=False, product=self._sums.form.product(run))
         polish = self.polish
@@ -206,7 +237,7 @@ class Laplace(Method):
     def _start(self, run: Run, state: State) -> State:
         form = self._sums.form
         if isinstance(form, Subnetwork):
-            state = form.chosen(run, state, statistics.prior_curvature(run, state["theta"])[0])
+            state = form.chosen(run, state, scales.prior_curvature(run, state)[0])
         return state | self._sums.empty(run)
 
     def _add_diagonal(
@@ -218,7 +249,8 @@ class Laplace(Method):
         return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        return self._sums.settle(run, state, self.tunes(run))
+        rounds = training.ROUNDS if self.evidence_steps else statistics.ROUNDS
+        return self._sums.settle(run, state, self.tunes(run), rounds)
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         return maximum.polish(run, state, batch, clock, self.tunes(run))
@@ -235,8 +267,8 @@ class Laplace(Method):
         posterior.record.diagnostics["prior_from"] = found
         heat = run.field(self, "temperature")
         if rows is not None:
-            expected = statistics.optimism(run, state, posterior.covariance, heat)
-            verdict.judge(posterior, rows, expected)
+            share = statistics.determined(run, state, posterior.covariance, heat)
+            verdict.judge(posterior, rows, share)
         maximum.judge(run, state, posterior, heat)
         return posterior
 
@@ -247,8 +279,7 @@ class Laplace(Method):
         assert rows is not None and rows.held_out  # one member has one part
         if self.tune == "auto":
             below = verdict.below_its_maximum(self._posterior(run, state), rows)
-            least = verdict.MUCH if self.train else 0.0  # it stopped where θ* was good
-            if not verdict.beyond_chance(below) or float(below.mean()) <= least:
+            if not below.beyond(below.much if self.train else 0.0):  # it stopped where θ* was good
                 return state, "evidence"
         tried, scores = [], []
         for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
@@ -258,14 +289,15 @@ class Laplace(Method):
         best = max(scores, key=lambda each: float(each.mean()))
         behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
         chosen = tried[behind.index(False)]
-        scale, before = (float(s["tau"].rsqrt()) for s in (chosen, state))
+        scale, before = (float(s["tau"].log().mean().mul(-0.5).exp()) for s in (chosen, state))
         log.info("laplace: prior scale %.3g by held-out rows (%.3g by evidence)", scale, before)
         return chosen, "validation"
 
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
-        prior, quad = statistics.prior_curvature(run, state["theta"], state.get(CHOSEN))
+        prior, quad = scales.prior_curvature(run, state)
         tau = state["tau"]
-        inverse = self._sums.form.covariance(run, state, tau[:, None] * prior)
+        prior = scales.Scales.of(run, state).each(tau) * prior
+        inverse = self._sums.form.covariance(run, state, prior)
         temperature = run.field(self, "temperature").double()
         kind, spread = LaplacePosterior, inverse.scaled(temperature).to(dtype=run.dtype)
         if isinstance(spread, Dual):
@@ -275,13 +307,14 @@ class Laplace(Method):
             spread = spread.from_state(tidy)
         posterior = kind(
             mean=state["theta"], covariance=spread,
-            priors=statistics.priors_used(run, tau) if self.tunes(run) else None,
+            priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
+            quad = (tau * quad).sum(1)
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tunes(run):
-            posterior.record.diagnostics["prior_scale"] = tau.rsqrt().tolist()
+            posterior.record.diagnostics["prior_scale"] = scales.told(run, tau)
         return posterior
 
     def _log_evidence(
@@ -289,9 +322,8 @@ class Laplace(Method):
     ) -> float:
         """In units of y; several members (modes) count by the mean of their evidences. Weights that
         are points, and learned noise, are given: their prior is not counted."""
-        tau = state["tau"]
         if run.prior.is_gaussian:
-            log_prior = 0.5 * ((tau[:, None] * prior).log().sum(1) - tau * quad)
+            log_prior = 0.5 * (prior.log().sum(1) - quad)
         else:
             log_prior = run.subset_prior.log_prob(state["theta"][:, run.subset_index]).double()
             log_prior = log_prior + 0.5 * math.log(2 * math.pi) * prior.shape[1]

@@ -20,6 +20,7 @@ from torch import Tensor
 from doxa.laplace.curvature import Jacobians
 from doxa.laplace.forms import Effective, Form, spectral
 from doxa.laplace.outputs import Outputs
+from doxa.laplace.scales import Scales
 from doxa.linalg import LowRankPrecision, Structure
 from doxa.method import Run, State
 
@@ -51,23 +52,31 @@ class LowRank(Form):
         return LowRankPrecision(prior, rows.mT)
 
     def effective(
-        self, run: Run, state: State, prior: Tensor, gaussian: bool
+        self, run: Run, state: State, prior: Tensor, scales: Scales
     ) -> tuple[Effective, int]:
         rows = state["curvature"]
         groups, each = rows.shape[1:3]
         white = rows.flatten(1, 2) / prior.sqrt()[:, None]
-        gram = white @ white.mT
-        if groups == 1:
-            values = torch.linalg.eigvalsh(gram)[:, -self.rank :].clamp_min(0.0)[:, None]
-            return spectral(values, torch.ones_like(values[:, 0])), 2000
+        if groups == 1 and scales.sizes is None:
+            values = torch.linalg.eigvalsh(white @ white.mT)[:, -self.rank :].clamp_min(0.0)
+            return spectral(values[:, None], torch.ones_like(values), scales), 2000
+        if groups == 1:  # those that the covariance has
+            white = leading(rows[:, 0], min(self.rank, prior.shape[1])) / prior.sqrt()[:, None]
+            each = white.shape[1]
+        parts = [white] if scales.sizes is None else white.split(scales.sizes, 2)
+        grams = torch.stack([part @ part.mT for part in parts], 1)  # of each factor, [M, K, k, k]
 
-        def effective(ratio: Tensor, tau: Tensor) -> Tensor:
-            """γ_g = tr [K (I + K)⁻¹]_gg with K = S Λ⁻¹ Sᵀ, rows of S over √r_g, Λ times τ."""
+        def effective(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+            """γ_g = tr [K (I + K)⁻¹]_gg with K = S Λ⁻¹ Sᵀ, rows of S over √r_g, Λ times τ; γ_k is
+            the trace with the part of K that the weights of factor k have."""
             root = ratio.rsqrt().repeat_interleave(each, 1)
-            k = root[:, :, None] * gram * root[:, None] / tau[:, None, None]
+            own = root[:, None, :, None] * grams * root[:, None, None] / tau[..., None, None]
+            k = own.sum(1)
             eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-            share = torch.linalg.solve(eye + k, k).diagonal(dim1=-2, dim2=-1)
-            return share.reshape(-1, groups, each).sum(-1)
+            inverse = torch.linalg.inv(eye + k)
+            share = (inverse * k).sum(-1)  # both are symmetric
+            by_weights = (inverse[:, None] * own).sum((-2, -1))
+            return share.reshape(-1, groups, each).sum(-1), by_weights
 
         return effective, 100
 

@@ -11,6 +11,8 @@ before the maximum on purpose; there λ is recorded and nothing is said.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from doxa.laplace import statistics
 from doxa.laplace.curvature import output_size
 from doxa.laplace.forms import Matrix
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.laplace.scales import Scales, prior_curvature
 from doxa.linalg import Embedded
 from doxa.method import Clock, Info, Run, State, slice_state
 from doxa.method.run import AT_REST
@@ -52,8 +55,8 @@ def polish(run: Run, state: State, batch: Batch, clock: Clock, tunes: bool) -> t
     index, theta = run.subset_index, state["theta"]
     sums = statistics.Sums(Matrix(diagonal=False))  # positive wherever it is
     local = sums.add(run, state | sums.empty(run), batch)
-    prior, _ = statistics.prior_curvature(run, theta)
-    tau = state["tau"][:, None]
+    prior, _ = prior_curvature(run, state)
+    tau = Scales.of(run, state).each(state["tau"])
     _, grads, _ = run.value_and_grad(log_likelihood, state, batch, clock)
     slope = grads["theta"][:, index].double()
     slope = slope + tau * run.prior.score(theta)[:, index].double()
@@ -81,13 +84,14 @@ def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool)
         fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
     if not tunes:
         return fit + run.prior.log_prob(theta).double()
-    return fit - 0.5 * state["tau"] * statistics.prior_curvature(run, theta)[1]
+    return fit - 0.5 * (state["tau"] * prior_curvature(run, {**state, "theta": theta})[1]).sum(1)
 
 
 def gradient(run: Run, state: State) -> Tensor:
     """∇ log p(θ*, D) of the uncertain weights, under the prior that was found: [M, p]."""
     index, theta = run.subset_index, state["theta"]
-    total = state["tau"][:, None] * run.prior.score(theta)[:, index].double()
+    scales = replace(Scales.of(run, state), chosen=None)
+    total = scales.each(state["tau"]) * run.prior.score(theta)[:, index].double()
     rows = run.passes(run.settings.batch_size)
     for t in range(rows.count):
         _, grads, _ = run.value_and_grad(log_likelihood, state, rows.batch(t), AT_REST)

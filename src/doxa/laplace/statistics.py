@@ -14,28 +14,27 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, batch_rows
 from doxa.laplace.curvature import output_size
-from doxa.laplace.evidence import reestimate
+from doxa.laplace.evidence import BOUNDS, reestimate
 from doxa.laplace.forms import Form
 from doxa.laplace.outputs import Outputs
-from doxa.laplace.subnetwork import CHOSEN
+from doxa.laplace.scales import Scales, prior_curvature
 from doxa.likelihoods import Gaussian
 from doxa.linalg import Embedded, Structure
 from doxa.method import Run, State
-from doxa.method.scaled_priors import scaled_priors
 from doxa.model import likelihood_parameters
-from doxa.priors import Prior
 
-_NOISE = "likelihood.log_noise"
+NOISE = "likelihood.log_noise"
+ROUNDS = 2000  # of the fixed point, where they are cheap
 
 
 def learns_noise(run: Run) -> bool:
     """A Gaussian noise level that is re-estimated outside the Hessian."""
-    return isinstance(run.likelihood, Gaussian) and _NOISE in run.layout.slices
+    return isinstance(run.likelihood, Gaussian) and NOISE in run.layout.slices
 
 
 def noise_groups(run: Run) -> int:
     """How many groups of outputs have a noise level of their own."""
-    return run.layout.select([_NOISE]).size if learns_noise(run) else 1
+    return run.layout.select([NOISE]).size if learns_noise(run) else 1
 
 
 @dataclass(frozen=True)
@@ -78,24 +77,25 @@ class Sums:
                 new["chi"] = new["chi"] + outputs.squares(flat, groups)
         return new
 
-    def settle(self, run: Run, state: State, scale: bool) -> State:
-        """Learned noise, and the prior's scale where asked, at their type-II maximum for θ*."""
+    def settle(self, run: Run, state: State, scale: bool, most: int = ROUNDS) -> State:
+        """Learned noise, and the prior's scale where asked, at their type-II maximum for θ*, or
+        after the most rounds that are to be made."""
         state = self.form.complete(run, state)
-        prior, quad = prior_curvature(run, state["theta"], state.get(CHOSEN))
-        tau, groups = state["tau"], self.groups(run)
+        prior, quad = prior_curvature(run, state)
+        tau, groups, scales = state["tau"], self.groups(run), Scales.of(run, state)
         outputs = output_size(run.net.output) // groups  # in each group
         count = run.n.double()[:, None].expand(-1, groups) * outputs
         noise = self.learns_noise(run)
         ratio, rescale = torch.ones_like(state["chi"]), torch.ones_like(tau)
         if noise or scale:
-            known = self.form.effective(run, state, tau[:, None] * prior, run.prior.is_gaussian)
+            found, rounds = self.form.effective(run, state, scales.each(tau) * prior, scales)
             ratio, rescale = reestimate(
-                *known, state["chi"], count, tau * quad, noise=noise, scale=scale
+                found, min(rounds, most), state["chi"], count, tau * quad, noise=noise, scale=scale
             )
-        new = {**state, "tau": tau * rescale}
+        new = {**state, "tau": (tau * rescale).clamp(*BOUNDS)}  # however often it is re-estimated
         if noise:
             theta = state["theta"].clone()
-            theta[:, run.layout.slices[_NOISE]] += 0.5 * ratio.log().to(theta.dtype)
+            theta[:, run.layout.slices[NOISE]] += 0.5 * ratio.log().to(theta.dtype)
             change = count * ratio.log() + state["chi"] * (1 / ratio - 1)
             new |= {
                 **self.form.divided(state, ratio),
@@ -114,28 +114,12 @@ def some_rows(batch: Batch, rows: slice) -> Batch:
     return Batch(pick(batch.x), pick(batch.y), batch.scale, weight, batch.shared)
 
 
-def prior_curvature(run: Run, theta: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The curvature Λ of the subset's prior, [M, p], and (θ − m)ᵀ Λ (θ − m), [M]; of those elements
-    of the subset that are chosen [M, s], where not all are."""
-    index = run.subset_index
-    prior = run.prior.curvature(theta).expand_as(theta)[:, index].double()
-    away = (theta - run.prior.mean).double()[:, index]
-    if chosen is not None:
-        prior, away = prior.gather(1, chosen), away.gather(1, chosen)
-    return prior, (prior * away.square()).sum(1)
+def determined(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
+    """T γ/n: how many parameters the data determine, a row, γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ).
 
-
-def optimism(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
-    """T γ/2n: how far, a row, the log-likelihood's mean over N(θ*, T H⁻¹) lies below its maximum.
-
-    γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ). `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
-    prior, _ = prior_curvature(run, state["theta"], state.get(CHOSEN))
+    `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
+    prior, _ = prior_curvature(run, state)
     spread = spread.inner if isinstance(spread, Embedded) else spread
-    bound = (state["tau"][:, None] * prior * spread.diagonal().double()).sum(1)
-    return float(((heat.double() * spread.size - bound) / (2.0 * run.n.double())).mean())
-
-
-def priors_used(run: Run, tau: Tensor) -> list[Prior | dict[str, Prior]]:
-    """Each member's Gaussian prior with its precision times τ [M] on the subset; weights outside it
-    are points under the prior as it was."""
-    return scaled_priors(run, dict.fromkeys(run.net.subset_names, tau.rsqrt()))
+    own = Scales.of(run, state).each(state["tau"]) * prior
+    bound = (own * spread.diagonal().double()).sum(1)
+    return float(((heat.double() * spread.size - bound) / run.n.double()).mean())

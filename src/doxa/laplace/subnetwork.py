@@ -15,10 +15,9 @@ from torch import Tensor
 from doxa.laplace.curvature import Jacobians, output_size
 from doxa.laplace.forms import Effective, Form, Matrix, added
 from doxa.laplace.outputs import Outputs
+from doxa.laplace.scales import CHOSEN, Scales
 from doxa.linalg import Dense, Embedded
 from doxa.method import Run, State
-
-CHOSEN = "subnetwork"  # which of the uncertain weights, [M, size], in the state
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class Subnetwork(Form):
         return Embedded(inner, state[CHOSEN], len(run.subset_index))
 
     def effective(
-        self, run: Run, state: State, prior: Tensor, gaussian: bool
+        self, run: Run, state: State, prior: Tensor, scales: Scales
     ) -> tuple[Effective, int]:
-        return _MATRIX.effective(run, state, prior, gaussian)
+        return _MATRIX.effective(run, state, prior, scales)
 
     def bytes(self, run: Run, groups: int) -> int:
         return 3 * 8 * run.size * groups * (self._size(run) ** 2 + len(run.subset_index))

@@ -1,13 +1,15 @@
 """Is a predictive worse than that of its own maximum, the weights alone?
 
 On held-out rows, averaging over an honest posterior loses nothing. On the rows that were fitted it
-may: the mean of Σ log p(y | θ) over a Gaussian posterior lies γ/2 below its maximum, with γ the
-number of well-determined parameters, and the predictive's log score lies above that mean. Nor is it
-more than ½ log 2 a target: with Gaussian noise a row's predictive variance is σ²(1 + h), with h,
-its leverage, at most 1 (a diagonal matrix counts more parameters than the data determine). A loss
-is much, and said in the status, where it is above the less of these by a tenth of a nat a row (the
-geometric mean of the probabilities given to what came true is then a tenth lower), and beyond
-chance.
+may, for the maximum was fitted to them too. With Gaussian noise a row of leverage h has the
+predictive variance σ²(1 + h), and its squared residual is (1 − h)σ² on average, where that of a new
+row is (1 + h)σ²: fitting made the score of the maximum look better by h, and that of the predictive
+by h/(1 + h). The difference, h²/(1 + h), is of second order. Leverages add up to γ, the number of
+well-determined parameters, so that h = γ/nd for each of the d directions in a row's outputs.
+
+A loss is much, and said in the status, where it is above that by a tenth of a nat a row (the
+geometric mean of the probabilities given to what came true is then a tenth lower), of classes also
+where it is above half of the maximum's own loss, if that is less; and beyond chance.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from doxa.predictive import Predictive
 
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
-MUCH = 0.1  # nats a row
+_MUCH = 0.1  # nats a row
+_LEAST = 0.01  # the same, of classes that are predicted with hardly a doubt
 
 
 class Rows(NamedTuple):
@@ -73,14 +76,32 @@ def _each(p: Predictive, y: Tensor) -> Tensor:
     return score if score.ndim == 1 else score.flatten(1).sum(1)
 
 
-def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Tensor:
-    """How far each row's log score lies below that of the members' maxima alone, [N]."""
+class Below(NamedTuple):
+    """How far each row's log score lies below that of the members' maxima alone, [N], and how far
+    is much."""
+
+    each: Tensor
+    much: float
+
+    @property
+    def mean(self) -> float:
+        return float(self.each.mean())
+
+    def beyond(self, allowed: float) -> bool:
+        """More than is allowed, and not by chance."""
+        return self.mean > allowed and beyond_chance(self.each)
+
+
+def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Below:
     point = SamplePosterior(
         posterior.model, posterior.method, posterior.base_likelihood, inputs=posterior.inputs,
         ids=posterior.ids, samples=posterior.mean.unsqueeze(1), constants=posterior.constants,
         buffers=posterior.buffers, layers=posterior.layers,
     )  # fmt: skip
-    return log_scores(point, rows) - log_scores(posterior, rows)
+    alone, much = log_scores(point, rows), _MUCH
+    if posterior.likelihood.classifies:
+        much = min(_MUCH, max(_LEAST, -0.5 * float(alone.mean())))
+    return Below(alone - log_scores(posterior, rows), much)
 
 
 def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
@@ -89,20 +110,21 @@ def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
     return float(below.mean()) > errors * error
 
 
-def judge(posterior: LaplacePosterior, rows: Rows, expected: float) -> None:
-    """The comparison as a diagnostic, and in the status where much is lost; `expected` nats a row
-    are what an honest posterior may lose on rows that were fitted."""
+def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> None:
+    """The comparison as a diagnostic, and in the status where much is lost; `determined` is γ/n, by
+    which rows that were fitted lose more."""
     below = below_its_maximum(posterior, rows)
-    lost = float(below.mean())
-    posterior.record.diagnostics["below_maximum"] = {"nats": lost, "rows": rows.words}
-    targets = output_size(posterior.network.output) if posterior.likelihood.is_normal else 1
-    most = 0.0 if rows.held_out else 0.5 * math.log(2.0) * targets
-    allowed = MUCH + min(expected, most)
-    if lost <= allowed or not beyond_chance(below):
+    posterior.record.diagnostics["below_maximum"] = {"nats": below.mean, "rows": rows.words}
+    outputs = output_size(posterior.network.output)
+    directions = max(1, outputs - posterior.likelihood.classifies)  # a softmax has one less
+    leverage = 0.0 if rows.held_out else determined / directions
+    allowed = below.much + directions * leverage**2 / (1.0 + leverage)
+    if not below.beyond(allowed):
         return
     posterior.record.status = Status(
         "worse-than-map",
-        f"on {len(below)} {rows.words}, the predictive's log score is {lost:.2g} nats a row below "
+        f"on {len(below.each)} {rows.words}, the predictive's log score is {below.mean:.2g} nats a "
+        "row below "
         f"that of the weights alone (at most {allowed:.2g} were to be expected): "
         + _advice(posterior, rows),
     )

@@ -72,7 +72,8 @@ class Likelihood(ABC):
         precision float32); Bernoulli and Poisson targets become the default floating dtype,
         classes int64. Raises ShapeError, or DataError naming the first row that cannot be used.
         """
-        return self._check(_fit_event(_as_tensor(y), self.event(output), output), output)
+        y = y if isinstance(y, Tensor) else _as_tensor(y)
+        return self._check(_fit_event(y, self.event(output), output), output)
 
     @abstractmethod
     def _check(self, y: Tensor, output: Shape) -> Tensor:
@@ -260,8 +261,6 @@ def require(y: Tensor, good: Tensor, problem: str) -> None:
 
 
 def _as_tensor(y: Any) -> Tensor:
-    if isinstance(y, Tensor):
-        return y
     if y is None:
         raise DataError("targets must be numbers, and y is None")
     try:

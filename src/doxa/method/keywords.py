@@ -20,24 +20,31 @@ R = TypeVar("R")
 _TAKEN: dict[str, tuple[str, ...]] = {}  # by functions that take a method, beside it
 
 
-def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that takes a `method`, whose unknown keywords are an error with a suggestion."""
-    signature = inspect.signature(function)
-    known = tuple(signature.parameters)
-    _TAKEN[function.__name__] = known
+def keywords(**checks: Callable[[str, Any], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a function that takes a `method`: unknown keywords are an error with a suggestion, and
+    what a person gives for those named here, other than the default, is checked first."""
 
-    @wraps(function)
-    def checked(*args: P.args, **given: P.kwargs) -> R:
-        for name in given:
-            if name not in known:
-                rest = {key: value for key, value in given.items() if key in known}
-                arguments = signature.bind_partial(*args, **rest).arguments
-                default = signature.parameters["method"].default
-                method = arguments.get("method", default)
-                raise UnknownSetting(_not_ours(function.__name__, name, given[name], method, known))
-        return function(*args, **given)
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        known = signature.parameters
+        _TAKEN[function.__name__] = tuple(known)
 
-    return checked
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> R:
+            for name, value in given.items():
+                if name not in known:
+                    rest = {key: value for key, value in given.items() if key in known}
+                    arguments = signature.bind_partial(*args, **rest).arguments
+                    method = arguments.get("method", known["method"].default)
+                    said = _not_ours(function.__name__, name, value, method, tuple(known))
+                    raise UnknownSetting(said)
+                if name in checks and value is not known[name].default:
+                    given[name] = checks[name](name, value)
+            return function(*args, **given)
+
+        return checked
+
+    return decorated
 
 
 def _not_ours(function: str, name: str, value: Any, method: Any, known: Sequence[str]) -> str:

@@ -85,8 +85,12 @@ class Members:
             layout=self.problem.layout, starts=starts,
             keys=[f"{seed}/{one}" for seed, one in starts], per_example=-1.0 / self.n,
         )  # fmt: skip
+        if self.problem.model is not None:
+            vars(self)["net"] = self.problem.model
+        if isinstance(self.data, Data):
+            vars(self)["rows"] = self.data
 
-    @property
+    @cached_property
     def net(self) -> Model:
         """The network; an error where there is none."""
         return self.problem.net
@@ -96,12 +100,10 @@ class Members:
         """How long `fit` was asked to optimise."""
         return self.settings.steps
 
-    @property
+    @cached_property
     def rows(self) -> Data:
         """The data set; an error where there is none."""
-        if not isinstance(self.data, Data):
-            raise MethodError("this method needs data, and a bare log density has none")
-        return self.data
+        raise MethodError("this method needs data, and a bare log density has none")
 
     @property
     def tempered(self) -> bool:

@@ -83,11 +83,11 @@ class Run(Members):
         which arguments have the member axis: 0, or None for those that all members share."""
         return self.engine.call(self.problem.modules[name], params[name], *args, dims=dims)
 
-    def open(self, rows: Any, stage: str) -> Feed:
-        """Batches for a stage: see `doxa.data.sources`."""
+    def open(self, rows: Any, stage: str, steps: int | None = None) -> Feed:
+        """Batches for a stage of so many steps: see `doxa.data.sources`."""
         if isinstance(self.data, NoData):
             return NoRows(self.size, self.device, self.dtype)
-        ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage)
+        ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage, steps)
         return source(rows).open(ask)
 
     def all_rows(self) -> Batch:
@@ -179,7 +179,9 @@ class Run(Members):
         """The log-likelihood with the network in training: its layers draw their noise from the
         clock (None: they do not), and BatchNorm learns. `buffers` are further ones that layers
         are given."""
-        noise = self.layer_noise(clock, batch_rows(batch)) if clock is not None else {}
+        noise: Params = {}
+        if clock is not None and self.net.sites:
+            noise = self.layer_noise(clock, batch_rows(batch))
         training = clock is not None or bool(self.net.tracked)
         each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
         changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}

@@ -2,8 +2,9 @@
 
 from doxa.model.functional import Functional
 from doxa.model.layers import Noisy, Site
-from doxa.model.model import Applied, Inputs, Model, Subset, likelihood_parameters
+from doxa.model.model import Applied, Inputs, Model, likelihood_parameters
 from doxa.model.problem import LogDensity, Network, OwnFunctions, Problem
+from doxa.model.subset import Subset
 
 __all__ = [
     "Applied", "Functional", "Inputs", "LogDensity", "Model", "Network", "Noisy", "OwnFunctions",

@@ -45,14 +45,12 @@ def trained_tensors(model: Model, fresh: Tensor) -> list[str]:
 
 
 def _moved(given: Tensor, fresh: Tensor) -> bool:
-    if _constant(given):  # training does not leave such
-        return False
-    if _constant(fresh):
-        return True
-    if fresh.numel() < _LEAST:
-        return False
-    size = lambda t: t.square().mean().clamp_min(1e-300).sqrt().log()  # noqa: E731
-    return bool((size(given) - size(fresh)).abs() * fresh.numel() ** 0.5 > _DEVIATIONS)
+    differs = _constant(fresh)
+    if not differs and fresh.numel() >= _LEAST:
+        size = lambda t: t.square().mean().clamp_min(1e-300).sqrt().log()  # noqa: E731
+        gap = (size(given) - size(fresh)).abs() * fresh.numel() ** 0.5
+        differs = bool(gap > _DEVIATIONS)
+    return differs and not _constant(given)  # training does not leave such
 
 
 def _constant(values: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doxa.linalg.layout import Entry, Layout, Params
-from doxa.model.inspection import Start, fixed_tensors, fresh_rows
+from doxa.model.inspection import Start, fresh_rows, look
 
 
 class Functional:
@@ -33,7 +33,7 @@ class Functional:
     @cached_property
     def fixed(self) -> Params:
         """Frozen parameters and buffers, the same for all members."""
-        return fixed_tensors(self.net)
+        return look(self.net).fixed
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Functional:
         moved = Functional(self.net)

@@ -20,13 +20,22 @@ from doxa.model import Model
 from doxa.noise import Noise
 
 
-def check_reach(model: Model, start: Tensor, x: Any) -> None:
-    """At one member's start [P] and a few rows; `ModelError` with the names of what is cut off."""
+def check_reach(model: Model, start: Tensor, x: Any) -> Any:
+    """At one member's start [P] and a few rows: the outputs, or `ModelError` with the names of what
+    is cut off."""
     params = model.layout.unflatten(start)
     own = {k: v.detach() for k, v in params.items() if not k.startswith("likelihood.")}
-    suspects = _without_gradient(model, own, x)
-    if not suspects:
-        return
+    leaves = {k: v.clone().requires_grad_() for k, v in own.items()}
+    with torch.enable_grad():
+        f = model.forward(leaves, x)
+    suspects = _without_gradient(leaves, f)
+    if suspects:
+        _check_cut(model, own, suspects, x)
+    return f
+
+
+def _check_cut(model: Model, own: Params, suspects: list[str], x: Any) -> None:
+    """The outputs do not change with those weights, or it is an error."""
     before = _outputs(model, own, x)
     if not _same(before, _outputs(model, own, x)):
         return  # a network that draws for itself
@@ -39,17 +48,16 @@ def check_reach(model: Model, start: Tensor, x: Any) -> None:
         )
 
 
-def _without_gradient(model: Model, own: Params, x: Any) -> list[str]:
+def _without_gradient(leaves: Params, f: Any) -> list[str]:
     """Names of the weights that autograd does not find; of all, where every gradient is zero."""
-    leaves = {k: v.clone().requires_grad_() for k, v in own.items()}
     with torch.enable_grad():
-        outputs = [f for f in tree_flatten(model.forward(leaves, x))[0] if f.requires_grad]
+        outputs = [leaf for leaf in tree_flatten(f)[0] if leaf.requires_grad]
         if not outputs:
-            return list(own)
+            return list(leaves)
         total = torch.stack([f.double().square().sum() + f.double().sum() for f in outputs]).sum()
         grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     if not any(g is not None and bool((g != 0).any()) for g in grads):
-        return list(own)
+        return list(leaves)
     return [name for name, grad in zip(leaves, grads, strict=True) if grad is None]
 
 

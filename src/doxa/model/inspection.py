@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,8 @@ def reset(net: nn.Module) -> set[str]:
             if callable(reset):
                 reset()
         for module in net.modules():
-            _reset_adapters(module)
+            if hasattr(module, "reset_lora_parameters"):
+                _reset_adapters(module)
         missed = {name for name, p in net.named_parameters() if p.isnan().any()}
         for name, p in net.named_parameters():
             if name in missed:
@@ -65,14 +66,12 @@ def reset(net: nn.Module) -> set[str]:
     return missed
 
 
-def _reset_adapters(module: nn.Module) -> None:
+def _reset_adapters(module: Any) -> None:
     """Low-rank adapters as PEFT starts them: A drawn, B zero, so that they add nothing yet. Their
     parts are linear layers, whose own way to start would make B random."""
-    reset = getattr(module, "reset_lora_parameters", None)
-    if callable(reset):
-        kinds = (getattr(module, name, None) or {} for name in ("lora_A", "lora_embedding_A"))
-        for adapter in [name for kind in kinds for name in kind]:
-            reset(adapter, True)
+    kinds = (getattr(module, name, None) or {} for name in ("lora_A", "lora_embedding_A"))
+    for adapter in [name for kind in kinds for name in kind]:
+        module.reset_lora_parameters(adapter, True)
 
 
 def fresh_rows(
@@ -100,12 +99,6 @@ def fresh_rows(
             "member starts there from the given values", ", ".join(sorted(missed))
         )  # fmt: skip
     return torch.stack(rows)
-
-
-def fixed_tensors(net: nn.Module) -> Params:
-    """Frozen parameters and buffers, the same for all members."""
-    frozen = {n: p.detach() for n, p in net.named_parameters() if not p.requires_grad}
-    return frozen | dict(net.named_buffers())
 
 
 @dataclass
@@ -209,32 +202,31 @@ def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
     return sites
 
 
-def tracked_buffers(net: nn.Module) -> dict[str, float]:
-    """Buffers that training changes (BatchNorm), and the share of a batch's statistics in each,
-    starting from none."""
-    return {
-        f"{path}.{name}" if path else name:
-            1.0 if module.momentum is None else float(module.momentum)
-        for path, module in net.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
-        for name, _ in module.named_buffers(recurse=False)
-    }  # fmt: skip
+class Inside(NamedTuple):
+    """What a network holds besides weights."""
+
+    fixed: Params  # frozen parameters and buffers, the same for all members
+    terms: tuple[str, ...]  # what layers give besides their outputs
+    momenta: dict[str, float]  # the share of a batch in each buffer that training changes
+    batch_norm: bool
 
 
-def given_terms(net: nn.Module) -> tuple[str, ...]:
-    """What layers give besides their outputs."""
-    return tuple(
-        f"{path}.{name}" if path else name
-        for path, module in net.named_modules()
-        if isinstance(module, Noisy)
-        for name in module.gives
-    )
-
-
-def call_arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(x, dict):
-        return (), x
-    return (tuple(x), {}) if isinstance(x, list | tuple) else ((x,), {})
+def look(net: nn.Module) -> Inside:
+    """Into a network that has not run. The share is that of a buffer that starts from none."""
+    fixed = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
+    terms: list[str] = []
+    momenta: dict[str, float] = {}
+    batch_norm = False
+    for path, module in net.named_modules():
+        prefix = f"{path}." if path else ""
+        if isinstance(module, Noisy):
+            terms += [f"{prefix}{name}" for name in module.gives]
+        if isinstance(module, _BatchNorm):
+            batch_norm = True
+            share = 1.0 if module.momentum is None else float(module.momentum)
+            own = module.named_buffers(recurse=False) if module.track_running_stats else ()
+            momenta |= {f"{prefix}{name}": share for name, _ in own}
+    return Inside(fixed | dict(net.named_buffers()), tuple(terms), momenta, batch_norm)
 
 
 def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:

@@ -24,8 +24,9 @@ def understood(model: Model, x: Inputs, y: Any, complete: bool) -> tuple[Model, 
     rows."""
     if not model.assumed:
         return model, None
-    inferred = _said(infer(y, looked_at(model, x).output, complete))
-    return model.meaning(inferred.name), inferred
+    seen = looked_at(model, x)
+    inferred = _said(infer(y, seen.output, complete))
+    return seen.meaning(inferred.name), inferred
 
 
 def meant(y: Any, complete: bool) -> Inferred:
@@ -42,20 +43,18 @@ def _said(inferred: Inferred) -> Inferred:
 
 def looked_at(model: Model, x: Inputs) -> Model:
     """A copy that has seen a row: it knows its outputs, its dropout layers and which layer runs
-    last."""
+    last; itself, if it has."""
+    if model.output is not None:
+        return model
     row = tree_map(lambda t: cast(t[:1], model.device, model.dtype), x)
     return copy.copy(model).build(row)
 
 
-def check_logits(model: Model, start: Tensor, x: Inputs) -> None:
-    """Warn where the outputs are probabilities, at one member's start [P] and a few rows."""
-    params = {k: v.detach().requires_grad_() for k, v in model.layout.unflatten(start).items()}
-    with torch.enable_grad():
-        f = model.forward(params, x)
-    whole = model.likelihood
+def check_logits(whole: Likelihood, f: Any) -> None:
+    """Warn where outputs, as they come from autograd, are probabilities."""
     each = zip(whole.likelihoods, f, strict=True) if isinstance(whole, Heads) else [(whole, f)]
     for likelihood, output in each:
-        found = _probabilities(likelihood, output)
+        found = likelihood.classifies and _probabilities(likelihood, output)
         if found:
             log.warning("the network's outputs %s", found)
 

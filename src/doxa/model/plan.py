@@ -48,7 +48,7 @@ class Plan:
 
     def __init__(self, net: nn.Module, graph: torch.fx.Graph) -> None:
         self._modules = dict(net.named_modules())
-        self._nodes = list(graph.nodes)
+        self._nodes: list[Any] = list(graph.nodes)
         self._overwrites = {node: call for node in self._nodes if (call := self._in_place(node))}
         names = {id(p): name for name, p in net.named_parameters()}
         self._names = {
@@ -98,9 +98,14 @@ class Plan:
                 value, flag = load(node.args[0])
                 env[node] = (overwrites[node](value), flag)
             elif node.op == "call_module":
-                env[node] = self._module(
-                    str(node.target), *load(node.args[0]), params, stacked, terms
-                )
+                path, (h, h_stacked) = node.target, load(node.args[0])
+                module = self._modules[path]
+                if isinstance(module, Noisy):
+                    plain = partial(self._plain, path, module, params=params, stacked=stacked)
+                    slots = Slots(path, params, stacked, terms)
+                    env[node] = module.batched(h, h_stacked, slots, plain)
+                else:
+                    env[node] = self._plain(path, module, h, h_stacked, params, stacked)
             else:
                 args = [load(argument) for argument in node.args]
                 values = [value for value, _ in args]
@@ -126,21 +131,6 @@ class Plan:
         fresh = isinstance(module, nn.Linear) and not getattr(module, "gives", ())
         return _IN_PLACE.get(type(self._modules[str(node.target)])) if fresh else None
 
-    def _module(
-        self,
-        path: str,
-        h: Tensor,
-        h_stacked: bool,
-        params: Mapping[str, Tensor],
-        stacked: Callable[[str], bool],
-        terms: dict[str, Tensor],
-    ) -> Value:
-        module = self._modules[path]
-        plain = partial(self._plain, path, module, params=params, stacked=stacked)
-        if isinstance(module, Noisy):
-            return module.batched(h, h_stacked, Slots(path, params, stacked, terms), plain)
-        return plain(h, h_stacked)
-
     def _plain(
         self,
         path: str,
@@ -151,12 +141,11 @@ class Plan:
         stacked: Callable[[str], bool],
     ) -> Value:
         if isinstance(module, nn.Linear):
-            names = [self._names.get((path, leaf)) for leaf in ("weight", "bias")]
-            weight = params[names[0]]  # type: ignore[index]
-            bias = params[names[1]] if names[1] is not None else None
-            if not any(name is not None and stacked(name) for name in names):
-                return F.linear(h, weight, bias), h_stacked
-            return stacked_linear(h, h_stacked, weight, bias), True
+            name, other = self._names[path, "weight"], self._names.get((path, "bias"))
+            weight, bias = params[name], None if other is None else params[other]
+            if stacked(name) or (other is not None and stacked(other)):
+                return stacked_linear(h, h_stacked, weight, bias), True
+            return F.linear(h, weight, bias), h_stacked
         if isinstance(module, nn.Flatten):
             return h.flatten(2 if h_stacked else 1), h_stacked
         if isinstance(module, nn.LayerNorm):
@@ -198,13 +187,17 @@ def stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | No
         out = F.linear(h, weight.squeeze(0), own)
         return out if h_stacked else out.unsqueeze(0)
     shape = h.shape[1:-1] if h_stacked else h.shape[:-1]
-    rows = h.reshape(members if h_stacked else 1, -1, inputs).expand(members, -1, -1)
+    rows = h
+    if len(shape) != 1:
+        rows = h.reshape(members if h_stacked else 1, -1, inputs)
+    if not h_stacked:
+        rows = rows.expand(members, -1, -1)  # of [1, B, in] or [B, in]
     if bias is None:
         out = torch.bmm(rows, weight.mT)
     else:
         bias = bias.expand(members, -1) if bias.ndim == 1 else bias
         out = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-    return out.reshape(members, *shape, outputs)
+    return out if len(shape) == 1 else out.reshape(members, *shape, outputs)
 
 
 def _supported(node: torch.fx.Node, modules: Mapping[str, nn.Module]) -> bool:

@@ -65,18 +65,14 @@ class Attention(nn.Module):
 class Pooled(nn.Module):
     """A set as one vector:  r = ρ(mean_i φ(x_i, y_i)), [..., outputs] (Zaheer et al., 2017).
 
-    code: numbers that are averaged; the width unless given. heads: above 0, the points attend to
-    each other before the mean.
+    heads: above 0, the points attend to each other before the mean.
     """
 
-    def __init__(
-        self, inputs: int, width: int, outputs: int, depth: int, heads: int = 0, code: int = 0
-    ) -> None:
+    def __init__(self, inputs: int, width: int, outputs: int, depth: int, heads: int = 0) -> None:
         super().__init__()
-        code = code or width
-        self.each = mlp(inputs, width, code, depth)
-        self.between = Attention(code, heads, code) if heads else None
-        self.after = mlp(code, width, outputs, 2)
+        self.each = mlp(inputs, width, width, depth)
+        self.between = Attention(width, heads, width) if heads else None
+        self.after = mlp(width, width, outputs, 2)
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         each = self.each(pairs(x, y))

@@ -1,11 +1,13 @@
 """The conditional neural process.
 
-    r = ρ(mean_{i in C} φ(x_i, y_i)),    μ_j, s_j = decoder(r, x_j),    y_j ~ N(μ_j, σ_j²)
+    r = [ρ_1(mean_{i in C} φ_1(x_i, y_i)), ρ_2(mean_{i in C} φ_2(x_i, y_i))]
+    μ_j, s_j = decoder(r, x_j),    y_j ~ N(μ_j, σ_j²)
 
 Garnelo, Rosenbaum, Maddison, Ramalho, Saxton, Shanahan, Teh, Rezende & Eslami (2018), "Conditional
-neural processes". Points are predicted one by one given the context: there is a mean and a spread
-for each, and no draws of whole functions. The mean over the context underfits; `anp` and `tnp` look
-at each of its points.
+neural processes"; two encoders, as many as `np` has, as Nguyen & Grover (2022) compare the two.
+Points are predicted one by one given the context: there is a mean and a spread for each, and no
+draws of whole functions. The mean over the context underfits; `anp` and `tnp` look at each of its
+points.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from doxa import store
@@ -22,16 +25,18 @@ from doxa.neural.blocks import Pooled, Task, at_targets, mlp, pairs
 
 
 class ConditionalNet(nn.Module):
-    """An encoder of the context and a decoder at each target."""
+    """Two encoders of the context and a decoder at each target."""
 
     def __init__(self, inputs: int, outputs: int, width: int, depth: int) -> None:
         super().__init__()
-        self.encoder = Pooled(inputs + outputs, width, 2 * width, depth, code=2 * width)
+        self.encoders = nn.ModuleList(
+            Pooled(inputs + outputs, width, width, depth) for _ in range(2)
+        )
         self.decoder = mlp(2 * width + inputs, width, 2 * outputs, max(2, depth - 1))
 
     def forward(self, task: Task) -> Tensor:
-        code = self.encoder(task["context_x"], task["context_y"], task["context"])
-        x = task["target_x"]
+        context, x = (task["context_x"], task["context_y"], task["context"]), task["target_x"]
+        code = torch.cat([encoder(*context) for encoder in self.encoders], -1)
         return self.decoder(pairs(at_targets(code, x), x))
 
 
@@ -42,8 +47,8 @@ class CNP(Amortised):
 
     Parameters
     ----------
-    width: hidden units of every layer; the code has twice as many numbers.
-    depth: layers of the encoder; the decoder has one less.
+    width: hidden units of every layer, and numbers of the code of each of two encoders.
+    depth: layers of the encoders; the decoder has one less.
     floor: the least standard deviation of the noise, in fitted units.
     reconstruct: the context's points are predicted in training, too, as in the paper.
 

@@ -52,13 +52,15 @@ class LatentNet(nn.Module):
         """eps [B, K, L]: standard normals. With target_y, z is drawn given all points."""
         context = task["context_x"], task["context_y"], task["context"]
         target_x = task["target_x"]
-        mean, std = self.belief(*context)  # [B, L]
         if target_y is None:
+            mean, std = self.belief(*context)  # [B, L]
             z = mean.unsqueeze(-2) + std.unsqueeze(-2) * eps
             ratio, kl = torch.zeros_like(z[..., 0]), torch.zeros_like(mean[..., 0])
         else:
             seen = task["context"] + task["targets"]
-            own, spread = self.belief(target_x, target_y, seen)
+            everything = target_x, target_y, seen
+            both = (torch.stack(parts) for parts in zip(context, everything, strict=True))
+            (mean, own), (std, spread) = self.belief(*both)  # in one pass, [2, B, L]
             z = own.unsqueeze(-2) + spread.unsqueeze(-2) * eps
             away = (z - mean.unsqueeze(-2)) / std.unsqueeze(-2)
             logs = (spread / std).log()

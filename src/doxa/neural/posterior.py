@@ -16,9 +16,10 @@ from torch import Tensor
 
 from doxa.data import Standardisation, as_tensor, cast, check_finite, rows_of
 from doxa.engine import Engine
-from doxa.errors import DataError, ShapeError, Unavailable
+from doxa.errors import DataError, ShapeError
 from doxa.model.functional import Functional
 from doxa.neural.blocks import Task, spanned
+from doxa.neural.jointly import drawn_in_turn, joint_log_prob
 from doxa.noise import Noise
 from doxa.posterior import Posterior, register_posterior
 from doxa.predictive import Moments, Predictive
@@ -114,11 +115,16 @@ class NeuralPosterior(Posterior):
         or point by point of an autoregressive tnp; else the members' means in turn."""
         seed = self.sampling(n, seed, "samples")
         if getattr(self.method, "mode", "") == "autoregressive":
-            return self._one_after_another(x, n, seed)
+            return drawn_in_turn(self, x, n, seed)
         f = self.likelihood.location(self._outputs(self._task(x), n, seed), 1)
         if self.method.latent:
             return f
         return torch.cat([f[k].expand(c, *f.shape[1:]) for k, c in enumerate(self.split(n))])
+
+    def joint_log_prob(self, x: Any, y: Any, n: int = 100, seed: int | None = None) -> Tensor:
+        """log p of all rows together given the context, [1]; of tasks in a dict, of all targets of
+        each, [tasks]. Of np and anp over n functions."""
+        return joint_log_prob(self, x, y, n, self.sampling(n, seed, "samples"))
 
     def _task(self, x: Any) -> dict[str, Tensor]:
         """What the network is given: one task, or the tasks that x holds; masks count points."""
@@ -196,28 +202,6 @@ class NeuralPosterior(Posterior):
         dims = (None, *(0 if isinstance(value, Tensor) else None for value in more))
         with torch.no_grad():
             return Engine("stack").call(self.net, self.weights, task, *more, dims=dims)
-
-    def _one_after_another(self, x: Any, n: int, seed: int) -> Tensor:
-        """Draws by the chain rule: y_1, then y_2 given it…; [n, N, outputs]. Draws lie on the axis
-        of tasks."""
-        task = self._task(x)
-        if len(task["context"]) != 1:
-            raise Unavailable("an autoregressive tnp draws functions of one task at a time")
-        most, rows = max(self.split(n)), task["target_x"].shape[1]
-        task = {name: t.expand(most, *t.shape[1:]) for name, t in task.items()}
-        keys = [f"{i}/{j}" for i in self.ids for j in range(most)]
-        noise = Noise(seed, "latent", keys, self.device, self.dtype)
-        eps = noise.normal((rows, self.outputs)).unflatten(0, (self.members, most))
-        rank = torch.arange(rows, device=self.device, dtype=self.dtype).expand(
-            self.members, most, -1
-        )
-        y = torch.zeros_like(eps)
-        for j in range(rows):
-            f = self._call(task, y, rank)[..., j, :]  # [K, S, 2·O]
-            std = self.base_likelihood.variance(f, {}, 1).sqrt()
-            y[:, :, j] = self.base_likelihood.mean(f, {}, 1) + std * eps[:, :, j]
-        drawn = torch.cat([y[k, :c] for k, c in enumerate(self.split(n))])
-        return self.likelihood.location(torch.cat([drawn, torch.zeros_like(drawn)], -1), 1)
 
     def _column(self, x: Tensor) -> Tensor:
         return x.unsqueeze(-1) if x.ndim == 1 else x

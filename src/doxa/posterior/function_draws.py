@@ -32,6 +32,8 @@ class FunctionDraws:
             return FunctionDraws(
                 params, 1, frozenset(params), {k: v[s] for k, v in self.buffers.items()}
             )
+        if s == slice(0, self.count):
+            return FunctionDraws(self._here(self.params), self.count, self.constant, self.buffers)
         some = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
         params = self._here(some)
         count = len(range(*s.indices(self.count)))

@@ -69,7 +69,7 @@ class SamplePosterior(WeightPosterior):
             raise MethodError(f"{n} draws asked for, {total} kept; fit with more draws or members")
         flat = self.samples.reshape(total, size)
         if n is None or n == total:
-            yield self._group(flat, torch.arange(total))
+            yield self._group(flat, None)
             return
         counts = torch.tensor(self._split(n))  # evenly thinned within each member
         member = torch.repeat_interleave(torch.arange(members), counts)
@@ -78,8 +78,11 @@ class SamplePosterior(WeightPosterior):
         for index in (member * kept + place).split(max(1, _GATHERED // flat[0].nbytes)):
             yield self._group(flat[index.to(flat.device)], index)
 
-    def _group(self, flat: Tensor, index: Tensor) -> FunctionDraws:
-        """Draws [S, P] that have these numbers [S] of all."""
+    def _group(self, flat: Tensor, index: Tensor | None) -> FunctionDraws:
+        """Draws [S, P] that have these numbers [S] of all; None: they are all."""
+        if not self.buffers and self.layers is None:
+            return FunctionDraws(self.layout.unflatten(flat), len(flat), device=self.device)
+        index = torch.arange(len(flat)) if index is None else index
         kept = self.samples.shape[1]
         place = (index if self.per_draw else index // kept).to(self.device)
         each = (lambda v: v.flatten(0, 1)) if self.per_draw else (lambda v: v)

@@ -202,5 +202,6 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     if missing:
         raise ModelError(f"the network lacks the saved buffers {sorted(missing)[:5]}")
     model.net.load_state_dict(state | fixed)
+    model.forget()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 from doxa.model.layers import plain_weights
 from doxa.noise import generator
-from doxa.posterior.base import Posterior, leaves
+from doxa.posterior.base import Posterior, each, leaves
 from doxa.posterior.function_draws import FunctionDraws
 from doxa.predictive import Moments, Predictive
 from doxa.priors import bind
@@ -157,6 +157,10 @@ class WeightPosterior(Posterior):
             width = 2 * self.network.width()  # what goes in and what comes out, both in the cache
             cuts = list(tiles(1, rows, width, self.dtype.itemsize, self.device, trunk=True))
             return ((slice(s, s + 1), r) for s in range(draws.count) for _, r in cuts)
+        whole = tiles(draws.count, rows, self.network.width(), self.dtype.itemsize, self.device)
+        first = next(whole)
+        if first == (slice(0, draws.count), slice(0, rows)):
+            return iter([first])
         varying = [name for name in draws.params if name not in draws.constant] + [*draws.buffers]
         width = self.network.width([name.rpartition(".")[0] for name in varying])
         trunk = bool(draws.constant)
@@ -284,11 +288,6 @@ class WeightPosterior(Posterior):
             "ids": tensors["ids"].tolist(), "layers": tensors.get("layers"),
             "priors": extra.get("priors"),
         }  # fmt: skip
-
-
-def each(fn: Callable[..., Any], *trees: Any) -> Any:
-    """`tree_map`, without its cost where there is one tensor."""
-    return fn(*trees) if isinstance(trees[0], Tensor) else tree_map(fn, *trees)
 
 
 def concatenate(parts: list[Any], dim: int) -> Any:

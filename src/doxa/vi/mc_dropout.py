@@ -153,10 +153,13 @@ class MCDropout(Method):
     def _final_objective(self, run: Run, state: State) -> tuple[float, float]:
         """The objective at the answer and its standard error, the mean over members.
 
-        Every pass draws one mask a row; there are as many as make 10,000 masks, 4 to 100.
+        Every pass draws one mask a row; there are as many as make 10,000 masks, 4 to 100, but no
+        more than see a tenth of the rows that training saw.
         """
         rows, noise = run.passes(), run.noise("objective")
-        count = min(max(-(-10_000 // run.rows.total), 4), 100)
+        seen = run.steps * min(run.settings.batch_size, rows.longest)
+        most = min(-(-10_000 // run.rows.total), 100, seen // (10 * rows.longest))
+        count = max(most, 4)
         score = state["factor"] * run.prior.score(state["theta"])
         known = state["entropy"] - _kl(run, state["theta"], score) + run.units_log_jacobian()
         passes = run.n.new_zeros((count, run.size), dtype=torch.float64)

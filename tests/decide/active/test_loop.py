@@ -59,7 +59,12 @@ def test_every_row_is_asked_once_until_the_pool_is_empty() -> None:
 def test_the_rules_stop_it() -> None:
     net, x, y = problem()
     short = SHORT | {"test": (x, y)}
-    spent = active.learn(net, x, y, budget=13, **short)
+    told: list[int] = []
+    spent = active.learn(
+        net, x, y, budget=13, callback=lambda found: told.append(found[0].curve[-1]["labels"])
+        if found[0].curve else None, **short,
+    )  # fmt: skip
+    assert told[-1] == 13  # of the last round too
     assert [r["labels"] for r in spent[0].curve] == [6, 10, 13]
     assert "budget of 13" in spent[0].book.stopped
     good = active.learn(net, x, y, target=0.0, **short)

@@ -48,7 +48,8 @@ def begun(path: Path, pool: Pool, book: Book) -> bool:
         return False
     if not given:
         return False
-    names = {line.partition(",")[0].strip('"') for line in path.read_text("utf-8").splitlines()}
+    lines = csv.reader(io.StringIO(path.read_text("utf-8-sig")))
+    names = {cells[0].strip() for cells in lines if cells}
     return {pool.ids[row] for row in book.asked} <= names
 
 

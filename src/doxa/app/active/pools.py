@@ -1,4 +1,4 @@
-"""What a person labels: the rows of a table, or images in an array.
+"""What a person labels: the rows of a table, or images in an array or a folder.
 
 A pool gives numbers for the network, a name for each row, and what the person is shown of it. Of a
 table whose target column is filled in for some rows, these are labelled already.
@@ -24,6 +24,7 @@ from doxa.errors import DataError, MethodError
 
 ARRAYS = (".npy", ".npz")
 ROW = "row"  # what an image's number is called
+IMAGE = "image"  # what its name is called, where it has one
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Pool:
         if self.images is None:
             table = self.shown.iloc[list(rows)].set_axis(index)
         else:
-            names = [f"{self.ids[row]}.png" for row in rows]
+            names = [f"{self.ids[row].removesuffix('.png')}.png" for row in rows]
             folder.mkdir(parents=True, exist_ok=True)
             for name, row in zip(names, rows, strict=True):
                 (folder / name).write_bytes(encode(self.images[row]))
@@ -59,7 +60,7 @@ class Pool:
 
 
 def read_pool(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
-    """A CSV or Parquet file, or a .npy or .npz file of images."""
+    """A CSV or Parquet file, or a .npy or .npz file of images: `folders.pack` makes one."""
     if path.suffix.lower() in ARRAYS:
         return _images(path, asked, classes)
     frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
@@ -141,10 +142,12 @@ def _cycled(labels: tuple[str, ...] | None, rows: int) -> list[Any]:
 
 def _images(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
     """Grey or RGB images [N, H, W], [N, H, W, 3] or [N, 1, H, W]; 0 … 255, or 0 … 1."""
+    ids: list[str] = []
     try:
         found = np.load(path, allow_pickle=False)
         if not isinstance(found, np.ndarray):
             names = found.files
+            ids = found["names"].tolist() if set(names) == {"x", "names"} else []
             found = found["x" if "x" in names else names[0]]
     except (OSError, ValueError, IndexError) as error:
         raise DataError(f"{path} cannot be read as an array of images: {error}") from error
@@ -162,10 +165,11 @@ def _images(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
     schema = Schema(
         asked.target, likelihood, tuple(Column(f"pixel{i}") for i in range(x.shape[1])), labels
     )
-    ids = [str(row) for row in range(len(x))]
+    called = IMAGE if ids else ROW
+    ids = ids or [str(row) for row in range(len(x))]
     shown = np.clip(pixels / scale * 255.0, 0, 255).astype(np.uint8)
-    places = [f"image {row}" for row in ids]
-    return Pool(schema, x, ids, ROW, places, images=shown)
+    places = [f"image {name}" for name in ids]
+    return Pool(schema, x, ids, called, places, images=shown)
 
 
 def coded(schema: Schema, answers: Sequence[Any]) -> Array:

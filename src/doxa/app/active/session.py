@@ -1,6 +1,6 @@
 """A campaign in a folder, between one command and the next.
 
-    FOLDER/pool.*          the rows, as they were given
+    FOLDER/pool.*          the rows, as they were given; a folder of pictures as one file
     FOLDER/state/          what was asked and answered: an artefact, replaced whole
     FOLDER/to_label.csv    what is open, to be filled in; images in FOLDER/to_label/
     FOLDER/run/            the last posterior, which `doxa predict` takes
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from doxa.app.active.answers import begun, checked, read_answers, refuse_missing
+from doxa.app.active.folders import pack
 from doxa.app.active.pools import Pool, coded, read_pool
 from doxa.app.fitting import Plan, fit_arrays
 from doxa.app.held_out import checksum
@@ -94,7 +95,10 @@ class Session:
     def _write(self) -> None:
         if begun(self.sheet, self.pool, self.book):
             return
-        write_table(self.pool.to_label(self.book.asked, self.folder / "to_label"), self.sheet)
+        table = self.pool.to_label(self.book.asked, self.folder / "to_label")
+        aside = self.sheet.with_name(".to_label.csv")  # half a sheet is never there to be filled in
+        write_table(table, aside)
+        aside.replace(self.sheet)
 
     def _chosen(self, free: torch.Tensor, k: int) -> tuple[str, list[int]]:
         """By the posterior of the labels so far; by chance while there is nothing to fit."""
@@ -139,10 +143,11 @@ def begin(
         acquisition(by)
     if load(folder) is not None:
         raise StoreError(f"{folder} holds a campaign already: doxa active status {folder}")
-    pool = read_pool(data, asked, classes)
-    kept = folder / f"pool{''.join(data.suffixes)}"
+    kept = folder / ("pool.npz" if data.is_dir() else f"pool{''.join(data.suffixes)}")
+    pool = read_pool(pack(data, kept) if data.is_dir() else data, asked, classes)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(data, kept)
+    if not data.is_dir():
+        shutil.copyfile(data, kept)
     facts = {
         "file": kept.name, "sha256": checksum(kept), "asked": asdict(asked),
         "classes": list(classes), "method": method, "settings": list(settings),

@@ -87,7 +87,8 @@ def start(
 ) -> None:
     """Begin a campaign: a table whose target is empty in some rows, or absent; or images.
 
-    Images are a .npy or .npz file, [N, H, W] or [N, H, W, 3]. Labels that are there count.
+    Images are a .npy or .npz file, [N, H, W] or [N, H, W, 3], or a folder of PNG, JPEG or .npy
+    files of one size. Labels that are there count.
     """
     from doxa.app.active.session import begin
 

@@ -107,7 +107,8 @@ def learn(
                 done = min(len(one.book.answers) for one in learners)
                 last = {metric: [r.curve[-1].get(metric) for r in learners if r.curve]}
                 line.show(min(done, total), "labels", last)
-            if not moved or (callback is not None and callback(found)):
+            enough = callback is not None and callback(found)  # told of the last round too
+            if not moved or enough:
                 break
     return found
 

@@ -14,6 +14,16 @@ from doxa.errors import DataError
 Oracle = Callable[[Tensor], Any]
 
 
+class Table:
+    """Labels that are all at hand: asking again costs nothing."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+
+    def __call__(self, asked: Tensor) -> Tensor:
+        return self.labels[asked]
+
+
 def oracle_of(given: Any, rows: int) -> Oracle | None:
     """A function from rows [k] to labels [k, …]; None where a person will answer."""
     if given is None or callable(given):
@@ -21,7 +31,7 @@ def oracle_of(given: Any, rows: int) -> Oracle | None:
     table = as_tensor(given, "the oracle's table").cpu()
     if table.ndim == 0 or len(table) != rows:
         raise DataError(f"the oracle's table has shape {list(table.shape)}, the pool {rows} rows")
-    return lambda asked: table[asked]
+    return Table(table)
 
 
 def labels_of(oracle: Oracle, asked: list[int]) -> dict[int, Any]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from doxa.decide.acquisition import Acquisition, acquisition
 from doxa.decide.active.book import save
 from doxa.decide.active.learned import Learned, Learner
-from doxa.decide.active.oracle import Oracle, labels_of
+from doxa.decide.active.oracle import Oracle, Table, labels_of
 from doxa.decide.active.stopping import Stopping
 from doxa.decide.score import block_rows, joint, kept, score
 from doxa.decide.select import select
@@ -74,7 +74,9 @@ class Work:
                 new = [row for row in one.book.asked if row not in known]
                 given = known | (labels_of(oracle, new) if new else {})
                 one.book.answer({row: given[row] for row in one.book.asked})
-                self._save(found)
+                if not isinstance(oracle, Table):
+                    self._save(found)  # what an oracle was asked is not asked again
+            self._save(found)
             return True
         for one in learners:
             if not one.book.answers:

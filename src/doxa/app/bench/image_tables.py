@@ -125,6 +125,7 @@ class ImageTable:
             [
                 "trained on",
                 "method",
+                "seeds",
                 "error %",
                 "NLL",
                 "Brier",
@@ -146,14 +147,14 @@ class ImageTable:
                 ]
                 table.rows.append(
                     [
-                        NAMES[name], method, mean_of([100 - 100 * v for v in of("accuracy")], 2),
+                        NAMES[name], method, str(len(own)), mean_of([100 - 100 * v for v in of("accuracy")], 2),
                         mean_of([-v for v in of("log_likelihood")], 3), mean_of(of("brier"), 3),
                         mean_of(of("ece"), 3), *seconds, _cost(own, cells.get((name, "map"))),
                     ]
                 )  # fmt: skip
             if any(key[0] == name for key in cells):
                 table.rows += [
-                    [NAMES[name], f"published: {who}", f"{100 - a:.2f}",
+                    [NAMES[name], f"published: {who}", "–", f"{100 - a:.2f}",
                      plus_minus(nll, digits=3), *"–––––"]
                     for who, (a, nll) in (self.published or {}).get(name, {}).items()
                 ]  # fmt: skip

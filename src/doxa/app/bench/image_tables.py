@@ -147,7 +147,8 @@ class ImageTable:
                 ]
                 table.rows.append(
                     [
-                        NAMES[name], method, str(len(own)), mean_of([100 - 100 * v for v in of("accuracy")], 2),
+                        NAMES[name], method, str(len(own)),
+                        mean_of([100 - 100 * v for v in of("accuracy")], 2),
                         mean_of([-v for v in of("log_likelihood")], 3), mean_of(of("brier"), 3),
                         mean_of(of("ece"), 3), *seconds, _cost(own, cells.get((name, "map"))),
                     ]

@@ -177,7 +177,8 @@ def fit(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
         specs, ids, likelihood_output, inputs, settings,
     )  # fmt: skip
-    run = replace(run, engine=_engine(run, engine, method, in_half(precision, method, run)))
+    half = precision != "full" and in_half(precision, method, run)
+    run = replace(run, engine=_engine(run, engine, method, half))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:

@@ -11,12 +11,10 @@ from doxa.model.problem import Network
 
 
 def in_half(precision: str, method: Method, run: Run) -> bool:
-    """Whether the network computes in bfloat16; an error where that would be no approximation to
-    be content with."""
-    if precision not in ("full", "bfloat16"):
+    """Of a precision that is not the full one: True, or an error where bfloat16 would be no
+    approximation to be content with."""
+    if precision != "bfloat16":
         raise MethodError(f"precision must be 'full' or 'bfloat16', not {precision!r}")
-    if precision == "full":
-        return False
     if not method.half_precision or not isinstance(run.problem, Network):
         raise MethodError(
             f"{method.name} computes in full precision only: accept steps, curvature and kernels "

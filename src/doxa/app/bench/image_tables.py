@@ -102,7 +102,8 @@ class ImageTable:
             made.append(image_figures.rotation_figure(turned, folder / "rotation.png"))
         worse = {m: r["corrupted"] for (_, m), r in first.items() if "corrupted" in r}
         if worse:
-            made.append(image_figures.corruption_figure(worse, folder / "corrupted.png"))
+            own = "" if self.name == "cifar" else f"{self.name}_"
+            made.append(image_figures.corruption_figure(worse, folder / f"{own}corrupted.png"))
         return made
 
     def cells(self, store: Store) -> Grouped:

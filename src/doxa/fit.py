@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from doxa.driver.members import member_ids, stack
 from doxa.driver.place import Given, place_data
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.engine import Engine, choose, works
-from doxa.engine.threads import threads_for
+from doxa.engine.threads import threads_for, undecided
 from doxa.engine.work import Count
 from doxa.errors import DoxaError, MethodError, ModelError
 from doxa.likelihoods import Inferred
@@ -283,7 +284,7 @@ def _engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -
     count = Count()
 
     def trial(tried: Engine) -> None:
-        with count:
+        with count if undecided() else nullcontext():
             replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
 
     try:

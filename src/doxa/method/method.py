@@ -39,6 +39,7 @@ class Method:
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 128
     overfits: ClassVar[bool] = False  # it learns rows by heart, if it is let
+    shrinks: ClassVar[bool] = False  # it may end at its prior: training rows tell
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False

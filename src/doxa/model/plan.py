@@ -99,11 +99,11 @@ class Plan:
                 env[node] = (overwrites[node](value), flag)
             elif node.op == "call_module":
                 path, (h, h_stacked) = node.target, load(node.args[0])
-                module = self._modules[path]
-                if isinstance(module, Noisy):
+                layer = module = self._modules[path]
+                if isinstance(layer, Noisy):
                     plain = partial(self._plain, path, module, params=params, stacked=stacked)
                     slots = Slots(path, params, stacked, terms)
-                    env[node] = module.batched(h, h_stacked, slots, plain)
+                    env[node] = layer.batched(h, h_stacked, slots, plain)
                 else:
                     env[node] = self._plain(path, module, h, h_stacked, params, stacked)
             else:

@@ -71,6 +71,7 @@ class MNF(Method):
     half_precision: ClassVar[bool] = True
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True
+    shrinks: ClassVar[bool] = True
 
     flow_length: int = whole(2, least=0)
     flow_width: int = whole(16, least=1)

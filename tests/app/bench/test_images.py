@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import doxa
-from doxa.app.bench import Store, closeness, compute, scenes
+from doxa.app.bench import Store, closeness, compute, image_methods, scenes
 from doxa.app.bench.cells import plain
 from doxa.app.bench.image_cells import SCORES, cifar_cell, ood_cell, strangeness
 from doxa.app.bench.image_figures import PALETTE, coloured, mean_over_shifts, rotation_figure
@@ -298,3 +299,34 @@ def test_a_cifar_cell_end_to_end() -> None:
     assert list(result["ood"]) == ["camvid"]
     assert len(result["corrupted"]) == 9
     assert all(len(rows) == 6 for rows in result["corrupted"].values())
+
+
+def test_a_start_is_chosen_by_the_last_fifth_of_the_images(monkeypatch: Any) -> None:
+    """A fit at rate r predicts y with log density −(y − r)²: the held-out targets are 3."""
+    asked: list[tuple[int, Any]] = []
+
+    class Posterior:
+        def __init__(self, rate: float) -> None:
+            self.rate, self.record = rate, SimpleNamespace(metadata={})
+
+        def predict(self, x: Any, n: int) -> Any:
+            return SimpleNamespace(log_prob=lambda y: -((y - self.rate) ** 2).float())
+
+    class Sweep(list[Any]):
+        specs: list[Any]
+
+    def run(data: Any, s: Any, seed: int, method: Any, runs: Any = None, **how: Any) -> Any:
+        rates = [how["lr"]] if runs is None else list(runs.grid["lr"])
+        asked.append((len(data.x), rates))
+        sweep = Sweep(Posterior(rate) for rate in rates)
+        sweep.specs = [SimpleNamespace(hyper={"lr": rate}) for rate in rates]
+        return sweep if runs is not None else sweep[0]
+
+    monkeypatch.setattr(image_methods, "run", run)
+    x, y = torch.zeros(10, 1), torch.tensor([1] * 8 + [3] * 2)
+    data = Images("any", x, y, x, y)
+    fit = image_methods._chosen("any", {"lr": (1.0, 3.5, 9.0)}, lr=0.1)
+    posterior = fit(data, settings("cifar"), 0)
+    assert asked == [(8, [1.0, 3.5, 9.0]), (10, [3.5])]
+    assert posterior.record.metadata["choice"]["chosen"] == "{'lr': 3.5}"
+    assert fit(data, settings("mnist"), 0).rate == 0.1

@@ -65,6 +65,7 @@ class Problem:
         net = doxa.nets.mlp(self.x.shape[1], outputs, hidden=(self.hidden,)) if outputs else None
         asked: dict[str, Any] = {
             "runs": doxa.Runs(rows=self.train), "schedule": "constant", "validation": None,
+            "device": self.x.device,
         }  # fmt: skip
         asked |= options
         start = time.perf_counter()

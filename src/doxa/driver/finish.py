@@ -58,6 +58,7 @@ def _posterior(
     longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
     record.diagnostics |= {
         "engine": run.engine.kind, "mode": longest[1], "engine_reason": run.engine.reason,
+        "precision": "bfloat16" if run.engine.half else "full",
         "seconds": seconds, "steps": result.done,
     }  # fmt: skip
     record.stats = {

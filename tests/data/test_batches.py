@@ -114,6 +114,21 @@ def test_a_batch_depends_on_its_step_only() -> None:
     assert all(torch.equal(numbers(small.batch(t)), straight[t]) for t in range(20))
 
 
+@pytest.mark.parametrize("most", [None, 20])
+def test_how_many_steps_are_gathered_at_once_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    """Blocks of 5 steps, which 64 and 20 are cut into with and without a rest."""
+    rows = [torch.arange(N), torch.arange(N // 2)]
+    make = lambda most: Batches(held(rows), [0, 1], ["0/0", "0/1"], 7, "s", most=most)  # noqa: E731
+    whole = make(None)
+    want = [numbers(whole.batch(t)) for t in range(most or 140)]
+    monkeypatch.setattr("doxa.data.sources.BLOCK_BYTES", 5 * 2 * 7 * 16)
+    cut = make(most)
+    assert (whole.block, cut.block) == (64, 5)
+    assert all(torch.equal(numbers(cut.batch(t)), each) for t, each in enumerate(want))
+
+
 def test_a_members_rows_depend_on_its_key_only() -> None:
     rows = [torch.arange(N)]
     alone = Batches(held(rows), [0], ["0/3"], 8, "s")

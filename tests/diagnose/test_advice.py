@@ -21,7 +21,7 @@ TASKS = {
     "counts": ("poisson", 1),
 }
 STATUSES = ("diverged", "stopped", "not-converged", "overconfident", "worse-than-constant",
-            "worse-than-map", "degenerate")  # fmt: skip
+            "worse-than-map", "degenerate", "learned-nothing")  # fmt: skip
 
 
 def rows(task: str, n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,20 @@ def close(a: Any, b: Any) -> None:
     torch.testing.assert_close(a.samples, b.samples, rtol=1e-8, atol=1e-9)
 
 
+def test_given_noise_is_in_the_units_of_y_of_each_run() -> None:
+    """Scaled by each run's own rows, noise of 0.3 is 0.3 / std(y) in fitted units."""
+    x, y = table()
+    y = torch.cat([y[: N // 2], 10 * y[N // 2 :]])
+    rows = [list(range(N // 2)), list(range(N // 2, N))]
+    sweep = doxa.fit(
+        mlp(), (x, y), likelihood=doxa.Gaussian(0.3), runs=Runs(rows=rows), standardize=True,
+        steps=1, validation=None,
+    )  # fmt: skip
+    for posterior, own in zip(sweep, rows, strict=True):
+        want = (0.3 / y[own].std(correction=0)).log()
+        torch.testing.assert_close(posterior.constants["log_noise"].squeeze(), want)
+
+
 def test_order_is_splits_then_grid_then_seeds() -> None:
     specs = Runs(rows=[[0, 1], [2]], grid={"lr": [0.1, 0.2], "p": [0.5]}, seeds=[7, 8]).expand(0)
     assert [(s.split, s.hyper["lr"], s.seed) for s in specs] == [

@@ -97,6 +97,21 @@ def test_a_sum_of_products_is_replayed_in_little_memory() -> None:
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))  # inputs are left alone
 
 
+def test_constants_are_computed_once_also_where_an_argument_is_overwritten() -> None:
+    """As an optimiser does to weights that are its own: no constant is made of these."""
+    noise = drawn((1,))[0]
+
+    def step(theta: Tensor, grad: Tensor) -> list[Tensor]:
+        theta.add_(grad * (-2.0 * noise).exp())
+        return [theta]
+
+    theta, grad = drawn((3, 4), (3, 4))
+    want = theta + grad * torch.exp(-2.0 * noise)
+    lean = simplified(make_fx(step)(theta.clone(), grad), [theta.clone(), grad])
+    assert operations(lean) == ["aten.mul.Tensor", "aten.add_.Tensor"]
+    assert torch.equal(lean(theta.clone(), grad)[0], want)
+
+
 def test_what_is_read_again_is_not_written_over() -> None:
     """A value with two readers, one that is an output, and one that is a view of an input."""
 

@@ -19,6 +19,22 @@ def chains(**settings: Any) -> doxa.SGLD:
     return doxa.SGLD(**{"draws": 40, "burn_in": 200, "thin": 17, "decay": 0.0, **settings})
 
 
+def test_without_noise_a_step_is_one_of_gradient_descent_on_the_mean_loss() -> None:
+    """At the rate of `fit`, which is divided by n = 40, not by the 8 rows of a batch."""
+    net = nn.Linear(2, 1, bias=False).double()
+    x = torch.ones(40, 2).double()  # every batch is the same
+    cold = doxa.SGLD(draws=1, burn_in=0, thin=1, decay=0.0, temperature=1e-30)
+    posterior = doxa.fit(
+        net, (x, x[:, :1]), cold, likelihood=doxa.Gaussian(1.0), prior=doxa.Normal(2.0), lr=0.1,
+        batch_size=8, members=1, init="given", progress=False,
+    )  # fmt: skip
+    theta = net.weight.detach().clone().requires_grad_()
+    loss = 0.5 * (x @ theta.T - 1).square().mean() + theta.square().sum() / (2 * 2.0**2 * 40)
+    (grad,) = torch.autograd.grad(loss, theta)
+    want = (theta - 0.1 * grad).detach().flatten()
+    torch.testing.assert_close(posterior.samples.flatten(), want, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_stationary_moments_with_mini_batches() -> None:
     """Mean and covariance of 200 chains × 40 draws, with the noise of shuffled mini-batches; the

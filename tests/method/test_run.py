@@ -129,6 +129,19 @@ def test_the_guard_watches_every_name() -> None:
     assert torch.isfinite(posterior.diagnostics["b"]).all()
 
 
+def test_the_good_state_is_one_whose_loss_was_seen_to_be_finite() -> None:
+    """The first step leads to a finite b where the objective is infinite: b is kept as it was."""
+
+    def cliff(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        b = params["b"].sum((1, 2))
+        slope = torch.where(b.detach() < 7, 100.0, torch.inf)
+        return run.log_likelihood(params["theta"], batch) + slope * b, {}
+
+    posterior = fit(cliff, steps=20, lr=1.0)
+    assert posterior.status == "diverged"
+    assert torch.equal(posterior.diagnostics["b"], torch.ones(3, 2, 3).double())
+
+
 def test_the_guard_also_sees_a_name_that_the_loss_does_not_show() -> None:
     """An infinite gradient of b, handed over, while the objective's value stays finite."""
 

@@ -113,8 +113,7 @@ def warn_unscaled(
     for name, t in named:
         if not t.is_floating_point() or t[:1].numel() == 0:
             continue
-        loc, scale = _mean_and_std(t, index, weight)
-        size = (loc.square() + scale.square()).sqrt().reshape(-1)
+        size = _root_mean_square(t, index, weight).reshape(-1)
         far = (size > _LARGE).nonzero().flatten().tolist()
         if not far and 0 < float(size.max()) < _SMALL:
             far = list(range(len(size)))
@@ -133,6 +132,18 @@ def _counted(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
         return list(rows)
     positive = weight.cpu() > 0
     return [index[positive[index]] if bool(positive[index].any()) else index for index in rows]
+
+
+def _root_mean_square(t: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
+    """Of each column of some rows (of everything beyond matrices), a block of rows at a time."""
+    total, count = torch.zeros((), dtype=torch.float64), 0.0
+    for part in index.split(rows_a_block(t)):
+        squares = t[part.to(t.device)].double().square()
+        squares = squares.flatten(1).mean(1) if t.ndim > 2 else squares
+        own = None if weight is None else weight[part.to(weight.device)].to(squares)
+        count += float(len(part) if own is None else own.sum())
+        total = total + (squares.sum(0) if own is None else torch.tensordot(own, squares, 1)).cpu()
+    return (total / max(count, 1e-300)).sqrt()
 
 
 def _mean_and_std(t: Tensor, index: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:

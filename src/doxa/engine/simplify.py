@@ -217,12 +217,13 @@ def _mutates(node: Node) -> bool:
 
 
 def _writes_to_unknown(node: Node) -> bool:
-    """Whether a node overwrites anything but fresh copies: folding would then not be safe."""
+    """Whether a node overwrites anything but fresh copies and arguments, of which no constant is
+    made: folding would then not be safe."""
     if node.op != "call_function" or not _mutates(node):
         return False
     copies = {_aten.clone.default}
     return not all(
-        source.target in copies
+        source.target in copies or source.op == "placeholder"
         for argument in node.args[:1] + node.args[2:4]
         for source in (argument if isinstance(argument, list | tuple) else [argument])
         if isinstance(source, Node)

@@ -19,6 +19,11 @@ _LARGE = 1e8  # multiplications: some 3 ms of one core in single precision
 _most: ContextVar[int | None] = ContextVar("doxa_threads", default=None)
 
 
+def undecided() -> bool:
+    """Whether there are threads to choose among: else nobody need know how much work there is."""
+    return (_most.get() or torch.get_num_threads()) > 1
+
+
 @contextmanager
 def threads_for(product: float) -> Iterator[None]:
     """Within it, and in what it decorates, the threads that suit work whose largest matrix product

@@ -27,6 +27,7 @@ class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
     name: ClassVar[str] = "map"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     def stages(self, run: Run) -> Iterable[Stage]:

@@ -51,6 +51,7 @@ class SWA(Method):
     """
 
     name: ClassVar[str] = "swa"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     share: float = between(0.25, 0, 1, "(]")

@@ -79,7 +79,7 @@ class DeepGP(VariationalProcess):
             power = _FIRST_POWER * points.var(1, correction=0).mean(1)  # [M]
             eye = torch.eye(count, dtype=points.dtype, device=points.device)
             own = {
-                "hyper": self.first_hyper(points, power, [None] * members, [None] * members),
+                "hyper": self.first_hyper(points, power, None, None),
                 "points": points,
                 "mean": points.new_zeros(members, width, count),
                 "root": eye.expand(members, width, -1, -1).clone(),

@@ -99,11 +99,11 @@ class Plan:
                 env[node] = (overwrites[node](value), flag)
             elif node.op == "call_module":
                 path, (h, h_stacked) = node.target, load(node.args[0])
-                module = self._modules[path]
-                if isinstance(module, Noisy):
+                layer = module = self._modules[path]
+                if isinstance(layer, Noisy):
                     plain = partial(self._plain, path, module, params=params, stacked=stacked)
                     slots = Slots(path, params, stacked, terms)
-                    env[node] = module.batched(h, h_stacked, slots, plain)
+                    env[node] = layer.batched(h, h_stacked, slots, plain)
                 else:
                     env[node] = self._plain(path, module, h, h_stacked, params, stacked)
             else:
@@ -182,6 +182,10 @@ def stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | No
         out = out if h_stacked else out.unsqueeze(0)
         return out + bias.reshape(bias.shape[0], *(1,) * (out.ndim - 2), -1)  # type: ignore[union-attr]
     members, outputs, inputs = weight.shape
+    if members == 1:  # a plain product is quicker than a batched one of one
+        own = None if bias is None else bias.reshape(outputs)
+        out = F.linear(h, weight.squeeze(0), own)
+        return out if h_stacked else out.unsqueeze(0)
     shape = h.shape[1:-1] if h_stacked else h.shape[:-1]
     rows = h
     if len(shape) != 1:

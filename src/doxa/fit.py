@@ -237,10 +237,24 @@ def _problem(
         believed = Model(model, likelihood, prior, subset or "all")
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
-        believed, inferred = understood(believed, given.x, given.y, given.source is None)
+        try:
+            believed, inferred = understood(believed, given.x, given.y, given.source is None)
+        except ModelError as error:
+            raise error if given.tasks is None else _for_tasks(method, error) from error
     if type(method).prepare is not Method.prepare:  # it asks which layers there are
         believed = looked_at(believed, given.x)
     return Network(believed), inferred
+
+
+def _for_tasks(method: Method, error: ModelError) -> ModelError:
+    """Why a network cannot take tasks."""
+    words = (
+        "the data are tasks, which a network is given as context_x, context_y, context and "
+        'target_x: write one that takes these, or use a neural process ("cnp", "tnp", …) with '
+        f"None in place of the network ({error})"
+    )
+    alone = f"{method.name} brings its own network: pass None in its place"
+    return ModelError(words if method.needs_network else alone)
 
 
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import doxa
+from doxa.driver import finish
+from doxa.posterior import Status
 
 N = 300
 
@@ -169,3 +173,15 @@ def test_a_q_that_stays_at_its_prior_has_learned_nothing(rate: float) -> None:
         progress=False,
     )  # fmt: skip
     assert posterior.status == ("ok" if rate > 1e-3 else "learned-nothing"), posterior.status.reason
+
+
+def test_a_rise_of_the_loss_is_not_that_of_the_state_that_was_kept() -> None:
+    """Held-out rows keep the best state: a spike of the loss after it says nothing of the fit."""
+    seen = {"loss": [[1, [4.6]], [300, [0.6]], [600, [12.3]]]}
+    looks = {"validation": [[310, [-1.0]], [620, [-9.0]]]}
+    for history, said in ((seen, "diverged"), (seen | looks, "ok")):
+        record = SimpleNamespace(history=history, status=Status())
+        given: list[Any] = [SimpleNamespace(record=record), None]
+        result: Any = SimpleNamespace(diverged={}, kept=None, stopped="")
+        finish._judge(*given, result, slice(0, 1))
+        assert record.status == said

@@ -8,7 +8,8 @@ more a round, 100 masks, the 10,000 test images. How the network is trained is s
 images that no campaign asks about, before a test image is seen; the same in every round of every
 campaign, from fresh weights. A round scores a random part of the pool (--sample). Parts:
 
-    settle    a grid over initial weights, prior, rate, steps and the scale of pixels
+    settle    a grid over initial weights, prior, rate, steps and the scale of pixels; without it,
+              what was settled before
     gal       labels to 10 % and 5 % error for six acquisitions
     repeated  a pool that holds every image three times, with noise (Kirsch et al. 2019): BALD asks
               the same thing again and again, BatchBALD does not
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from active_mnist_net import FIRST, images, net, options, race, settle
+from active_mnist_net import SETTLED, images, net, options, settle
 from active_mnist_tables import PARTS, draw
 from torch import Tensor
 
@@ -91,7 +92,7 @@ class Campaign:
             n=10 if self.asked.tiny else 100,
             folder=self.asked.out / f"{self.file.stem}{name.replace(' ', '-')}",
             **{"steps": self.settings["steps"], **own},
-            **options(self.settings, self.settings["engine"]),
+            **options(self.settings, self.asked.device),
         )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def repeated(asked: argparse.Namespace) -> None:
     """Each of some images three times, with noise of standard deviation 0.1 (pixels in 0 … 1)."""
     campaign = Campaign("repeated", asked)
     source = torch.Generator().manual_seed(0)
-    some = torch.randperm(len(campaign.x), generator=source)[: asked.sample // 3]
+    some = torch.randperm(len(campaign.x), generator=source)[: asked.sample // 2]
     copies = some.repeat(3)
     size = 0.1 / (0.3081 if campaign.settings["scale"] == "standard" else 1.0)
     noise = size * torch.randn(len(copies), 1, 28, 28, generator=source)
@@ -149,8 +150,8 @@ def everything(asked: argparse.Namespace) -> None:
         if "settle" in parts:
             settle(asked, began + 60 * asked.minutes * asked.share)
         else:
-            form, engine = race(asked, 6)
-            settled.write_text(json.dumps(FIRST | {"form": form, "engine": engine}))
+            short = {"steps": 5, "batch": 8} if asked.tiny else {}
+            settled.write_text(json.dumps(SETTLED | short))
     left = asked.minutes - (time.time() - began) / 60 - (0 if asked.tiny else 0.5)
     running = []
     for part in parts:
@@ -179,7 +180,7 @@ def main() -> None:
     ask.add_argument("--seeds", type=int, nargs="+", default=[5], help="how many")
     ask.add_argument("--processes", type=int, default=2, help="for each part")
     ask.add_argument("--labels", type=int, default=400)
-    ask.add_argument("--sample", type=int, default=4000)
+    ask.add_argument("--sample", type=int, default=2000)
     ask.add_argument("--test", type=int, default=10_000)
     ask.add_argument("--budgets", type=int, nargs="+", default=[500, 2500])
     ask.add_argument("--tiny", action="store_true", help="a try: few of everything")

@@ -8,7 +8,7 @@ fit. "validation": N(0, s²) with s of a grid, by the log score on the last fift
 rows, split by split, and a fit to all of them; "grid": s of the same grid by evidence; "after":
 s and noise by evidence once training is over; "shared" and "layer": during training (Immer et al.
 2021). The settings of training are the UCI tables', and were chosen for none of these. Results go
-to OUT/SET-STRUCTURE-WAY.json, and table and figure to benchmarks/results.
+to OUT/SET-STRUCTURE-WAY.json, the table to benchmarks/results, the figure to docs/figures.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def main() -> None:
     if options.table:
         rows = [json.loads(p.read_text()) for p in sorted(options.out.glob("*.json"))]
         (RESULTS.parent / "evidence_training.md").write_text(table(rows))
-        figure(rows, RESULTS.parent / "evidence_training.png")
+        figure(rows, RESULTS.parents[2] / "docs" / "figures" / "evidence_training.png")
         return
     began = time.monotonic()
     for name in options.sets.split(","):

@@ -12,6 +12,7 @@ standardised units, 4 chains with 30 draws each. Priors, all fixed beforehand fo
     matched-hierarchical       the same with unknown scales of the weights
     matched-hierarchical-gp    tuned to RBF processes with a lengthscale for each column and a
                variance that are log-normal about √(2D) and e^0.1 with spread 1, as in the paper
+    hierarchical-both, flow    the same processes, unknown scales of the weights or a flow
 
 Writes functional_prior.json after every fit; stops itself at `--minutes`, and goes on from what is
 in the file.
@@ -38,7 +39,8 @@ from torch import Tensor
 import doxa
 
 PRIORS = (
-    "matched-hierarchical-gp", "normal", "fan-in", "matched", "matched-hierarchical",
+    "normal", "fan-in", "matched", "matched-hierarchical", "matched-hierarchical-gp",
+    "hierarchical-both", "flow",
 )  # fmt: skip
 METHODS = {
     "sghmc": {"draws": 30, "burn_in": 20_000, "thin": 300, "friction": 0.03},
@@ -52,9 +54,11 @@ def tuned(prior: str, net: Any, x: Tensor, seed: int, steps: int) -> Any:
     if prior == "fan-in":
         return doxa.FanInNormal(1.0)
     options: dict[str, Any] = {"steps": steps, "seed": seed}
-    if prior == "matched-hierarchical":
+    if prior in ("matched-hierarchical", "hierarchical-both"):
         options["kind"] = "hierarchical"
-    elif prior == "matched-hierarchical-gp":
+    elif prior == "flow":
+        options["kind"] = "flow"
+    if prior in ("matched-hierarchical-gp", "hierarchical-both", "flow"):
         options |= {"spread": 1.0, "variance": math.exp(0.1)}
     return doxa.functional_prior(net, x, "rbf", **options)
 

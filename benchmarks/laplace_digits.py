@@ -16,9 +16,11 @@ splits that `--write FILE` wrote, where there is no scikit-learn.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +86,9 @@ def scores(probs: Tensor, y: Tensor, bins: int = 15) -> dict[str, float]:
 
 def ours(
     net: nn.Module, train: Split, held: Split, test: Split, parts: list[str]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     import doxa
 
-    rows = during(train, test) if "training" in parts else []
     for subset in (part for part in ("last_layer", "all") if part in parts):
         for structure, predictive in (
             ("full", "linearised"), ("diagonal", "linearised"), ("full", "sampled"),
@@ -105,19 +106,19 @@ def ours(
                 seconds = time.monotonic() - began
                 probs = posterior.predict(test[0]).probs
                 scale = posterior.diagnostics.get("prior_scale", [1.0])[0]
-                rows.append({
+                yield {
                     "who": "doxa", "subset": subset, "structure": structure,
                     "predictive": predictive, "prior": str(tune), "scale": scale,
                     "status": str(posterior.status), "seconds": seconds, **scores(probs, test[1]),
-                })  # fmt: skip
-    return rows
+                }  # fmt: skip
+    if "training" in parts:
+        yield from during(train, test)
 
 
-def during(train: Split, test: Split) -> list[dict[str, Any]]:
+def during(train: Split, test: Split) -> Iterator[dict[str, Any]]:
     """Networks that doxa trains under the evidence's prior, beside their own weights."""
     import doxa
 
-    rows = []
     for subset, structure, kind, epochs in (
         ("last_layer", "full", "shared", 40), ("last_layer", "full", "shared", 200),
         ("all", "kronecker", "shared", 40), ("all", "kronecker", "shared", 200),
@@ -140,13 +141,12 @@ def during(train: Split, test: Split) -> list[dict[str, Any]]:
         words = f"evidence in training, {epochs} epochs" + (
             ", by tensor" if kind == "layer" else ""
         )
-        rows.append({
+        yield {
             "who": "doxa", "subset": subset, "structure": structure, "predictive": "linearised",
             "prior": words, "scale": middle, "status": str(posterior.status), "seconds": seconds,
             "alone": scores(alone, test[1])["nll"],
             **scores(posterior.predict(test[0]).probs, test[1]),
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
 def peer(net: nn.Module, train: Split, held: Split, test: Split) -> list[dict[str, Any]]:
@@ -241,21 +241,25 @@ def main() -> None:
     if asked.write:
         np.savez_compressed(asked.write, **rows_and_splits())
         return
-    made: list[dict[str, Any]] = []
+    made: Iterable[dict[str, Any]]
     if asked.table:
         made = [row for file in asked.table for row in json.loads(file.read_text())]
     else:
         train, held, test = digits(asked.digits)
         net = trained(train)
         with torch.no_grad():
-            made = [{"who": "weights", **scores(net(test[0]).softmax(1), test[1])}]
+            first = [{"who": "weights", **scores(net(test[0]).softmax(1), test[1])}]
         own = asked.part.split(",")
-        made += peer(net, train, held, test) if asked.peer else ours(net, train, held, test, own)
+        rest = peer(net, train, held, test) if asked.peer else ours(net, train, held, test, own)
+        made = itertools.chain(first, rest)
     before = json.loads(asked.out.read_text()) if asked.out.exists() else []
     place = ("who", "subset", "structure", "predictive", "prior")
-    rows = {tuple(row.get(k) for k in place): row for row in [*before, *made]}
-    asked.out.write_text(json.dumps([*rows.values()], indent=1) + "\n")
-    asked.out.with_suffix(".md").write_text(table([*rows.values()]))
+    rows = {tuple(row.get(k) for k in place): row for row in before}
+    for row in made:  # each is written as it comes
+        rows[tuple(row.get(k) for k in place)] = row
+        asked.out.write_text(json.dumps([*rows.values()], indent=1) + "\n")
+        if ("weights", *[None] * 4) in rows:
+            asked.out.with_suffix(".md").write_text(table([*rows.values()]))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from doxa.posterior import MixturePosterior, Posterior, load, prior_scales
 from doxa.predictive import Predictive
 from doxa.priors import (
     FanInNormal,
+    FlowPrior,
     Hierarchical,
     LaplacePrior,
     Normal,
@@ -65,7 +66,8 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "GPPrior", "Gaussian",
+    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "FlowPrior", "GPPrior",
+    "Gaussian",
     "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP", "ImplicitPrior", "LaplacePrior",
     "Method", "MixturePosterior", "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
     "ScaleMixture", "StudentT", "StudentTPrior",

@@ -155,3 +155,17 @@ def test_a_chain_rises_from_the_mode_to_where_the_mass_is(step: float, status: s
     losses = posterior.history["loss"]
     assert losses[-1][1][0] > losses[0][1][0] + 10
     assert posterior.status == status, posterior.status.reason
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.1])
+def test_a_q_that_stays_at_its_prior_has_learned_nothing(rate: float) -> None:
+    """Without rows held out: y is five times x, and q is N(0, 1) on a weight of 0, or trained."""
+    x, _ = line(0.3)
+    net = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    posterior = doxa.fit(
+        doxa.Model(net, doxa.Gaussian(2.0), doxa.Normal(1.0)), (x, 5 * x[:, 0]),
+        doxa.MeanField(initial_std=1.0), init="given", steps=300, lr=rate, validation=None,
+        progress=False,
+    )  # fmt: skip
+    assert posterior.status == ("ok" if rate > 1e-3 else "learned-nothing"), posterior.status.reason

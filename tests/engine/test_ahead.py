@@ -44,6 +44,19 @@ def test_members_steps_calls_purposes_and_particles_have_numbers_of_their_own() 
     assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)
 
 
+def test_many_alternating_numbers_serve_four_steps_and_no_place_has_one_twice() -> None:
+    """ε, −ε, and both again half a row further on; then new ones. Correlations of a place over
+    pairs of steps are 0 within five standard errors."""
+    n = module._MANY
+    whole, late = Ahead(Noise(0, "test", [4, 7])), Ahead(Noise(0, "test", [4, 7]))
+    first, minus, moved, back, new = (whole.alternating((n,), at(t), 1) for t in range(5))
+    assert torch.equal(first, -minus) and torch.equal(moved, -back)
+    assert torch.equal(moved[:, n // 2 :], first[:, : n // 2])
+    assert torch.equal(moved, late.alternating((n,), at(2), 1))
+    for other in (moved, new):
+        assert (first * other).mean(1).abs().max() < 5 / math.sqrt(n)
+
+
 def test_they_are_distributed_as_they_should_be() -> None:
     """A mean and a variance over 200,000 numbers within five standard errors."""
     source = Ahead(Noise(2, "test", [0], dtype=torch.float64))

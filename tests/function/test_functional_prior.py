@@ -75,6 +75,21 @@ def test_a_scale_that_is_unknown_finds_its_width() -> None:
     assert found.shape == pytest.approx(0.8, abs=0.12)
 
 
+@pytest.mark.slow
+def test_a_flow_finds_its_tail() -> None:
+    """Lines of weights 2 sinh(0.8 z)/0.8."""
+
+    def lines(x: Tensor, z: Tensor) -> Tensor:
+        return x @ (2.0 * torch.sinh(0.8 * z) / 0.8)
+
+    net, x = line()
+    target = doxa.ImplicitPrior(lines, numbers=2)
+    prior = doxa.functional_prior(net, x, target, kind="flow", points=8, functions=256)
+    found: Any = prior["weight"]
+    assert math.log(found.scale / 2.0) == pytest.approx(0.0, abs=0.12)
+    assert found.tail == pytest.approx(0.8, abs=0.12)
+
+
 def test_the_method_is_sghmc_under_that_prior() -> None:
     """Tuned inside of a fit and given to one: the same draws, and the posterior has the prior."""
     net, x = line()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import curvature, laplace
+from doxa.laplace import asked, curvature
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -328,7 +328,7 @@ def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MethodError, match="Gaussian prior"):
         method = doxa.Laplace(tune="evidence")
         fit(tanh_net(), data, method, prior=doxa.StudentTPrior())
-    monkeypatch.setattr(laplace, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(asked, "free_memory", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match="GiB"):
         fit(tanh_net(), data, doxa.Laplace())
 

@@ -95,3 +95,48 @@ def test_or_where_it_would_cost_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     posterior = doxa.fit(nn.Linear(3, 1).double(), rows(), "laplace", **options)
     assert "polish" in posterior.history["stage"]
+
+
+class Spelling(nn.Module):
+    """Embedded tokens, one of them padding, a norm and a convolution over the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3, padding_idx=0)
+        self.norm = nn.LayerNorm(3)
+        self.window = nn.Conv1d(3, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.window(self.norm(self.words(x)).mT).tanh().mean(2)
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "low-rank"])
+def test_the_gradient_of_the_pass_is_that_of_autograd(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of weighted rows and two noise levels, at the noise that the evidence found."""
+    seen: list[tuple[Any, Any, Tensor]] = []
+    gradient = maximum.gradient
+
+    def noted(run: Any, state: Any) -> Tensor:
+        found = gradient(run, state)
+        seen.append((run, state, found))
+        return found
+
+    monkeypatch.setattr(maximum, "gradient", noted)
+    x = torch.randint(0, 5, (12, 4), generator=torch.Generator().manual_seed(0))
+    y, weight = normal(12, 2), normal(12, seed=1).abs()
+    model = doxa.Model(Spelling().double(), doxa.Gaussian(per_output=True), doxa.Normal(0.7))
+    method = doxa.Laplace(structure)
+    doxa.fit(model, (x, y), method, steps=3, sample_weight=weight, members=2, validation=None)
+    run, state, found = seen[-1]
+    for m, theta in enumerate(state["theta"].clone().requires_grad_().unbind(0)):
+        params = {k: v[0] for k, v in run.layout.unflatten(theta[None]).items()}
+        noise = params.pop("likelihood.log_noise").exp()
+        f = torch.func.functional_call(run.net.net, params, (x,))
+        each = torch.distributions.Normal(f, noise).log_prob(y).sum(1)
+        means = {"norm.weight": 1.0}
+        away = [((v - means.get(k, 0.0)) ** 2).sum() for k, v in params.items()]
+        total = (weight * each).sum() - 0.5 * torch.stack(away).sum() / 0.7**2
+        (slope,) = torch.autograd.grad(total, theta)
+        assert torch.allclose(found[m], slope[run.subset_index], rtol=1e-9, atol=1e-9)

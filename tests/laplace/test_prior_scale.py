@@ -58,7 +58,7 @@ def loss(posterior: Any) -> float:
 
 def loss_of_the_weights() -> float:
     x, y = rings(400, seed=2)
-    return float(nn.functional.cross_entropy(trained()(x), y))
+    return float(nn.functional.cross_entropy(trained()(x), y).detach())
 
 
 def test_a_prior_that_nobody_chose_has_the_scale_of_the_evidence() -> None:
@@ -152,6 +152,16 @@ def test_a_predictive_far_below_its_maximum_says_so(held_out: bool) -> None:
     assert rows in posterior.status.reason
     assert "predictive='linearised'" in posterior.status.reason
     assert "tune='evidence'" in posterior.status.reason
+
+
+def test_the_loss_on_rows_that_were_fitted_is_nearly_that_on_new_ones() -> None:
+    """By evidence, classes are predicted with three times the loss of the weights alone, and rows
+    that were fitted tell: what fitting hides is of second order in the leverage, here 0.1."""
+    posterior = post_hoc(doxa.Laplace("full", train=False))
+    lost = loss(posterior) - loss_of_the_weights()
+    assert lost > 2 * loss_of_the_weights()
+    assert posterior.diagnostics["below_maximum"]["nats"] == pytest.approx(lost, abs=0.04)
+    assert posterior.status == "worse-than-map"
 
 
 def test_an_honest_posterior_is_not_suspected() -> None:

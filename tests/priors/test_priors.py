@@ -20,6 +20,7 @@ from doxa.linalg.layout import Entry, Layout
 from doxa.priors import (
     BoundPrior,
     FanInNormal,
+    FlowPrior,
     LaplacePrior,
     Normal,
     Prior,
@@ -45,6 +46,7 @@ PRIORS: dict[str, Any] = {
     "laplace": LaplacePrior(0.4),
     "student-t": StudentTPrior(df=4.0, scale=0.3),
     "mixture": ScaleMixture(0.3, 1.2, 0.1),
+    "flow": FlowPrior(0.6, tail=0.8),
     "mixed": {"*.weight": LaplacePrior(0.5), "norm.*": Normal(0.2), "*": StudentTPrior(5.0, 0.6)},
 }
 GAUSSIAN = ("normal", "fan-in")
@@ -68,6 +70,7 @@ def log_densities(name: str) -> dict[str, Callable[[Any], Any]]:
         "laplace": stats.laplace(0, 0.4).logpdf,
         "student-t": stats.t(4.0, 0, 0.3).logpdf,
         "mixture": mixture_logpdf,
+        "flow": stats.johnsonsu(0, 1 / 0.8, 0, 0.6 / 0.8).logpdf,
         "fan-in": None,
         "mixed": None,
     }[name]
@@ -175,7 +178,7 @@ def test_mean_and_precision(name: str) -> None:
         assert bound.precision is None
 
 
-@pytest.mark.parametrize("name", ["normal", "laplace", "student-t", "mixture", "mixed"])
+@pytest.mark.parametrize("name", ["normal", "laplace", "student-t", "mixture", "flow", "mixed"])
 def test_a_stack_is_its_runs_side_by_side(name: str) -> None:
     def wider(p: Any, factor: float) -> Any:
         if isinstance(p, dict):

@@ -41,7 +41,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mean-field": {"grid": {"initial_std": [0.02, 0.1]}},
     "snapshot": {"one_step": {"size": 1}},
     "swag": {"changed": {"rank": 3}},
-    "laplace": {"changed": {"structure": "kronecker"}},
+    "laplace": {"changed": {"structure": "kronecker", "prior_scale": "layer"}},
     "hmc": {
         "one_step": {"leapfrog": 2},
         "many_steps": {"leapfrog": 2},

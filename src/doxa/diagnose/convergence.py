@@ -56,7 +56,7 @@ def status(patient: Patient) -> Finding:
         return replace(own, words=words)
     if said == "diverged":
         return bad(words, calmer(patient))
-    if said == "worse-than-constant":
+    if said in ("worse-than-constant", "learned-nothing"):
         return bad(words, any_of(standardise(patient), longer(patient), MORE_ROWS))
     if said == "overconfident":
         return warning(words, any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS))

@@ -14,7 +14,7 @@ import torch
 from doxa import store
 from doxa.data import Data
 from doxa.driver.checkpoints import own_checkpoint
-from doxa.driver.judgement import judge
+from doxa.driver.judgement import judge, learned
 from doxa.driver.loop import Driver
 from doxa.driver.options import Options
 from doxa.driver.progress import Progress
@@ -58,6 +58,7 @@ def _posterior(
     longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
     record.diagnostics |= {
         "engine": run.engine.kind, "mode": longest[1], "engine_reason": run.engine.reason,
+        "precision": "bfloat16" if run.engine.half else "full",
         "seconds": seconds, "steps": result.done,
     }  # fmt: skip
     record.stats = {
@@ -73,6 +74,8 @@ def _posterior(
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
             judge(posterior, method, run, rows, result)
+        if method.shrinks and record.status == "ok" and not run.data.tasks:
+            learned(posterior, part)
         if result.best_step:  # how the history's sums over held-out rows are to be read
             held = run.data.held_out_rows().total_weight(run.split_of)
             record.diagnostics["stopping"] = {
@@ -107,11 +110,13 @@ def _judge(posterior: Posterior, run: Run, result: Progress, rows: slice) -> Non
         posterior.record.status = Status("diverged", reason)
         return
     losses = posterior.record.history.get("loss")
-    if losses and posterior.record.status == "ok":
+    looks = posterior.record.history.get("validation")
+    best = bool(losses and looks and looks[-1][0] >= losses[-1][0])  # is kept, not the last state
+    if losses and not best and posterior.record.status == "ok":
         start, end = max(losses[0][1]), max(losses[-1][1])
-        best = min(max(v) for _, v in losses)
+        least = min(max(v) for _, v in losses)
         rise = 0.0 if result.kept is None else float(run.layout.size / run.n.min())
-        if end > start + 1.0 and end > best + 10.0 + rise:
+        if end > start + 1.0 and end > least + 10.0 + rise:
             posterior.record.status = Status(
                 "diverged",
                 f"the loss rose from {start:.3g} to {end:.3g}; try a smaller learning rate",

@@ -1,5 +1,6 @@
 """What the rows that were held out say of a fit: how well they are predicted, and how often its
-intervals hold them. A fit that is much too sure of itself, or worse than a constant, is not "ok".
+intervals hold them. A fit that is much too sure of itself, or worse than a constant, is not "ok";
+nor is one of a method that may end at its prior, and predicts its training rows like a constant.
 
 Where each member holds out a part of its own, the member alone is judged by that part: the others
 have seen it.
@@ -27,6 +28,7 @@ ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance
 LOSS = 0.05  # nats a row below the constant, likewise
 _ROWS = 4096  # that are looked at, of each split
 _NUMBERS = 2**18  # in y, likewise
+_SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
 def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
@@ -58,6 +60,26 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
         record.status = _status(found, rows)
 
 
+def learned(posterior: Posterior, run: Run) -> None:
+    """Say so where rows that a run was trained on are predicted no better than by a constant."""
+    split = run.split_of[0]
+    p, y = _predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
+    if posterior.record.status != "ok" or not isinstance(y, Tensor):
+        return
+    constant = run.likelihood.constant(y, y)
+    if constant is None:
+        return
+    gain = _log_prob(p, y).double() - constant
+    error = 2 * float(gain.std(correction=0)) / math.sqrt(len(gain))
+    if not float(gain.mean()) > error:
+        posterior.record.status = Status(
+            "learned-nothing",
+            f"{len(gain)} of its own training rows are predicted no better than by a constant "
+            f"({float(gain.mean()):.2g} nats a row): start narrower, train longer, at another rate "
+            "or under a narrower prior; or there is nothing to learn",
+        )
+
+
 def _judged(
     posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
 ) -> Iterator[tuple[Posterior, int]]:
@@ -73,13 +95,15 @@ def _judged(
         yield alone, split
 
 
-def _predicted(posterior: Posterior, data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+def _predicted(
+    posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
+    draws: int | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Predictions of rows, and what they were: of fewer where memory does not allow for all."""
-    most = _ROWS
     while True:
         x, y = _some(data, rows, split, most)
         try:
-            return posterior.predict(x), y
+            return posterior.predict(x, draws), y
         except MemoryBudgetError:
             if most == 1:
                 raise

@@ -30,6 +30,7 @@ _STEPS = 64  # in a block at most
 _NUMBERS = 1 << 14  # in a member's block, where one step needs fewer
 _LONG = 10_000  # steps from which a small network's step is likely to be compiled
 _LARGE = 1 << 17  # weights of all members from which drawing is faster all the same
+_MANY = 1 << 14  # alternating numbers from which they serve four steps
 
 
 def worthwhile(weights: int, steps: int) -> bool:
@@ -68,7 +69,10 @@ class Ahead:
         return self._number("normal", shape, step, call)
 
     def alternating(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
-        """[M, *shape] standard normals; at an odd step minus those of the step before."""
+        """[M, *shape] standard normals; at an odd step minus those of the step before. Drawing many
+        of them takes longer than all that is done with them, so that two more steps have the same
+        numbers, each half a row further on: a place's are still normal, and uncorrelated over
+        pairs of steps."""
         return self._number("alternating", shape, step, call)
 
     def uniform(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
@@ -104,14 +108,20 @@ class Ahead:
         source = self._root._sources[request.source]
         length = max(1, min(_STEPS, _NUMBERS // max(1, math.prod(request.shape))))
         held: tuple[int, tuple[Tensor, ...]] = (-1, ())
-        each = 2 if request.kind == "alternating" else 1  # steps to a draw
+        each = 1  # steps to a draw
+        if request.kind == "alternating":
+            each = 2 if math.prod(request.shape) < _MANY else 4
 
         def read(step: int) -> Tensor:
             nonlocal held
-            block, place = divmod(step // each, length)
+            turn, phase = divmod(step, each)
+            block, place = divmod(turn, length)
             if held[0] != block:
                 held = block, source._filled(request, block, length).unbind(0)
-            return -held[1][place] if step % each else held[1][place]
+            numbers = held[1][place]
+            if phase >= 2:
+                numbers = numbers.roll(request.shape[-1] // 2, -1)
+            return -numbers if phase % 2 else numbers
 
         return read
 

@@ -68,7 +68,8 @@ def functional_prior(
     target: "rbf", "matern", "periodic" or "linear", a Gaussian process with that kernel, or a
         `doxa.GPPrior` or `doxa.ImplicitPrior`; in the units that the network is fitted in.
     kind: "gaussian": `Normal` with a scale for each tensor. "hierarchical": `Hierarchical` with a
-        log-normal scale, whose width is tuned, too: functions may then have heavier tails.
+        log-normal scale, whose width is tuned, too: functions may then have heavier tails. "flow":
+        `FlowPrior`, weights with tails that are tuned.
     lengthscale, variance: of a target that is named; √(2D) for D columns unless given, at which
         two standardised rows have correlation e^(−½).
     spread: every function of a target that is named has a lengthscale of its own for each column
@@ -143,7 +144,7 @@ class FunctionalPrior(SGHMC):
     target: str | FunctionPrior = one_of(
         *KERNELS, or_a=FunctionPrior, called="a GPPrior or an ImplicitPrior"
     )
-    kind: str = one_of("gaussian", "hierarchical")
+    kind: str = one_of("gaussian", "hierarchical", "flow")
     lengthscale: float | None = positive(None)
     variance: float = positive(1.0)
     spread: float | None = positive(None)
@@ -217,7 +218,8 @@ class FunctionalPrior(SGHMC):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         names = tuple(n for n in run.layout.names if not n.startswith("likelihood."))
         distances = state["prior.distances"]
-        found = Matched(names, state["prior.log_scale"], state.get("prior.log_shape"), distances)
+        scale, shape = state["prior.log_scale"], state.get("prior.log_shape")
+        found = Matched(names, scale, shape, distances, self.kind)
         posterior = super().finish(run, state, kept)
         assert isinstance(posterior, SamplePosterior)
         posterior.priors = [found.priors(m) for m in range(run.size)]

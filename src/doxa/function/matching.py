@@ -3,7 +3,8 @@
     min_ψ D(p_ψ(f(X)), p(f(X))),   X some measurement points, new in every step
 
 for weights w = m + σ_g ε of each tensor g, with ψ = log σ_g, or for scales that are unknown
-themselves, σ_g = exp(ψ_g + e^(ψ'_g) z). D is estimated on S functions of each side at N points:
+themselves, σ_g = exp(ψ_g + e^(ψ'_g) z), or for a flow, w = m + σ_g sinh(t_g ε)/t_g with ψ' = log t.
+D is estimated on S functions of each side at N points:
 
     energy   2 E|f − g| − E|f − f'| − E|g − g'| (Székely & Rizzo, 2013): zero if and only if
              both are one distribution, with gradients that are unbiased at any S
@@ -31,11 +32,11 @@ from doxa.errors import DataError, ModelError
 from doxa.model import Model
 from doxa.noise import Noise
 from doxa.optim import schedule
-from doxa.priors import Hierarchical, Normal, Prior
+from doxa.priors import FlowPrior, Hierarchical, Normal, Prior
 from doxa.priors.functions import FunctionPrior
 
 _SLICES = 128  # directions in a step
-_FIRST_SHAPE = 0.3  # of log σ where it is unknown
+_FIRST_SHAPE = 0.3  # of log σ where it is unknown, and the first tail of a flow
 
 
 class Matched(NamedTuple):
@@ -45,6 +46,7 @@ class Matched(NamedTuple):
     log_scale: Tensor  # [R, tensors]
     log_shape: Tensor | None
     distances: Tensor  # [R, steps]
+    kind: str
 
     def priors(self, run: int) -> dict[str, Prior]:
         """The prior of every tensor of one run, by name."""
@@ -52,10 +54,10 @@ class Matched(NamedTuple):
         if self.log_shape is None:
             return {n: Normal(s) for n, s in zip(self.names, scale, strict=True)}
         shape = self.log_shape[run].double().exp().tolist()
-        return {
-            n: Hierarchical("log-normal", s, a)
-            for n, s, a in zip(self.names, scale, shape, strict=True)
-        }
+        each = zip(self.names, scale, shape, strict=True)
+        if self.kind == "flow":
+            return {n: FlowPrior(s, a) for n, s, a in each}
+        return {n: Hierarchical("log-normal", s, a) for n, s, a in each}
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Matching:
         sides = Sides(self, model, rows, seeds)
         psi = sides.start()
         optimiser = torch.optim.Adam([psi], self.rate)
-        shape = schedule("cosine", self.steps)
+        rates = schedule("cosine", self.steps)
         mean, distances = torch.zeros_like(psi), []
         late = max(1, self.steps // 4)
         for t in range(self.steps):
@@ -86,13 +88,14 @@ class Matching:
                 else:
                     apart = sliced(f, g, sides.noise.normal((f.shape[-1], _SLICES), t, 5))
                 (psi.grad,) = torch.autograd.grad(apart.sum(), psi)
-            optimiser.param_groups[0]["lr"] = self.rate * float(shape[t])
+            optimiser.param_groups[0]["lr"] = self.rate * float(rates[t])
             optimiser.step()
             distances.append(apart.detach())
             if t >= self.steps - late:
                 mean += psi.detach() / late
         scale, *more = mean.split(len(sides.names), 1)
-        return Matched(sides.names, scale, more[0] if more else None, torch.stack(distances, 1))
+        shape = more[0] if more else None
+        return Matched(sides.names, scale, shape, torch.stack(distances, 1), self.kind)
 
 
 class Sides:
@@ -131,7 +134,7 @@ class Sides:
     def start(self) -> Tensor:
         """Scales that keep a unit's input at any width, [R, tensors] or twice as many."""
         log_scale = torch.tensor([-0.5 * math.log(e.fan_in) for e in self.entries])
-        if self.how.kind == "hierarchical":
+        if self.how.kind != "gaussian":
             shape = torch.full_like(log_scale, math.log(_FIRST_SHAPE))
             log_scale = torch.cat([log_scale, shape])
         return log_scale.to(self.rows).repeat(len(self.rows), 1)
@@ -151,7 +154,10 @@ class Sides:
         runs, tensors = len(x), len(self.names)
         eps = self.noise.normal((s, len(self.place)), t, 2)
         log_scale = psi[:, None, :tensors]
-        if self.how.kind == "hierarchical":
+        if self.how.kind == "flow":
+            tail = psi[:, None, tensors:].exp()[..., self.place]
+            eps = torch.sinh(tail * eps) / tail
+        elif self.how.kind == "hierarchical":
             z = self.noise.normal((s, tensors), t, 3)
             log_scale = log_scale + psi[:, None, tensors:].exp() * z
         flat = self.centre + log_scale.exp()[..., self.place] * eps  # [R, S, P]

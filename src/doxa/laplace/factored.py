@@ -82,6 +82,23 @@ class Factored(Jacobians):
             given += width // layer.outputs * (1 if layer.embeds else layer.inputs)
         return given, made
 
+    def slopes(self, made: Pass, pulls: Tensor) -> Params:
+        """Σ_b Jᵀ v of the layers' weights, {name: [M, g, size]}, for columns v of [M, B, O, g]."""
+        found: Params = {}
+        for key, g in made.gradients(pulls).items():
+            layer, a = self.layers[key], made.inputs[key]  # g is [M, g, B, T, out]
+            if layer.bias is not None:
+                found[layer.bias] = g.sum((2, 3)).double()
+            if layer.weight is None:
+                continue
+            if layer.embeds:
+                tokens = a.flatten(1)[:, None, :, None].expand_as(g.flatten(2, 3))
+                total = g.new_zeros(*g.shape[:2], layer.inputs, layer.outputs)
+                found[layer.weight] = total.scatter_add(2, tokens, g.flatten(2, 3)).flatten(2)
+            else:  # row by row, without a copy
+                found[layer.weight] = (g.mT @ a[:, None]).sum(2).flatten(2).double()
+        return found
+
     def variance(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and the variance of each output."""
         blocks = self._blocks(covariance)

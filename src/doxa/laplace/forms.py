@@ -1,7 +1,8 @@
 """In which form curvature is added up, and what is asked of it afterwards.
 
 A form keeps nothing: sums are entries of the state, each with leading axis M, that begin with
-"curvature". Groups g are of outputs with a noise level of their own; r divides a group's curvature.
+"curvature", and "slope", the gradient of the log-likelihood. Groups g are of outputs with a noise
+level of their own; r divides a group's curvature and slope.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Form(ABC):
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
-        """The sums with some rows added, and the outputs f [M, B, O] there."""
+        """The sums and the slope [M, g, p] with some rows added, and the outputs f [M, B, O]."""
 
     @abstractmethod
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
@@ -90,6 +91,12 @@ def spectral(values: Tensor, floor: Tensor, scales: Scales) -> Effective:
     return effective
 
 
+def slope(state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int) -> State:
+    """Σ w Jᵀ ∂ log p/∂f of each group with J [M, B, O, p] of some rows added."""
+    pulls = outputs.pulls(flat, groups).flatten(1, 2)  # [M, B O, g]
+    return {"slope": state["slope"] + pulls.mT @ j.double().flatten(1, 2)}
+
+
 def added(
     state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int, diagonal: bool
 ) -> State:
@@ -120,7 +127,8 @@ class Matrix(Form):
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
         flat, j = source(outputs.part.x, outputs.part.shared)
-        return added(state, j, flat, outputs, groups, self.diagonal), flat
+        sums = added(state, j, flat, outputs, groups, self.diagonal)
+        return sums | slope(state, j, flat, outputs, groups), flat
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
         total = state["curvature"].sum(1)

@@ -50,7 +50,11 @@ class Hessian(Matrix):
         eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
         column = lambda v: jvp(grad(loss), (own,), (v.expand_as(own),))[1]  # noqa: E731
         found = vmap(column, chunk_size=_TOGETHER)(eye).transpose(0, 1)  # [M, p, p]
-        return {"curvature": state["curvature"] + found.double()[:, None]}, flat(own).detach()
+        sums = {
+            "curvature": state["curvature"] + found.double()[:, None],
+            "slope": state["slope"] - grad(loss)(own).double()[:, None],
+        }
+        return sums, flat(own).detach()
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
         total = state["curvature"].sum(1) + torch.diag_embed(prior)

@@ -91,10 +91,16 @@ class Factors(Form):
                     entry[:, own] += _products_of(g)
                 else:
                     entry[:, 0] += _products_of(g.flatten(1, 2)[:, None])[:, 0]
+        pulls = outputs.pulls(made.f, groups)
+        slopes = source.slopes(made, pulls)
         if source.others is not None:
             j = source.others(part.x, part.shared)[1].double()
             squares = (root.mT @ j).square().sum(1)  # [M, R, p]
             new[_REST] = state[_REST] + (squares if groups > 1 else squares.sum(1, keepdim=True))
+            own_slope = pulls.flatten(1, 2).mT @ j.flatten(1, 2)
+            slopes |= {n: own_slope[..., s] for n, s in source.others.layout.slices.items()}
+        ordered = torch.cat([slopes[name] for name in source.layout.names], -1)
+        new["slope"] = state["slope"] + ordered
         return new, made.f
 
     def complete(self, run: Run, state: State) -> State:

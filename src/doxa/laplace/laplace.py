@@ -6,15 +6,15 @@
 MacKay (1992); Daxberger et al. (2021). Training is MAP's; one pass over the data then adds up the
 generalised Gauss–Newton matrix of the uncertain weights (the model's `subset`), Λ is the prior's
 curvature. A learned Gaussian noise level is re-estimated by type-II maximum likelihood, outside
-the Hessian, and with it the scale of a prior that nobody chose; other likelihood parameters stay at
-their joint maximum. Predictions are linearised unless asked otherwise. The evidence says which
-scale explains the data, not which predicts best: where the posterior is no Gaussian, classes are
-predicted with too little confidence. So the predictive is compared with that of θ* alone, on
-held-out rows where there are any, and `status` says where it is much worse. Use it where one mode
-is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
-networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
-number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
-curvature is computed.
+the Hessian, and with it the scale of a prior that nobody chose, after training or, by
+`evidence_steps`, during it; other likelihood parameters stay at their joint maximum. Predictions
+are linearised unless asked otherwise. The evidence says which scale explains the data, not which
+predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
+So the predictive is compared with that of θ* alone, on held-out rows where there are any, and
+`status` says where it is much worse. Use it where one mode is enough and the evidence is wanted;
+"full" is for up to about 5,000 weights, "kronecker" for networks of Linear layers, convolutions and
+embeddings, "low-rank" for few rows, "diagonal" for any number of weights, at the price of all
+correlations. Dropout is off and BatchNorm frozen while curvature is computed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batch, free_memory
-from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import functional, links, maximum, scales, statistics, training, verdict
+from doxa.data import Batch
+from doxa.laplace import asked, maximum, scales, statistics, training, verdict
 from doxa.laplace.dual import Dual
 from doxa.laplace.forms import Form, Matrix
 from doxa.laplace.functional import FunctionalPosterior, Kernel
+from doxa.laplace.held_out import HeldOut
 from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
 from doxa.laplace.low_rank import LowRank
@@ -57,9 +57,6 @@ from doxa.method.objectives import joined
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
-
-# times the evidence's, nearest first: what validation tries; at the last, H is the prior's alone
-_PRECISIONS = tuple(10 ** (k / 2) for k in sorted(range(-2, 9), key=abs))
 
 _DIAGONAL = statistics.Sums(Matrix(diagonal=True))  # by which a subnetwork is chosen
 
@@ -119,61 +116,10 @@ class Laplace(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.polish and self.structure != "full":
-            raise MethodError("polish solves with the full matrix: use structure='full'")
-        if self.curvature == "hessian" and self.structure != "full":
-            raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
-        if self.rows is not None and self.structure != "functional":
-            raise MethodError("rows are those of a kernel: use structure='functional'")
-        if self.subnetwork is not None and (self.structure, self.curvature) != ("full", "ggn"):
-            raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
-        if self.prior_scale == "layer" and self.structure == "functional":
-            raise MethodError(
-                "a kernel has one scale: use prior_scale='shared', or structure='full'"
-            )
-        if self.evidence_steps:
-            self._check_training()
-        if self.link != "samples" and self.predictive != "linearised":
-            raise MethodError(
-                f"link={self.link!r} is for Gaussian logits: use predictive='linearised', or "
-                "link='samples'"
-            )
-
-    def _check_training(self) -> None:
-        if not self.train:
-            raise MethodError("evidence_steps are steps of training: use train=True, or 0")
-        if self.subnetwork is not None:
-            raise MethodError("a subnetwork is chosen after training: use evidence_steps=0")
-        if self.curvature == "hessian":
-            raise MethodError(
-                "before a maximum the Hessian is no precision: with evidence_steps, use "
-                "curvature='ggn'"
-            )
+        asked.check_settings(self)
 
     def init(self, run: Run) -> State:
-        if not self.train and run.settings.fresh:
-            raise MethodError(
-                "train=False takes the weights as they are, but init='fresh' would replace them by "
-                "random ones: use fit(..., init='given') with a trained network"
-            )
-        if self.tunes(run) and not run.prior.is_gaussian:
-            raise MethodError(
-                f"tune={self.tune!r} scales a Gaussian prior: use Normal or FanInNormal, or None"
-            )
-        if self.tune == "validation" and run.rows.validation is None:
-            raise MethodError(
-                "tune='validation' needs held-out rows: use fit(..., validation=0.1), or "
-                "validation=(x, y) with rows that a trained network has not seen"
-            )
-        links.check(self.link, run.likelihood)
-        if self.subnetwork is not None and not run.prior.is_gaussian:
-            raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
-        if self.evidence_steps and not (self.tunes(run) or self._sums.learns_noise(run)):
-            raise MethodError(
-                "evidence_steps re-estimate learned noise and the prior's scale, and here neither "
-                "is free: use tune='evidence', or 0"
-            )
-        self._check_memory(run)
+        asked.check_run(self, run, self._sums)
         return {**run.init_network(), "tau": scales.started(run, self.prior_scale)}
 
     @property
@@ -187,22 +133,6 @@ class Laplace(Method):
         if self.tune == "auto":
             return run.net.default_prior and not run.prior.runs  # a stack: a grid of priors
         return self.tune is not None
-
-    def _check_memory(self, run: Run) -> None:
-        size, groups = len(run.subset_index), self._sums.groups(run)
-        need = self._sums.form.bytes(run, groups)
-        if self.structure == "functional":
-            functional.check(run, need, groups)
-        if need > 0.8 * free_memory(run.device):
-            raise MemoryBudgetError(
-                f"{run.size} {self.structure} matrices over {size} weights take "
-                f"{need / 2**30:.3g} GiB; use structure={self._smaller!r}, subset='last_layer', or "
-                "fewer members at once"
-            )
-
-    @property
-    def _smaller(self) -> str:
-        return "kronecker" if self.structure == "full" else "diagonal"
 
     @property
     def _sums(self) -> statistics.Sums:
@@ -261,7 +191,8 @@ class Laplace(Method):
         held_out = run.rows.validation is not None and rows is not None
         if held_out and self.tunes(run) and self.tune != "evidence":
             parts = [slice(k, k + 1) for k in range(run.size)]
-            each = [self._checked(run.part(own), slice_state(state, own)) for own in parts]
+            held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)
+            each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
         posterior = self._posterior(run, state)
         posterior.record.diagnostics["prior_from"] = found
@@ -271,27 +202,6 @@ class Laplace(Method):
             verdict.judge(posterior, rows, share)
         maximum.judge(run, state, posterior, heat)
         return posterior
-
-    def _checked(self, run: Run, state: State) -> tuple[State, str]:
-        """One member under the evidence's prior, or, where that is asked for or θ* alone predicts
-        held-out rows better, under the nearest to it that predicts them as well as the best."""
-        rows = verdict.judged(run)
-        assert rows is not None and rows.held_out  # one member has one part
-        if self.tune == "auto":
-            below = verdict.below_its_maximum(self._posterior(run, state), rows)
-            if not below.beyond(below.much if self.train else 0.0):  # it stopped where θ* was good
-                return state, "evidence"
-        tried, scores = [], []
-        for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
-            scaled = {**state, "tau": factor * state["tau"]}
-            tried.append(self._sums.settle(run, scaled, scale=False))
-            scores.append(verdict.log_scores(self._posterior(run, tried[-1]), rows))
-        best = max(scores, key=lambda each: float(each.mean()))
-        behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
-        chosen = tried[behind.index(False)]
-        scale, before = (float(s["tau"].log().mean().mul(-0.5).exp()) for s in (chosen, state))
-        log.info("laplace: prior scale %.3g by held-out rows (%.3g by evidence)", scale, before)
-        return chosen, "validation"
 
     def _posterior(self, run: Run, state: State) -> LaplacePosterior:
         prior, quad = scales.prior_curvature(run, state)

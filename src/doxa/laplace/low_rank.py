@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from doxa.laplace.curvature import Jacobians
-from doxa.laplace.forms import Effective, Form, spectral
+from doxa.laplace.forms import Effective, Form, slope, spectral
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.scales import Scales
 from doxa.linalg import LowRankPrecision, Structure
@@ -45,7 +45,8 @@ class LowRank(Form):
         rows = outputs.root(flat, square=groups > 1).mT @ j.double()  # [M, B, R, p]
         new = rows.transpose(1, 2) if groups > 1 else rows.flatten(1, 2)[:, None]
         old = state["curvature"]
-        return {"curvature": leading(torch.cat([old, new], 2), old.shape[2])}, flat
+        sums = {"curvature": leading(torch.cat([old, new], 2), old.shape[2])}
+        return sums | slope(state, j, flat, outputs, groups), flat
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
         rows = leading(state["curvature"].flatten(1, 2), min(self.rank, prior.shape[1]))

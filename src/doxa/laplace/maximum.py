@@ -24,7 +24,6 @@ from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.scales import Scales, prior_curvature
 from doxa.linalg import Embedded
 from doxa.method import Clock, Info, Run, State, slice_state
-from doxa.method.run import AT_REST
 from doxa.posterior import Status
 
 _COUNT = 10  # Gauss–Newton steps, where nobody said how many
@@ -45,10 +44,6 @@ def polishing(run: Run, trained: bool) -> int:
     return _COUNT if _COUNT * run.size * matrices <= _WORK else 0
 
 
-def log_likelihood(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-    return run.log_likelihood(params["theta"], batch, params), {}
-
-
 def polish(run: Run, state: State, batch: Batch, clock: Clock, tunes: bool) -> tuple[State, Info]:
     """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise, and the prior's scale where that is
     free."""
@@ -57,9 +52,7 @@ def polish(run: Run, state: State, batch: Batch, clock: Clock, tunes: bool) -> t
     local = sums.add(run, state | sums.empty(run), batch)
     prior, _ = prior_curvature(run, state)
     tau = Scales.of(run, state).each(state["tau"])
-    _, grads, _ = run.value_and_grad(log_likelihood, state, batch, clock)
-    slope = grads["theta"][:, index].double()
-    slope = slope + tau * run.prior.score(theta)[:, index].double()
+    slope = gradient(run, local)
     direction = sums.form.covariance(run, local, tau * prior).matmul(slope)
     with torch.no_grad():
         best, chosen = _log_joint(run, state, theta, batch, tunes), theta
@@ -88,15 +81,12 @@ def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool)
 
 
 def gradient(run: Run, state: State) -> Tensor:
-    """∇ log p(θ*, D) of the uncertain weights, under the prior that was found: [M, p]."""
+    """∇ log p(θ*, D) of the uncertain weights, as the pass added it up, under the prior that was
+    found: [M, p]."""
     index, theta = run.subset_index, state["theta"]
     scales = replace(Scales.of(run, state), chosen=None)
-    total = scales.each(state["tau"]) * run.prior.score(theta)[:, index].double()
-    rows = run.passes(run.settings.batch_size)
-    for t in range(rows.count):
-        _, grads, _ = run.value_and_grad(log_likelihood, state, rows.batch(t), AT_REST)
-        total = total + grads["theta"][:, index].double()
-    return total
+    own = scales.each(state["tau"]) * run.prior.score(theta)[:, index].double()
+    return state["slope"].sum(1) + own
 
 
 def judge(run: Run, state: State, posterior: LaplacePosterior, heat: Tensor) -> None:

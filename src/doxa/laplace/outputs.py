@@ -74,6 +74,13 @@ class Outputs:
             return vectors * values.clamp_min(0.0).sqrt()[..., None, :]
         return factor
 
+    def pulls(self, flat: Tensor, groups: int) -> Tensor:
+        """w ∂ log p(y | f)/∂f of each group of outputs as columns, [M, B, O, g]; float64."""
+        score = self.score(flat).double()
+        if self.part.weight is not None:
+            score = score * self.part.weight.double()[..., None]
+        return score[..., None] if groups == 1 else torch.diag_embed(score)
+
     def score(self, flat: Tensor) -> Tensor:
         """∂ log p(y | f)/∂f, [M, B, O]."""
         with torch.enable_grad():

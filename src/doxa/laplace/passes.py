@@ -43,7 +43,10 @@ class Pass:
         """g_t of every layer for each column v of [M, B, O, R]: {key: [M, R, B, T, out]}."""
         each = columns.detach().to(self._graph.dtype).movedim(-1, 0)  # [R, M, B, O]
         try:
-            found = self._pull(each, batched=True)
+            if len(each) == 1:
+                found = [g[None] for g in self._pull(each[0], batched=False)]
+            else:
+                found = self._pull(each, batched=True)
         except (RuntimeError, NotImplementedError):  # an operation without a batching rule
             single = [self._pull(column, batched=False) for column in each]
             found = [torch.stack(parts) for parts in zip(*single, strict=True)]

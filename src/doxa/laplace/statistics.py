@@ -56,7 +56,8 @@ class Sums:
     def empty(self, run: Run) -> State:
         groups = self.groups(run)
         zeros = lambda *s: torch.zeros(run.size, *s, device=run.device, dtype=torch.float64)  # noqa: E731
-        return self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros()}
+        slope = zeros(groups, len(run.subset_index))
+        return self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
 
     def add(self, run: Run, state: State, batch: Batch) -> State:
         """The state with some rows' curvature, squared residuals and log-likelihood."""
@@ -101,6 +102,7 @@ class Sums:
                 **self.form.divided(state, ratio),
                 "theta": theta,
                 "chi": state["chi"] / ratio,
+                "slope": state["slope"] / ratio[..., None],
                 "fit": state["fit"] - 0.5 * change.sum(1),
             }
         return new

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from doxa.laplace.curvature import Jacobians, output_size
-from doxa.laplace.forms import Effective, Form, Matrix, added
+from doxa.laplace.forms import Effective, Form, Matrix, added, slope
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.scales import CHOSEN, Scales
 from doxa.linalg import Dense, Embedded
@@ -44,7 +44,8 @@ class Subnetwork(Form):
     ) -> tuple[State, Tensor]:
         flat, j = source(outputs.part.x, outputs.part.shared)
         index = state[CHOSEN][:, None, None].expand(*j.shape[:3], -1)
-        return added(state, j.gather(3, index), flat, outputs, groups, diagonal=False), flat
+        sums = added(state, j.gather(3, index), flat, outputs, groups, diagonal=False)
+        return sums | slope(state, j, flat, outputs, groups), flat
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Embedded:
         inner = _MATRIX.covariance(run, state, prior)

@@ -39,9 +39,11 @@ class Method:
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 128
     overfits: ClassVar[bool] = False  # it learns rows by heart, if it is let
+    shrinks: ClassVar[bool] = False  # it may end at its prior: training rows tell
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
+    half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     modules_stack: ClassVar[bool] = False  # modules that it brings run under vmap
 
     def __new__(cls, *values: Any, **settings: Any) -> Self:

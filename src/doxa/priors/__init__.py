@@ -24,6 +24,7 @@ from doxa.priors.bound import BoundPrior, Part, stack_bound
 from doxa.priors.families import Family, GaussianFamily
 from doxa.priors.kinds import (
     FanInNormal,
+    FlowPrior,
     Hierarchical,
     LaplacePrior,
     Normal,
@@ -36,6 +37,7 @@ __all__ = [
     "PRIORS",
     "BoundPrior",
     "FanInNormal",
+    "FlowPrior",
     "Hierarchical",
     "LaplacePrior",
     "Normal",
@@ -51,8 +53,10 @@ __all__ = [
 
 PRIORS: dict[str, type[Prior]] = {
     kind.name: kind
-    for kind in (Normal, FanInNormal, LaplacePrior, StudentTPrior, ScaleMixture, Hierarchical)
-}
+    for kind in (
+        Normal, FanInNormal, LaplacePrior, StudentTPrior, FlowPrior, ScaleMixture, Hierarchical,
+    )
+}  # fmt: skip
 PriorSpec = str | Prior | Mapping[str, Prior]
 
 

@@ -18,6 +18,7 @@ from doxa.priors.families import (
     ScaleMixtureFamily,
     StudentTFamily,
 )
+from doxa.priors.flow import FlowFamily
 from doxa.priors.hierarchical import InverseGammaScale
 from doxa.priors.tabulated import HalfCauchyScale, LogNormalScale
 
@@ -112,6 +113,21 @@ class StudentTPrior(Prior):
 
     def settings(self, entry: Entry) -> dict[str, float]:
         return {"scale": self.scale, "df": self.df}
+
+
+@dataclass(frozen=True)
+class FlowPrior(Prior):
+    """(scale/tail) sinh(tail ε) of a standard normal ε for every element, the flow of Johnson
+    (1949): near 0 for `tail` it is N(0, scale²), and the larger `tail`, the heavier its tails."""
+
+    name: ClassVar[str] = "flow-prior"
+    family: ClassVar[type[Family]] = FlowFamily
+
+    scale: float = 1.0
+    tail: float = 0.5
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.scale, "tail": self.tail}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from doxa.registry.row import Demo, Row
 ROWS = (
     Row("laplace", "doxa.laplace.laplace:Laplace", "laplace",
         "A Gaussian at the MAP from the generalised Gauss–Newton matrix; gives evidence",
-        "MacKay 1992; Daxberger et al. 2021",
+        "MacKay 1992; Daxberger et al. 2021; Immer et al. 2021",
         "any network; full: up to ~5,000 weights, Kronecker: more",
         "1 + one pass",
         gives="evidence, uncertainty after training",

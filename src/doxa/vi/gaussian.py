@@ -55,6 +55,7 @@ class DrawnWeights(Method):
 
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True
+    shrinks: ClassVar[bool] = True
 
     temperature: float = positive(1.0, per_run=True)
     samples: int = whole(1, least=1)
@@ -106,6 +107,7 @@ class VariationalGaussian(DrawnWeights):
     """
 
     shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
+    half_precision: ClassVar[bool] = True
 
     elbo_samples: int = whole(8, least=1)
 

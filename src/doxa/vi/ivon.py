@@ -20,9 +20,12 @@ multiplies it by h₀ + δ, about 1 here. Where `average` is asked for it is of 
 E[x] = 0 says that the mean of σ², not that of h, is right. With one draw a step, ε changes its sign
 at every second one, which halves the drawing, and over two steps takes its noise out of the mean.
 
-β₂ is 0.999 where the paper has 1 − 1e-5, for runs of 10⁵ steps and more: 1/(1−β₂) steps make a
-Hessian, and here are 2,000 to 4,000. With less memory σ² is noisier, by √((1−β₂)/2) times the noise
-of one ĥ/(h + δ).
+β₂ is 1 − 4/steps, so that h₀ counts e⁻⁴, or 2 %, in the answer. Most of a large network's weights
+have next to no curvature: their h is what is left of h₀, and their σ grows by (1−β₂)/2 a step as
+long as the fit lasts. Hence the memory is a share of the run: a shorter one lets variances grow to
+the prior's before anything is learned, and the paper's 1 − 1e-5, for 10⁵ steps and more, never
+forgets h₀ here. h₀ = 1 is that of the paper's code. With less memory σ² is noisier, by √((1−β₂)/2)
+times the noise of one ĥ/(h + δ).
 
 The prior is Gaussian. Weights outside the subset and learned noise are points with their prior,
 moved by Adam at a tenth of the rate. Like mean-field it cannot hold correlations.
@@ -55,6 +58,7 @@ from doxa.optim import Adam
 from doxa.vi.gaussian import VariationalGaussian, moved
 
 _POINTS = 0.1  # the rate of points, which is Adam's, as a share of that of the mean
+_FORGETS = 4  # how often the Hessian's memory fits into the run
 
 
 @store.register("ivon")
@@ -66,7 +70,7 @@ class IVON(VariationalGaussian):
     ----------
     initial_curvature: h₀, the Hessian of the mean loss that each weight is taken to have at first.
     beta1, beta2: how much of the gradient and of the Hessian is remembered at each step. 1/(1−β₂)
-        steps make a Hessian: a fit must be some times longer.
+        steps make a Hessian; None: a quarter of the fit's.
     clip: the largest Newton step of a weight, before the rate: at 1 no weight moves by more than
         the rate, as with Adam, while the Hessian is not known yet.
     average: the share of the last steps over which q is averaged. A rate that falls to 0 has taken
@@ -81,7 +85,7 @@ class IVON(VariationalGaussian):
 
     initial_curvature: float = positive(1.0, per_run=True)
     beta1: float = between(0.9, 0, 1, "[)")
-    beta2: float = between(0.999, 0, 1, "[)")
+    beta2: float | None = between(None, 0, 1, "[)")
     clip: float = positive(1.0)
     average: float = between(0.0, 0, 1, "[)")
 
@@ -168,10 +172,15 @@ class IVON(VariationalGaussian):
         """σ² after a step, in the memory of G(θ − m): fresh memory costs more than arithmetic."""
         precision = run.subset_prior.precision
         assert precision is not None
-        share = (1 - self.beta2) / run.setting(self, "temperature")
-        one_x = bend.addcmul_(variance, -precision).mul_(-share).add_(self.beta2)  # 1 + x
+        beta2 = self._kept(run.steps)
+        share = (1 - beta2) / run.setting(self, "temperature")
+        one_x = bend.addcmul_(variance, -precision).mul_(-share).add_(beta2)  # 1 + x
         growth = one_x.square_().mul_(0.5).add_(0.5)  # 1 + x + x²/2
         return growth.reciprocal_().mul_(variance).clamp_min_(torch.finfo(variance.dtype).tiny)
+
+    def _kept(self, steps: int) -> float:
+        """β₂ of a run of so many steps; ten make a Hessian at least."""
+        return max(0.9, 1 - _FORGETS / max(steps, 1)) if self.beta2 is None else self.beta2
 
     def normals(self, clock: Clock, numbers: int) -> Tensor:
         if self.samples > 1:

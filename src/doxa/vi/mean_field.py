@@ -31,6 +31,27 @@ from doxa.vi.gaussian import GaussianVI, moved
 from doxa.vi.prior_scale import Scaled, best_priors, check_gaussian
 
 
+class Away(torch.autograd.Function):
+    """exp(ρ) ε, [M, S, P], whose derivative by ρ is itself: one pass back where autograd takes two.
+    Also exp(ρ), without a derivative."""
+
+    @staticmethod
+    def forward(rho: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+        std = rho.exp()
+        return std.unsqueeze(1) * eps, std
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (away,) = ctx.saved_tensors
+        each = grads[0] * away
+        return each.squeeze(1) if each.shape[1] == 1 else each.sum(1), None
+
+
 @store.register("mean-field")
 @dataclass(frozen=True)
 class MeanField(GaussianVI):
@@ -91,12 +112,13 @@ class MeanField(GaussianVI):
     def _estimate(
         self, run: Run, params: State, batch: Batch, clock: Clock, placed: Placed | None
     ) -> Any:
-        mean, std = params["mean"], params["rho"].exp()
+        mean, rho = params["mean"], params["rho"]
         given: State = {}
         if placed is None:
-            away = std.unsqueeze(1) * self.normals(clock, std.shape[1])
+            away, std = Away.apply(rho, self.normals(clock, rho.shape[1]))
             theta = moved(run, mean.unsqueeze(1), away)
         else:
+            std = rho.exp()
             eps = self.normals(clock, placed.numbers())
             theta, given = placed.drawn(run, mean, std, eps, batch, clock)
         value, changed = self.log_likelihood_at(run, params, batch, theta, **given)

@@ -68,8 +68,10 @@ class MNF(Method):
     """
 
     name: ClassVar[str] = "mnf"
+    half_precision: ClassVar[bool] = True
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True
+    shrinks: ClassVar[bool] = True
 
     flow_length: int = whole(2, least=0)
     flow_width: int = whole(16, least=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,12 @@ def gap_splits(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def tasks(
-    folder: Path, splits: str, sets: Sequence[str], methods: Sequence[str], seed: int = 0
+    folder: Path,
+    splits: str,
+    sets: Sequence[str],
+    methods: Sequence[str],
+    seed: int = 0,
+    device: str = "cpu",
 ) -> list[Task]:
     """The cells of a table, the quick ones first."""
     for name in sets:
@@ -97,20 +102,24 @@ def tasks(
             hint = did_you_mean(method, list(PROTOCOLS))
             raise DataError(f"no UCI protocol for {method!r}{hint}")
     table = "uci" if splits == "standard" else "gap"
+    where = {"folder": folder, "splits": splits, "seed": seed, "device": device}
     return [
         Task(
             {"table": table, "set": name, "method": method, "seed": seed},
             cell,
-            {"folder": folder, "splits": splits, "name": name, "method": method, "seed": seed},
+            where | {"name": name, "method": method},
         )
         for method in methods
         for name in sets
     ]
 
 
-def cell(folder: Path, splits: str, name: str, method: str, seed: int) -> Result:
+def cell(
+    folder: Path, splits: str, name: str, method: str, seed: int, device: str = "cpu"
+) -> Result:
     """Fit a method to all splits of a set and score it on the held-out rows of each."""
     data = load(folder, name, splits)
+    data = replace(data, x=data.x.to(device), y=data.y.to(device))
     problem = Problem(
         data.x, data.y, data.train, hidden=100 if name == "protein" else 50, seed=seed
     )
@@ -122,6 +131,7 @@ def cell(folder: Path, splits: str, name: str, method: str, seed: int) -> Result
     each = {key: [row[key] for row in scores] for key in scores[0]}
     return {
         "protocol": protocol.words,
+        "device": torch.device(device).type,
         "splits": len(scores),
         "rows": [len(data.train[0]), len(data.test[0])],
         "scores": {key: summary(values) | {"each": values} for key, values in each.items()},

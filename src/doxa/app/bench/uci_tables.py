@@ -40,7 +40,9 @@ class UCITable:
         folder = uci.data_folder(data)
         full = {short: name for name, short in SHORT.items()}
         chosen = [full.get(name, name) for name in sets or uci.SETS]
-        return uci.tasks(folder, self.splits, chosen, methods or list(PROTOCOLS), seed)
+        return uci.tasks(
+            folder, self.splits, chosen, methods or list(PROTOCOLS), seed, device or "cpu"
+        )
 
     def tables(self, store: Store) -> list[Table]:
         cells = {(c["key"]["set"], c["key"]["method"]): c for c in store.cells(table=self.name)}
@@ -112,7 +114,7 @@ def _costs(title: str, cells: Cells, sets: Sequence[str], methods: Sequence[str]
         for name in sets:
             own, reference = cells.get((name, method)), cells.get((name, "map"))
             spent, one = _last_fit(own), _last_fit(reference)
-            alike = own and reference and own["machine"] == reference["machine"]
+            alike = own and reference and _place(own) == _place(reference)
             row.append(plus_minus(spent / one, digits=1) if spent and one and alike else "–")
         if any(text != "–" for text in row):
             table.rows.append([method, *row])
@@ -121,6 +123,10 @@ def _costs(title: str, cells: Cells, sets: Sequence[str], methods: Sequence[str]
         "its four priors); – where the cell is of another machine than MAP's, or older than this"
     )
     return table
+
+
+def _place(cell: dict[str, Any]) -> tuple[Any, str]:
+    return cell["machine"], cell["result"].get("device", "cpu")
 
 
 def _last_fit(cell: dict[str, Any] | None) -> float | None:

@@ -19,7 +19,6 @@ from doxa.app.commands.terminal import (
 )
 from doxa.app.options import (
     Categorical,
-    DataFile,
     Decimal,
     Device,
     Drop,
@@ -44,12 +43,19 @@ from doxa.errors import DataError
 app = typer.Typer(no_args_is_help=True, help="Ask a person for the labels that teach most.")
 
 Folder = Annotated[Path, typer.Argument(help="The campaign's folder.", show_default=False)]
+Data = Annotated[
+    Path,
+    typer.Argument(
+        help="A CSV or Parquet file, a .npy or .npz file of images, or a folder of pictures.",
+        show_default=False,
+    ),
+]
 Count = Annotated[int | None, typer.Option(min=1, help="How many rows to ask about.")]
 
 
 @app.command()
 def start(
-    data: DataFile,
+    data: Data,
     target: Target,
     out_folder: Annotated[Path, typer.Option("--out", "-o", help="A folder for the campaign.")],
     classes: Annotated[

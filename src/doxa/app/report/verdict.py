@@ -26,7 +26,7 @@ from doxa.errors import DoxaError
 MOST_ROWS = 20_000  # for the doctor, who then stays quick
 LEAST_ROWS = 20  # below which chance decides
 _TOO_SURE = 0.05  # how far confidence may be from accuracy, beside what chance allows
-_BAD = ("diverged", "not-converged", "worse-than-constant")
+_BAD = ("diverged", "not-converged", "worse-than-constant", "learned-nothing")
 
 
 @dataclass(frozen=True)

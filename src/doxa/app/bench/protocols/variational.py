@@ -146,8 +146,8 @@ VARIATIONAL = {
         ),
     ),
     "ivon": Protocol(
-        f"N(0, 1) prior, T = 1, four draws a step, {_LENGTH}; the rate, .1 or .3 decaying, and the "
-        f"first curvature, 1 or 10, {_CHOSEN}; 1,000 samples",
+        f"N(0, 1) prior, T = 1, β₂ = 1 − 4/steps, four draws a step, {_LENGTH}; the rate, .1 or .3 "
+        f"decaying, and the first curvature, 1 or 10, {_CHOSEN}; 1,000 samples",
         _gaussian_noise(
             doxa.IVON(samples=4), grid={"lr": (0.1, 0.3), "initial_curvature": (1.0, 10.0)}
         ),

@@ -64,10 +64,8 @@ class Noise:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.seed, self.purpose, self.members = seed, purpose, list(members)
-        words = [
-            [_signed(digest("noise", seed, purpose, member) >> shift) for shift in (0, 32, 64)]
-            for member in members
-        ]
+        keys = (digest("noise", seed, purpose, member) for member in members)
+        words = [[_signed(key >> shift) for shift in (0, 32, 64)] for key in keys]
         self._keys = torch.tensor(words, dtype=torch.int32, device=device).reshape(-1, 3)
         self.device = torch.device(device)
         self.dtype = dtype

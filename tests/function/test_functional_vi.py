@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.errors import DataError, ModelError
+from doxa.errors import DataError, MethodError, ModelError
 from doxa.priors.functions import FunctionPrior, GPPrior, ImplicitPrior
 
 
@@ -104,6 +104,26 @@ def test_a_named_kernel_is_fitted_by_its_marginal_likelihood() -> None:
     f = posterior.prior_functions(x, 400)
     assert abs(float(f.var()) / variance - 1) < 0.3
     assert posterior.elbo is None
+
+
+def test_the_noise_of_the_evidence() -> None:
+    """A line with noise 0.3, 200 rows: three steps of q know nothing of it, and the marginal
+    likelihood finds it within five standard errors, 0.3/√400 each."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1, generator=g).double()
+    y = 0.8 * x + 0.3 * torch.randn(200, 1, generator=g).double()
+    method = doxa.FunctionalVI(
+        function_prior="linear", noise="evidence", samples=6, rows=5, points=3, prior_steps=200
+    )
+    posterior = doxa.fit(
+        nn.Linear(1, 1).double(), (x, y), method, likelihood="gaussian", steps=3, batch_size=200,
+        validation=None, progress=False,
+    )  # fmt: skip
+    found = float(posterior.predict(x[:1]).aleatoric.sqrt())
+    assert abs(found - 0.3) < 5 * 0.3 / 20
+    with pytest.raises(MethodError, match="leave it out"):
+        doxa.fit(nn.Linear(1, 1), (x, y), doxa.FunctionalVI(function_prior="weights",
+                 noise="evidence"), likelihood="gaussian", steps=1, progress=False)  # fmt: skip
 
 
 def test_what_it_cannot_take() -> None:

@@ -88,6 +88,23 @@ def test_what_is_trained_comes_to_the_closed_form(alpha: float) -> None:
     assert (ratio - 1).abs().max() < 0.03 if alpha == 0 else (ratio > 1.0).all()
 
 
+def test_a_learned_prior_starts_around_the_network() -> None:
+    """100 draws of 51 weights after one step of no length: their mean is the network that was given
+    and their deviation 0.1 of the prior's, within five and four standard errors."""
+    net, y = nn.Linear(50, 1).double(), data()[1]
+    x = torch.randn(len(y), 50, generator=torch.Generator().manual_seed(1)).double()
+    posterior = doxa.fit(
+        net, (x, y), doxa.ImplicitProcess(functions=100, initial_scale=0.1), init="given",
+        prior=doxa.Normal(2.0), likelihood=doxa.Gaussian(noise=NOISE), validation=None,
+        progress=False, steps=1, lr=1e-12,
+    )  # fmt: skip
+    given = torch.cat([net.weight.detach().flatten(), net.bias.detach()])
+    weights = posterior.basis[0]
+    assert ((weights.mean(0) - given).abs() < 5 * 0.2 / math.sqrt(100)).all()
+    spread = float((weights - given).square().mean().sqrt())
+    assert abs(spread / 0.2 - 1) < 4 / math.sqrt(2 * weights.numel())
+
+
 @pytest.mark.parametrize("alpha", [1e-4, 0.3, 1.0])
 def test_the_energy_of_gaussian_noise_is_its_integral(alpha: float) -> None:
     """(1/α) log ∫ N(f; μ, v) N(y; f, σ²)^α df on a grid, for one output; as α → 0, E log p."""

@@ -65,6 +65,22 @@ def test_equal_to_scikit_learn(text: str) -> None:
     assert torch.allclose(kernel(flat, x, x, True), kernel(flat, x, x).diagonal(0, 1, 2))
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_kernel_of_a_wide_network(layers: int) -> None:
+    """Cho & Saul (2009): |u||v| J(θ)/π with J(θ) = sin θ + (π − θ) cos θ, and cos θ ← J(θ)/π for
+    each further layer; u, v are rows over lengthscales, and a 1."""
+    kernel = Composed(f"relu{layers}", 2)
+    u = torch.cat([X / torch.tensor([0.7, 2.0]), torch.ones(len(X), 1)], 1).double()
+    size = u.norm(dim=1)
+    cosine = (u @ u.mT / size / size[:, None]).clamp(-1, 1)
+    for _ in range(layers):
+        angle = cosine.acos()
+        cosine = (angle.sin() + (math.pi - angle) * cosine) / math.pi
+    found = kernel(logs(kernel), X, X)
+    assert torch.allclose(found, 1.5 * size * size[:, None] * cosine, rtol=1e-6)
+    assert torch.allclose(kernel(logs(kernel), X, X, True), found.diagonal())
+
+
 def test_a_cosine_is_periodic_in_every_column() -> None:
     kernel = Composed("cosine", 2)
     want = (2 * math.pi * (X[:, None] - X[None]) / torch.tensor([1.3, 2.0])).cos().mean(2)

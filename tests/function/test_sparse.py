@@ -126,7 +126,7 @@ def test_classification_is_that_of_gpytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     x, yes, three = classes()
-    chosen = torch.linspace(-2, 2, 8).double()[:, None]
+    chosen = torch.linspace(-2, 2, 8).double()[None, :, None]
     monkeypatch.setattr(points, "spread_out", lambda *_: chosen.clone())
     method = doxa.SparseGP(
         inducing=8, fit_hyper=False, fit_points=False, variance=2.0, lengthscale=0.8, natural=0.3,
@@ -183,7 +183,8 @@ def test_functions_have_the_marginals_and_covariances_of_the_posterior() -> None
 
 @pytest.mark.parametrize(
     "kernel", ["rbf", "matern12", "matern32", "matern52", "rq", "periodic", "cosine", "linear",
-               "polynomial2", "constant", "rbf * periodic + linear", "(rbf + linear) * cosine"],
+               "polynomial2", "constant", "relu2", "rbf * periodic + linear",
+               "(rbf + linear) * cosine"],
 )  # fmt: skip
 def test_random_features_have_the_kernel_as_their_product(kernel: str) -> None:
     """1,024 of them: to 0.12 of the variances, 0.35 of polynomials and products."""

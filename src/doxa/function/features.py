@@ -2,6 +2,7 @@
 
     rbf, matern, rq, periodic   √2 cos(ωᵀx/ℓ + b), ω of the kernel's spectrum (Bochner)
     linear, polynomial          ±gᵀx and products of such, g ~ N(0, I)
+    relu1, relu2, relu3         ± the last hidden units of a random network of so many layers
     k₁ + k₂,  k₁ k₂             z₁ + z₂,  z₁ z₂
 
 Rahimi & Recht (2007). A Matérn kernel of ν has Student-t frequencies with 2ν degrees of freedom, a
@@ -64,6 +65,12 @@ def _leaf(leaf: Leaf, values: Params, x: Tensor) -> Tensor:
             for i in range(int(leaf.name[-1]))
         ]
         return sign * functools.reduce(operator.mul, each)
+    if leaf.name.startswith("relu"):
+        units = torch.cat([x / own("lengthscale"), torch.ones_like(x[..., :1])], 2)
+        for i in range(int(leaf.name[-1])):
+            weights = noise.normal((units.shape[2], FEATURES), 0, 4 + i)
+            units = math.sqrt(2.0) * (units @ weights).relu() / (math.sqrt(FEATURES) if i else 1.0)
+        return sign * units
     if leaf.name == "cosine":  # one column each
         column = (noise.uniform((half,), 0, 3)[0] * x.shape[2]).long() % x.shape[2]
         angle = (2 * math.pi * x / own("period"))[:, :, column.repeat(2)]

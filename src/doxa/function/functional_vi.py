@@ -23,20 +23,24 @@ GP's posterior at the measurement points, as finely as `smoothing` lets it be to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from doxa import linalg, store
 from doxa.data import Batch, batch_rows
-from doxa.errors import ModelError
+from doxa.errors import MethodError, ModelError
+from doxa.function.evidence_prior import (
+    by_evidence,
+    first_kernel,
+    noise_index,
+    with_noise_of_evidence,
+)
 from doxa.function.functional_posterior import FunctionalPosterior
-from doxa.function.measurement import Measured, box, measured, some_rows
+from doxa.function.measurement import Measured, box, measured
 from doxa.function.stein import stein_score
 from doxa.method import (
     Clock,
@@ -49,9 +53,8 @@ from doxa.method import (
     optimise,
 )
 from doxa.method.fields import between, one_of, positive, whole
-from doxa.optim import Adam
 from doxa.posterior import Posterior
-from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior, flat_inputs
+from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior
 from doxa.vi.gaussian import DrawnWeights, moved
 
 _Q = ("mean", "rho")
@@ -77,6 +80,8 @@ class FunctionalVI(DrawnWeights):
     share: of the eigenvalues' sum that the Stein estimate keeps: nearer to 1 it shrinks less and is
         noisier.
     prior_steps: steps that fit the kernel of a named prior; 0: none.
+    noise: "learned" with the weights, or "evidence": learned Gaussian noise is that of the kernel's
+        fit, in which functions are integrated out. Rows that are held out have the last word.
     initial_std: the standard deviation each weight starts with.
     temperature: T, the weight of the KL.
     average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
@@ -95,6 +100,7 @@ class FunctionalVI(DrawnWeights):
     smoothing: float = positive(0.1)
     share: float = between(0.99, 0, 1, "()")
     prior_steps: int = whole(500, least=0)
+    noise: str = one_of("learned", "evidence")
     initial_std: float = positive(0.05, per_run=True)
 
     def init(self, run: Run) -> State:
@@ -105,9 +111,7 @@ class FunctionalVI(DrawnWeights):
         if self._points(run):
             state |= box(run, self.margin)
         if self.function_prior in KERNELS:
-            start = [self._kernel(run, m) for m in range(run.size)]
-            state["kernel"] = torch.stack(start).to(run.device, run.dtype)
-            state["kernel_noise"] = torch.full_like(state["kernel"][:, :1], math.log(0.3))
+            state |= first_kernel(run)
         if self.function_prior == "weights" and not run.subset_prior.is_gaussian:
             raise ModelError(
                 "function_prior='weights' draws weights at each step, from a Gaussian prior alone; "
@@ -121,49 +125,26 @@ class FunctionalVI(DrawnWeights):
         leaves = tree_flatten(run.rows.x)[0]
         return 20 if len(leaves) == 1 and leaves[0].is_floating_point() else 0
 
-    def _kernel(self, run: Run, m: int) -> Tensor:
-        """Where a named kernel starts: log (ℓ of each column, v, p)."""
-        x, y, weight = some_rows(run, m)
-        rows = flat_inputs(x.unsqueeze(0) if isinstance(x, Tensor) else x)[0].double()
-        span = (rows.amax(0) - rows.amin(0)).clamp_min(1e-6)
-        power = 1.0
-        if run.likelihood.scales_targets:
-            each = y.double().flatten(1).square().mean(1).cpu()
-            power = float((weight * each).sum() / weight.sum()) or 1.0
-        # rows that lie evenly in their range are √(D/6) ranges apart
-        scales = (span * math.sqrt(len(span) / 6)).tolist()
-        own = GPPrior(str(self.function_prior), tuple(scales), power, float(span.max()) / 2)
-        return own.hyper(len(scales))
-
     def stages(self, run: Run) -> Iterable[Stage]:
-        if self.function_prior in KERNELS and self.prior_steps and run.likelihood.scales_targets:
-            yield optimise(
-                self._evidence, self.prior_steps, ("kernel", "kernel_noise"), name="prior",
-                optimizer=Adam(), validates=False,
-            )  # fmt: skip
-        yield optimise(self._functional, run.steps, over=_Q, average=self.average)
+        fitted = self.function_prior in KERNELS and self.prior_steps
+        if fitted and run.likelihood.scales_targets:
+            yield by_evidence(str(self.function_prior), self.prior_steps)
+        main = optimise(self._functional, run.steps, over=_Q, average=self.average)
+        if self.noise == "evidence":
+            if not fitted or noise_index(run) is None:
+                raise MethodError(
+                    'noise="evidence" is that of a named function_prior, fitted in prior_steps, '
+                    "for Gaussian noise that is learned: leave it out"
+                )
+            main = with_noise_of_evidence(main, "mean")
+        yield main
         yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
-
-    def _evidence(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        """The GP's log marginal likelihood of a batch, [M], with W its rows' weights:
-        log N(y; 0, K + σ²W⁻¹), by the Cholesky factor of I + W^½ K W^½/σ²."""
-        y = batch.y.flatten(batch.y.ndim - run.rows.y.ndim + 1)  # [(M,) B, O]
-        x = flat_inputs(batch.x.unsqueeze(0) if batch.shared else batch.x)
-        level = params["kernel_noise"]  # log σ, [M, 1]
-        weight = torch.ones_like(x[..., 0]) if batch.weight is None else batch.weight
-        root = (weight.sqrt() * (-level).exp()).unsqueeze(-1)  # [M, B, 1]
-        k = GPPrior(str(self.function_prior)).covariance(x, x, params["kernel"])
-        eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        factor = torch.linalg.cholesky_ex(eye + root * k * root.mT).L
-        half = torch.linalg.solve_triangular(factor, root * y, upper=False)
-        outputs = y.shape[-1]
-        logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        constant = (weight * (math.log(2 * math.pi) + 2 * level)).sum(-1)
-        value = -0.5 * (half.square().sum((-2, -1)) + outputs * (logdet + constant))
-        return value * batch.scale, {}
 
     def _functional(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         s, rows = self.samples, batch_rows(batch)
+        if self.noise == "evidence" and (index := noise_index(run)) is not None:
+            mean = params["mean"]
+            params = {**params, "mean": mean.index_copy(1, index, mean[:, index].detach())}
         std = params["rho"].exp()
         eps = clock.times(s).noise(std.shape[1]).unflatten(0, (-1, s))  # [M, S, subset]
         theta = moved(run, params["mean"].unsqueeze(1), std.unsqueeze(1) * eps)  # [M, S, P]

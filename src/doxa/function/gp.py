@@ -28,10 +28,18 @@ from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.function.budget import announce
 from doxa.function.composed import Composed, function_of
 from doxa.function.evidence import Evidence, Problem, evenly
+from doxa.function.glance import glance
 from doxa.function.kernels import KernelFunction, KernelSpec
 from doxa.function.process import GPPosterior, matrix, shared_level
 from doxa.function.quasi_newton import quasi_newton
-from doxa.function.start import FEW, Sizes, best_start, check_positive, kernel_start
+from doxa.function.start import (
+    FEW,
+    Sizes,
+    best_start,
+    check_positive,
+    first_value,
+    kernel_start,
+)
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.method.fields import flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
@@ -50,9 +58,9 @@ class GP(Method):
     Parameters
     ----------
     kernel: "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
-        "linear", "polynomial2", "polynomial3", "constant", sums and products of them such as
-        "rbf * periodic + linear" (`function/composed.py`), or a gpytorch kernel, which starts from
-        its own values and needs a registered builder to be saved.
+        "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and
+        products of them such as "rbf * periodic + linear" (`function/composed.py`), or a gpytorch
+        kernel, which starts from its own values and needs a registered builder to be saved.
     noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
     fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
     lengthscale, variance: initial values in a named kernel, in fitted units; None: the distance
@@ -113,8 +121,7 @@ class GP(Method):
         given = given_noise(run, self)[1]
         levels = shared_level(given).shape[1] if given is not None else self._learned(run)
         announce(max(map(len, run.rows.rows)), run.size * levels, self.name, run.device)
-        starts = [self._start(run, m) for m in range(run.size)]
-        theta, low = (torch.stack(each).to(run.device) for each in zip(*starts, strict=True))
+        theta, low = self._start(run)
         bounds = {"low": low, "high": theta + _WIDE}
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
@@ -122,38 +129,30 @@ class GP(Method):
             theta = torch.where(first[:, None], theta, theta + 0.5 * away)
         return {"theta": theta, **bounds}
 
-    def _start(self, run: Run, m: int) -> tuple[Tensor, Tensor]:
-        """Initial logarithms of one member, the kernel's, then the noise if it is learned; and how
-        small they may become."""
-        rows = run.rows.rows[run.split_of[m]]
-        x, y = run.rows.take(rows, torch.tensor(run.run_of[m]))
-        x, y = matrix(x).double().cpu(), y.reshape(len(rows), -1).double().cpu()
-        weight = run.rows.weight
-        if weight is not None:
-            weight = (weight if weight.ndim == 1 else weight[m]).cpu()[rows.cpu()].double()
+    def _start(self, run: Run) -> tuple[Tensor, Tensor]:
+        """Initial logarithms [M, H], the kernel's, then the noise if it is learned; and how small
+        they may become."""
+        x, y, weight = glance(run)
+        x = matrix(x, shared=False).double()
+        y = y.double().reshape(*x.shape[:2], -1)
         sizes = Sizes.of(x, y, weight)
-        noise = sizes.deviation.log().expand(self._learned(run))
+        noise = sizes.deviation.log().expand(-1, self._learned(run))
         noise, least = noise + math.log(_NOISE), noise + math.log(_LEAST)
-        kernel, few = self.function(x.shape[1]), evenly(len(rows), FEW)
+        kernel, few = self.function(x.shape[2]).to(run.device), evenly(x.shape[1], FEW)
+        x, y, weight = x[:, few], y[:, few], None if weight is None else weight[:, few]
         if not isinstance(kernel, Composed):
-            check_positive(kernel, x[few])
-            start = torch.cat([kernel.start(), noise])
-            return start, torch.cat([kernel.start() - _WIDE, least])
-        size, variance = (self._value(run, name, m) for name in ("lengthscale", "variance"))
-        start = torch.cat([kernel_start(kernel, x[few], sizes, size, variance), noise])
-        given = given_noise(run, self)[1]
-        level = None if given is None else given[m : m + 1].cpu()
-        few_weights = None if weight is None else weight[few]
-        n = float(len(few)) if few_weights is None else float(few_weights.sum())
-        count = torch.tensor([n], dtype=torch.float64)
-        problem = Problem(kernel, x[few], y[few], few_weights, count, level)
+            check_positive(kernel, x)
+            own = kernel.start().to(noise).expand(run.size, -1)
+            return torch.cat([own, noise], 1), torch.cat([own - _WIDE, least], 1)
+        size, variance = (first_value(run, self, name) for name in ("lengthscale", "variance"))
+        counts = None if weight is None else weight > 0
+        start = torch.cat([kernel_start(kernel, x, sizes, size, variance, counts), noise], 1)
+        level = given_noise(run, self)[1]
+        n = noise.new_full((run.size,), x.shape[1]) if weight is None else weight.sum(1)
+        problem = Problem(kernel, x, y, weight, n, level)
         if self.fit_hyper:
             start = best_start(kernel, problem, start, size is None)
-        return start, torch.cat([start[: kernel.layout.size] - _WIDE, least])
-
-    def _value(self, run: Run, field: str, m: int) -> float | None:
-        value = run.hyper[field][m] if field in run.hyper else getattr(self, field)
-        return None if value is None else float(value)
+        return start, torch.cat([start[:, : kernel.layout.size] - _WIDE, least], 1)
 
     def _learned(self, run: Run) -> int:
         """How many noise levels are learned."""

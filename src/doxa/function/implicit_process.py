@@ -49,7 +49,7 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.fields import between, flag, plain, whole
+from doxa.method.fields import between, flag, plain, positive, whole
 from doxa.model import likelihood_parameters
 from doxa.noise import generator
 from doxa.posterior import Posterior
@@ -68,7 +68,10 @@ class ImplicitProcess(Method):
     ----------
     functions: S, draws of the prior that functions are made of.
     alpha: α of the energy; 0: the ELBO.
-    learn_prior: fit the prior's means and standard deviations, one a weight, from the model's own.
+    learn_prior: fit the prior's means and standard deviations, one a weight. They start at the
+        network's first weights, and at `initial_scale` times the width of the model's own prior.
+    initial_scale: see there. Below 1 (0.1, say) rows like those fitted to are predicted better, and
+        there is less doubt away from them: docs/functional.md.
     exact: with Gaussian noise, put the posterior of a in closed form in the place of q(a) at the
         end: what α = 0 comes to, and narrower than what a larger α finds.
     function_prior: a `doxa.ImplicitPrior` in place of the network's functions; the network then
@@ -84,6 +87,7 @@ class ImplicitProcess(Method):
     functions: int = whole(20, least=2)
     alpha: float = between(0.5, 0, 1)
     learn_prior: bool = flag(True)
+    initial_scale: float = positive(1.0, per_run=True)
     exact: bool = flag(False)
     function_prior: ImplicitPrior | None = plain(None, ImplicitPrior, "a doxa.ImplicitPrior")
     samples: int = whole(10, least=1)
@@ -116,12 +120,15 @@ class ImplicitProcess(Method):
                 for prior, start in zip(priors, run.starts, strict=True)
             ]
             base = torch.stack(drawn)  # [M, S, subset]
-        if run.settings.fresh or "rho" not in self._over:  # else centred at the given network
+        rho = torch.zeros_like(theta[:, index])
+        if "rho" in self._over:
+            rho = rho + run.field(self, "initial_scale").log().unsqueeze(1)
+        else:
             theta = theta.index_fill(1, index, 0.0)
         zero = torch.zeros(run.size, s, device=run.device, dtype=run.dtype)
         return {
             **state, "mean": theta, "base": base,
-            "rho": torch.zeros_like(theta[:, index]), "a_mean": zero,
+            "rho": rho, "a_mean": zero,
             "a_root": torch.zeros_like(zero).unsqueeze(1).repeat(1, s, 1),
         }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -57,22 +57,34 @@ class ImplicitProcessPosterior(WeightPosterior):
     def groups(self, n: int | None, seed: int) -> Iterable[FunctionDraws]:
         raise Unavailable(f"a {self.kind} posterior has no weights to draw: it mixes functions")
 
-    def _basis(self, k: int, x: Any) -> tuple[Tensor, Tensor]:
-        """m [N, ...] and φ [S, N, ...] of member k at fitted x."""
-        given = self.method.function_prior
+    def _basis(self, x: Any, who: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """m [K, N, ...] and φ [K, S, N, ...] at fitted x, of all members or of those named."""
+        who = torch.arange(self.members, device=self.device) if who is None else who
+        basis, given = self.basis[who], self.method.function_prior
+        k, s = basis.shape[:2]
         if given is None:
-            own = self._own_layers(k)
-            params = {**self.layout.unflatten(self.basis[k]), **own}
-            count = self.basis.shape[1]
-            draws = FunctionDraws(params, count, frozenset(own), self._own_buffers(k, count))
-            f = self._evaluate(draws, x)
+            params = self.layout.unflatten(basis.flatten(0, 1))
+            each_function = who.repeat_interleave(s)
+            if self.layers is not None:
+                params |= self.network.layers.unflatten(self.layers[each_function])
+            buffers = {name: v[each_function] for name, v in self.buffers.items()}
+            f = self._evaluate(FunctionDraws(params, k * s, buffers=buffers), x)
             if not isinstance(f, Tensor):
                 raise ModelError("vip takes networks of one head, and this one has several")
+            f = f.unflatten(0, (k, s))
         else:
             output = tuple(self.network.output)
-            f = given.functions(x.unsqueeze(0), self.basis[k : k + 1], math.prod(output))[0]
-            f = f.reshape(*f.shape[:2], *output)
-        return f.mean(0), (f - f.mean(0)) / math.sqrt(len(f))
+            f = given.functions(x.expand(k, *x.shape), basis, math.prod(output))
+            f = f.reshape(*f.shape[:3], *output)
+        mean = f.mean(1)
+        return mean, (f - mean.unsqueeze(1)) / math.sqrt(s)
+
+    def _pieces(self, x: Any, functions: int) -> Iterator[Any]:
+        """Blocks of rows at which so many functions, or all of the basis, take little memory."""
+        outputs = math.prod(self.network.output) * self.dtype.itemsize
+        block = max(1, _BLOCK_BYTES // (max(functions, self.basis[..., 0].numel()) * outputs))
+        for start in range(0, rows_of(x, "x"), block):
+            yield each(lambda t, a=start: t[a : a + block], x)
 
     def _own_theta(self) -> Params:
         """The likelihood's parameters of each member, {name: [K, ...]}."""
@@ -86,13 +98,8 @@ class ImplicitProcessPosterior(WeightPosterior):
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         if self.base_likelihood.integrates_normal:
-            means, variances = [], []
-            for k in range(self.members):
-                mean, phi = self._basis(k, x)
-                means.append(mean + torch.tensordot(self.a_mean[k], phi, 1))
-                half = torch.tensordot(self.a_root[k].mT, phi, 1)
-                variances.append(half.square().sum(0))
-            f, variance = torch.stack(means), torch.stack(variances)
+            parts = [self._marginals(piece) for piece in self._pieces(x, 1)]
+            f, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
             return Predictive(f, self.likelihood, self._own_theta(), f_variance=variance)
         count = DEFAULT_SAMPLES if n is None else n
         who = torch.tensor([k for k, c in enumerate(self.split(count)) for _ in range(c)])
@@ -102,13 +109,18 @@ class ImplicitProcessPosterior(WeightPosterior):
         self._check_memory(count, rows_of(x, "x"))
         return Predictive(self._drawn(x, count, seed, "draws"), self.likelihood, theta)
 
+    def _marginals(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f of each member, [K, N, ...]."""
+        mean, phi = self._basis(x)
+        flat = phi.flatten(2)
+        half = self.a_root.mT @ flat
+        shift, variance = (self.a_mean.unsqueeze(1) @ flat).squeeze(1), half.square().sum(1)
+        return mean + shift.view_as(mean), variance.view_as(mean)
+
     def _moments(self, x: Any, n: int, seed: int, theta: Params) -> Predictive:
         """Over n draws, a block of rows at a time: the same functions in every block."""
-        outputs = math.prod(self.network.output) * self.dtype.itemsize
-        block = max(1, _BLOCK_BYTES // (max(n, self.basis.shape[1]) * outputs))
         parts = []
-        for start in range(0, rows_of(x, "x"), block):
-            piece = each(lambda t, a=start: t[a : a + block], x)
+        for piece in self._pieces(x, n):
             total = Moments(self.likelihood)
             total.update(self._drawn(piece, n, seed, "draws"), theta)
             parts.append(total.result())
@@ -124,18 +136,22 @@ class ImplicitProcessPosterior(WeightPosterior):
         return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "prior"), 1)
 
     def _drawn(self, x: Any, n: int, seed: int, purpose: str) -> Tensor:
-        """Whole functions at fitted x, [n, N, ...]."""
-        drawn = []
-        for k, count in enumerate(self.split(n)):
-            if count == 0:
-                continue
-            keys = [f"{self.ids[k]}/{j}" for j in range(count)]
-            a = Noise(seed, purpose, keys, self.device, self.dtype).normal((self.basis.shape[1],))
-            if purpose == "draws":
-                a = self.a_mean[k] + a @ self.a_root[k].mT
-            mean, phi = self._basis(k, x)
-            drawn.append(mean + torch.tensordot(a, phi, 1))
-        return torch.cat(drawn)
+        """Whole functions at fitted x, [n, N, ...], member by member."""
+        counts = [count for count in self.split(n) if count]  # the first members have the most
+        who = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(self.device)
+        nth = torch.cat([torch.arange(count) for count in counts]).to(self.device)
+        keys = [f"{self.ids[k]}/{j}" for k, count in enumerate(counts) for j in range(count)]
+        a = Noise(seed, purpose, keys, self.device, self.dtype).normal((self.basis.shape[1],))
+        if purpose == "draws":
+            a = self.a_mean[who] + (self.a_root[who] @ a.unsqueeze(-1)).squeeze(-1)
+        dealt = a.new_zeros(len(counts), max(counts), a.shape[1]).index_put((who, nth), a)
+        members = torch.arange(len(counts), device=self.device)
+        parts = []
+        for piece in self._pieces(x, n):
+            mean, phi = self._basis(piece, members)
+            away = (dealt @ phi.flatten(2)).unflatten(2, phi.shape[2:])
+            parts.append((mean.unsqueeze(1) + away)[who, nth])
+        return torch.cat(parts, 1)
 
     def tensors(self) -> dict[str, Tensor]:
         own = {"point": self._point, "basis": self.basis}

@@ -86,20 +86,23 @@ def from_precision(precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def spread_out(x: Tensor, count: int, way: Tensor, weight: Tensor, rounds: int = 10) -> Tensor:
-    """`count` points [Z, D] among rows [N, D]: from the one farthest along `way` [D], each the row
-    farthest from those before it (Gonzalez, 1985), then the centres of their neighbourhoods (Lloyd,
-    1982), rows counted by their weights. As many points as rows are the rows."""
-    chosen = [(x @ way).argmax()]
-    nearest = x.new_full((len(x),), torch.inf)
+    """`count` points [M, Z, D] among each member's rows [M, N, D], of which those of weight 0 are
+    none: from the one farthest along `way` [M, D], each the row farthest from those before it
+    (Gonzalez, 1985), then the centres of their neighbourhoods (Lloyd, 1982), rows counted by their
+    weights [M, N]. As many points as rows are the rows."""
+    there = weight > 0
+    who = torch.arange(len(x), device=x.device)
+    first = (x @ way.unsqueeze(-1)).squeeze(-1).masked_fill(~there, -torch.inf)
+    chosen = [x[who, first.argmax(1)]]
+    nearest = torch.where(there, torch.inf, -1.0).to(x)
     for _ in range(count - 1):
-        nearest = torch.minimum(nearest, (x - x[chosen[-1]]).square().sum(1))
-        chosen.append(nearest.argmax())
-    points = x[torch.stack(chosen)]
-    if count == len(x):
-        return points
+        nearest = torch.minimum(nearest, (x - chosen[-1].unsqueeze(1)).square().sum(2))
+        chosen.append(x[who, nearest.argmax(1)])
+    rows = points = torch.stack(chosen, 1)
     for _ in range(rounds):
-        owner = torch.cdist(x, points).argmin(1)  # [N]
-        number = x.new_zeros(count).index_add(0, owner, weight).unsqueeze(1)
-        total = torch.zeros_like(points).index_add(0, owner, x * weight.unsqueeze(1))
+        owner = torch.cdist(x, points).argmin(2)  # [M, N]
+        number = x.new_zeros(len(x), count).scatter_add(1, owner, weight).unsqueeze(2)
+        owners = owner.unsqueeze(2).expand_as(x)
+        total = torch.zeros_like(points).scatter_add(1, owners, x * weight.unsqueeze(2))
         points = torch.where(number > 0, total / number, points)
-    return points
+    return torch.where((there.sum(1) == count)[:, None, None], rows, points)

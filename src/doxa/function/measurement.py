@@ -9,9 +9,10 @@ from torch import Tensor
 
 from doxa.data import Batch, batch_rows
 from doxa.errors import DataError
+from doxa.function.glance import glance
 from doxa.method import Clock, Run, State
 
-_ROWS = 1024  # that the box, and a kernel's first lengthscales, are read from
+LOOKED_AT = 1024  # rows that the box, and a kernel's first lengthscales, are read from
 
 
 class Measured(NamedTuple):
@@ -37,33 +38,17 @@ class Measured(NamedTuple):
         return f.gather(2, index)
 
 
-def some_rows(run: Run, m: int) -> tuple[Any, Any, Tensor]:
-    """x and y of up to 1,024 of member m's rows, evenly spaced, in fitted units, and their weights,
-    none of which is 0."""
-    rows, weight = run.rows.rows[run.split_of[m]], run.rows.weight
-    own = torch.ones(len(rows), dtype=torch.float64)
-    if weight is not None:
-        own = (weight if weight.ndim == 1 else weight[m])[rows.to(weight.device)].double().cpu()
-        rows, own = rows[(own > 0).to(rows.device)], own[own > 0]
-    few = torch.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).long()
-    x, y = run.rows.take(rows[few], torch.tensor(run.run_of[m]))
-    return x, y, own[few]
-
-
 def box(run: Run, margin: float) -> State:
     """Each member's box: the range of every number of x, wider by a share of it on each side."""
-    low, high = [], []
-    for m in range(run.size):
-        x, _, _ = some_rows(run, m)
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise DataError(
-                "measurement points are drawn in a box around x, which has to be one array of real "
-                "numbers; with points=0 functions are compared at the rows of a batch alone"
-            )
-        least, most = x.amin(0), x.amax(0)
-        low.append(least - margin * (most - least))
-        high.append(most + margin * (most - least))
-    return {"low": torch.stack(low).to(run.device), "high": torch.stack(high).to(run.device)}
+    x = glance(run, LOOKED_AT).x
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise DataError(
+            "measurement points are drawn in a box around x, which has to be one array of real "
+            "numbers; with points=0 functions are compared at the rows of a batch alone"
+        )
+    least, most = x.amin(1), x.amax(1)
+    wider = margin * (most - least)
+    return {"low": (least - wider).to(run.device), "high": (most + wider).to(run.device)}
 
 
 def measured(params: State, batch: Batch, clock: Clock, rows: int, points: int) -> Measured:

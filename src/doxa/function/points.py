@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from doxa.errors import DataError
+from doxa.function.glance import glance
 from doxa.function.inducing import spread_out
 from doxa.method import Run
 
@@ -16,35 +16,23 @@ _MOST_POINTS = 100
 _SEEN = 2000  # rows that points are chosen from
 
 
-def starts(run: Run, inducing: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each member, from some of its rows: points [Z, D], the mean square of y and its standard
-    deviation, both 1 of classes and counts. Rows of weight 0 are none."""
+def starts(run: Run, inducing: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each member, from some of its rows: points [M, Z, D], the mean square of y and its
+    standard deviation, [M], both 1 of classes and counts. Rows of weight 0 are none."""
+    seen = glance(run, max(_SEEN, 4 * (inducing or _MOST_POINTS)))
+    x = seen.x.double().flatten(2) if seen.x.ndim > 2 else seen.x.double().unsqueeze(2)
+    weight = torch.ones_like(x[..., 0]) if seen.weight is None else seen.weight
+    count = _count(int((weight > 0).sum(1).min()), inducing)
     ways = run.noise("inducing").normal((math.prod(run.rows.x.shape[1:]),)).double()
-    shares = [_weighted(run, m) for m in range(run.size)]
-    count = _count(min(len(rows) for rows, _ in shares), inducing)
-    for m, (rows, weight) in enumerate(shares):
-        size = min(len(rows), max(_SEEN, 4 * count))
-        some = torch.linspace(0, len(rows) - 1, size, dtype=torch.float64).round().long()
-        x, y = run.rows.take(rows[some], torch.tensor(run.rows.run_of(run.split_of[m])))
-        x, weight = x.double().reshape(size, -1), weight[some].to(x.device)
-        points, one = spread_out(x, count, ways[m], weight), x.new_ones(())
-        if not run.likelihood.scales_targets:
-            yield points, one, one
-            continue
-        y, share = y.double().reshape(size, -1), (weight / weight.sum()).unsqueeze(1)
-        power, middle = (share * y.square()).sum(0), (share * y).sum(0)
-        spread = (power - middle.square()).clamp_min(0.0).mean().sqrt()
-        power = power.mean()
-        yield points, torch.where(power > 1e-8, power, one), torch.where(spread > 1e-8, spread, one)
-
-
-def _weighted(run: Run, m: int) -> tuple[Tensor, Tensor]:
-    """The rows of a member that count, and how much."""
-    rows, weight = run.rows.rows[run.split_of[m]], run.rows.weight
-    if weight is None:
-        return rows, torch.ones(len(rows), dtype=torch.float64)
-    own = (weight if weight.ndim == 1 else weight[m]).cpu().double()[rows]
-    return rows[own > 0], own[own > 0]
+    points, one = spread_out(x, count, ways, weight), x.new_ones(run.size)
+    if not run.likelihood.scales_targets:
+        return points, one, one
+    y = seen.y.double().reshape(*x.shape[:2], -1)
+    share = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+    squares, middle = (share * y.square()).sum(1), (share * y).sum(1)  # [M, O]
+    spread = (squares - middle.square()).clamp_min(0.0).mean(1).sqrt()
+    power = squares.mean(1)
+    return points, torch.where(power > 1e-8, power, one), torch.where(spread > 1e-8, spread, one)
 
 
 def _count(fewest: int, inducing: int | None) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ from doxa.function.expected import expected_log_prob, several_latents
 from doxa.function.inducing import Layer, from_precision, kl, whitened
 from doxa.function.last_layer import PREFIX, Rows, given, learned_in, matrix
 from doxa.function.points import starts
-from doxa.function.start import Sizes, kernel_start
+from doxa.function.start import Sizes, first_value, kernel_start
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import between, flag, plain, positive, rules, whole
 from doxa.posterior import Posterior
@@ -95,11 +95,11 @@ class VariationalProcess(Method):
 
     def init(self, run: Run) -> State:
         self._check(run)
-        points, power, spread = map(torch.stack, zip(*starts(run, self.inducing), strict=True))
+        points, power, spread = starts(run, self.inducing)
         inner, points = self.init_inner(points)
         outputs, count = math.prod(run.output), points.shape[1]
         eye = torch.eye(count, dtype=points.dtype, device=points.device)
-        length, variance = (self._given(run, name) for name in ("lengthscale", "variance"))
+        length, variance = (first_value(run, self, name) for name in ("lengthscale", "variance"))
         state = {
             "hyper": self.first_hyper(points, power, length, variance),
             "points": points,
@@ -123,23 +123,13 @@ class VariationalProcess(Method):
             raise DataError(f"{self.name} needs x as one array [N, D]")
         several_latents(run.likelihood, run.output)
 
-    def _given(self, run: Run, field: str) -> list[float | None]:
-        """A first value of each member, where it is given."""
-        if field not in run.hyper:
-            return [getattr(self, field)] * run.size
-        return [float(value) for value in run.hyper[field]]
-
     def first_hyper(
-        self, points: Tensor, power: Tensor, length: Sequence[float | None],
-        variance: Sequence[float | None],
-    ) -> Tensor:  # fmt: skip
+        self, points: Tensor, power: Tensor, length: Tensor | None, variance: Tensor | None
+    ) -> Tensor:
         """The kernel's logarithms [M, H] that suit points [M, Z, D] and a mean square of f [M]."""
         kernel = self.covariance(points.shape[2])
-        rows = []
-        for x, square, *first in zip(points.cpu(), power.cpu(), length, variance, strict=True):
-            sizes = Sizes.of(x, square.sqrt().expand(len(x), 1), None)
-            rows.append(kernel_start(kernel, x, sizes, *first))
-        return torch.stack(rows).to(points)
+        y = power.sqrt()[:, None, None].expand(-1, points.shape[1], 1)
+        return kernel_start(kernel, points, Sizes.of(points, y, None), length, variance)
 
     def covariance(self, inputs: int) -> Composed:
         each = inputs <= MOST_COLUMNS if self.ard is None else self.ard

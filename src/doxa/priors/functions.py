@@ -4,13 +4,8 @@
     implicit process   f = g(·, z), z ~ N(0, I): whatever a function g makes of noise
                        (Ma, Li & Hernández-Lobato, 2019)
 
-`sample(x, n)` is what both answer. Kernels, with r the distance after each column is divided by its
-lengthscale ℓ, and v the variance:
-
-    rbf       v exp(−r²/2)
-    matern    v (1 + √5 r + 5r²/3) exp(−√5 r)                          (ν = 5/2)
-    periodic  v exp(−2 Σ_d sin²(π (x_d − x'_d)/p) / ℓ_d²), of period p in every column
-    linear    v Σ_d x_d x'_d / ℓ_d²
+`sample(x, n)` is what both answer. Kernels are those of `kernels.py`, times a variance v; "linear"
+is v Σ_d x_d x'_d / ℓ_d², with lengthscales, and the period p is the same in every column.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ from torch.func import vmap
 from doxa import store
 from doxa.errors import DataError, ModelError, ShapeError, did_you_mean
 from doxa.noise import Noise
+from doxa.priors.kernels import KINDS, Place
 
 KERNELS = ("rbf", "matern", "periodic", "linear")
 _JITTER = 1e-6  # of the variance: below what a draw in single precision could show
@@ -119,17 +115,12 @@ class GPPrior(FunctionPrior):
         if hyper is None:
             hyper = self.hyper(a.shape[-1]).to(a)
         own = hyper.exp()
-        scale, variance, period = own[..., None, :-2], own[..., -2, None, None], own[..., -1:, None]
+        scale, variance = own[..., None, :-2], own[..., -2, None, None]
+        place = Place(a, b, False)
         if self.kernel == "linear":
-            return variance * ((a / scale) @ (b / scale).mT)
-        if self.kernel == "periodic":  # 4 sin²(π(x − x')/p) is a distance on the circle, squared
-            a, b = (_on_circle(x * (2 * math.pi / period)) for x in (a, b))
-            scale = torch.cat([scale, scale], -1)
-        square = _distance(a / scale, b / scale)
-        if self.kernel == "matern":
-            r = (5 * square).clamp_min(1e-12).sqrt()  # its slope at 0 has to stay finite
-            return variance * (1 + r + r.square() / 3) * (-r).exp()
-        return variance * (-0.5 * square).exp()
+            place = Place(a / scale, b / scale, False)
+        values = {"lengthscale": scale, "period": own[..., None, -1:]}
+        return variance * KINDS[self.kernel].of(place, values)
 
     def noise_shape(self, rows: int, outputs: int) -> tuple[int, ...]:
         return rows, outputs
@@ -204,15 +195,3 @@ def flat_inputs(x: Any) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError("a Gaussian-process prior needs x as one array of real numbers")
     return x.unsqueeze(-1) if x.ndim == 2 else x.flatten(2)
-
-
-def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Squared distances [..., N, N'] of rows; centred first, since large numbers cancel."""
-    centre = a.mean(-2, keepdim=True)
-    a, b = a - centre, b - centre
-    squares = a.square().sum(-1)[..., :, None] + b.square().sum(-1)[..., None, :]
-    return (squares - 2 * a @ b.mT).clamp_min(0.0)
-
-
-def _on_circle(angle: Tensor) -> Tensor:
-    return torch.cat([angle.cos(), angle.sin()], -1)

@@ -131,7 +131,7 @@ def cell(
     each = {key: [row[key] for row in scores] for key in scores[0]}
     return {
         "protocol": protocol.words,
-        "device": device,
+        "device": torch.device(device).type,
         "splits": len(scores),
         "rows": [len(data.train[0]), len(data.test[0])],
         "scores": {key: summary(values) | {"each": values} for key, values in each.items()},

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from doxa.function.wide.covariance import Kernels, between, own, within
+from doxa.priors import kernels
 
 Function = Callable[[Tensor], Tensor]
 Pair = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -58,12 +59,7 @@ def rectified(k: Kernels, slope: float = 0.0) -> Kernels:
     """max(z, 0) + slope · min(z, 0)."""
 
     def pair(c: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        # Where rows coincide θ is 0, which rounding would make 1e-8, and a square root of 0 has no
-        # derivative.
-        kind = torch.finfo(c.dtype)
-        across = (v * w * (1.0 - 16 * kind.eps) - c * c).clamp_min(kind.tiny).sqrt()
-        rest = math.pi - torch.atan2(across, c)
-        value, slopes = (across + rest * c) / (2 * math.pi), rest / (2 * math.pi)
+        value, slopes = kernels.rectified(c, v, w)
         if slope == 0.0:
             return value, slopes
         share = (1.0 - slope) ** 2

@@ -22,6 +22,7 @@ from doxa.errors import DataError, MethodError
 from doxa.exact.targets import event_of, given_noise
 from doxa.function.budget import announce
 from doxa.function.evidence import Problem, Solved
+from doxa.function.glance import glance
 from doxa.function.process import shared_level
 from doxa.function.quasi_newton import quasi_newton
 from doxa.function.wide import activations
@@ -101,7 +102,7 @@ class InfinitelyWide(Method):
         scales = [run.field(self, name).double().log() for name in ("weight_std", "bias_std")]
         rows = [torch.stack(scales, 1)]
         if self._learned(run):
-            spread = torch.tensor([self._spread(run, m) for m in range(run.size)]).to(rows[0])
+            spread = self._spread(run).to(rows[0])
             rows.append((_NOISE * spread).log()[:, None].expand(-1, self._learned(run)))
         theta = torch.cat(rows, 1)
         bounds = {"low": theta - _FAR, "high": theta + _FAR}
@@ -112,12 +113,14 @@ class InfinitelyWide(Method):
             theta = torch.where(first[:, None], theta, theta + 0.3 * away)
         return {"theta": theta, **bounds}
 
-    def _spread(self, run: Run, m: int) -> float:
-        """The standard deviation of one member's targets, 1 where they are all the same."""
-        y, weight = self._seen(run, m)[1:]
-        share = torch.ones_like(y[:, :1]) if weight is None else weight[:, None]
-        share = share / share.sum() / y.shape[1]
-        return float(((y - (share * y).sum()).square() * share).sum().sqrt()) or 1.0
+    def _spread(self, run: Run) -> Tensor:
+        """The standard deviation of each member's targets, 1 where they are all the same, [M]."""
+        seen = glance(run)
+        y = as_numbers(run, seen.y, 2)
+        share = (seen.shares(y) / y.shape[2]).unsqueeze(2)
+        away = y - (share * y).sum((1, 2), keepdim=True)
+        found = (away.square() * share).sum((1, 2)).sqrt()
+        return torch.where(found > 0, found, torch.ones_like(found))
 
     def _seen(self, run: Run, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs, targets as numbers and weights of one member."""

@@ -100,6 +100,11 @@ STOCHASTIC = {
         )
         for name, rates in STEPS.items()
     },
+    "functional-prior": Protocol(
+        "two chains of SGHMC; the prior is tuned to an RBF process of variance 1 and lengthscale "
+        "√(2D) first, by the energy distance; else as sghmc",
+        _stochastic("functional-prior", *STEPS["sghmc"]),
+    ),
     "cyclical": Protocol(
         "two chains of SGLD, N(0, 1) prior, four cycles, 400 epochs in all (40 on large sets), "
         "B = 32; the rate of {0.003, 0.01, 0.03} by the last fifth of the training splits, "

@@ -19,6 +19,23 @@ def _gp(problem: Problem, _name: str) -> Answer:
     return Answer(list(problem.fit(doxa.GP(ard=True), 0, steps=100)))
 
 
+def _wide(name: str, depths: tuple[int, ...]) -> Fit:
+    """An infinitely wide network; its depth by the evidence, split by split."""
+
+    def fit(problem: Problem, _name: str) -> Answer:
+        if not problem.small:
+            raise MethodError(f"{name} costs N³: it is run on sets below {SMALL} training rows")
+        tried = [list(problem.fit(doxa.get_method(name)(depth=depth), 0)) for depth in depths]
+        if len(depths) == 1:
+            return Answer(tried[0])
+        best = [max(range(len(depths)), key=lambda i: own[i].log_evidence)
+                for own in zip(*tried, strict=True)]  # fmt: skip
+        chosen = {"depth": [depths[i] for i in best]}
+        return Answer([tried[i][r] for r, i in enumerate(best)], facts={"chosen": chosen})
+
+    return fit
+
+
 def _inducing(method: Any) -> Fit:
     """On all sets: a step does not see how many rows there are."""
 
@@ -59,6 +76,16 @@ EXACT = {
     "linear": Protocol("linear in the inputs; noise and prior width by evidence", _linear),
     "gp": Protocol(
         "exact, RBF kernel with a lengthscale an input, by evidence; small sets only", _gp
+    ),
+    "nngp": Protocol(
+        "exact, ReLU; σ_w, σ_b, noise and one, two or three hidden layers by evidence; small sets "
+        "only",
+        _wide("nngp", (1, 2, 3)),
+    ),
+    "ntk": Protocol(
+        "the ensemble after training, ReLU, two hidden layers, σ_w, σ_b and noise by the evidence "
+        "of a GP with its kernel; small sets only",
+        _wide("ntk", (2,)),
     ),
     "sparse-gp": Protocol(f"sparse, {_AS_SPARSE}", _inducing(lambda: doxa.SparseGP())),
     "deep-gp": Protocol(f"two layers, {_AS_SPARSE}", _inducing(lambda: doxa.DeepGP())),

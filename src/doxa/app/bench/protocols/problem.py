@@ -60,9 +60,19 @@ class Problem:
         score = float(p.log_prob(self.y[rows]).mean())
         return score if math.isfinite(score) and bool(p.std.isfinite().all()) else -math.inf
 
-    def fit(self, method: Any, outputs: int = 1, **options: Any) -> Any:
+    def fit(
+        self,
+        method: Any,
+        outputs: int = 1,
+        hidden: tuple[int, ...] = (),
+        activation: str = "relu",
+        **options: Any,
+    ) -> Any:
         """All splits in one fit; no network where there are no outputs."""
-        net = doxa.nets.mlp(self.x.shape[1], outputs, hidden=(self.hidden,)) if outputs else None
+        net = None
+        if outputs:
+            layers = hidden or (self.hidden,)
+            net = doxa.nets.mlp(self.x.shape[1], outputs, hidden=layers, activation=activation)
         asked: dict[str, Any] = {
             "runs": doxa.Runs(rows=self.train), "schedule": "constant", "validation": None,
             "device": self.x.device,

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-PARTS = ("gal", "repeated", "equal")
+PARTS = {
+    "gal": "six ways to ask, MC dropout", "repeated": "every image three times, MC dropout",
+    "equal": "BALD, by gradients a round",
+}  # fmt: skip
 PUBLISHED = {  # labels to 10 % and 5 % error: Gal et al. (2017); BatchBALD: Kirsch et al. (2019)
     "variation_ratio_of_mean": (120, 295), "bald": (145, 335), "max_entropy": (165, 355),
     "mean_std": (230, 695), "random": (255, 835), "batch_bald": (105, 225),
@@ -72,7 +75,7 @@ def figure(out: Path) -> None:
             labels = sorted({r["labels"] for curve in own for r in curve})
             mean = [np.mean([wrong_at(curve, k) for curve in own]) for k in labels]
             axis.plot(labels, mean, label=name)
-        axis.set(yscale="log", xlabel="labels", ylabel="% of test images wrong", title=part)
+        axis.set(yscale="log", xlabel="labels", ylabel="% of test images wrong", title=PARTS[part])
         for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
             which(matplotlib.ticker.FormatStrFormatter("%g"))
         axis.tick_params(axis="y", which="both", labelsize=8)

@@ -41,7 +41,10 @@ def arms(rows: int = 300) -> tuple[Tensor, Tensor]:
 
 
 def fit(data: Any, method: Any, **options: Any) -> Any:
-    return doxa.fit(None, data, method, likelihood="gaussian", standardize=True, **options)
+    """To all rows: bounds of different methods are of the same data."""
+    return doxa.fit(
+        None, data, method, likelihood="gaussian", standardize=True, validation=None, **options
+    )
 
 
 def draw_step(folder: Path) -> None:

@@ -36,6 +36,7 @@ from doxa.errors import DoxaError, MethodError, ModelError
 from doxa.likelihoods import Inferred
 from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
 from doxa.method.keywords import keywords
+from doxa.method.precision import in_half
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
@@ -73,6 +74,7 @@ def fit(
     sample_weight: Any = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    precision: str = "full",
     batch_size: int | None = None,
     steps: int | None = None,
     epochs: float | None = None,
@@ -110,6 +112,9 @@ def fit(
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
         Without it, columns far from unit size are named in a warning.
     sample_weight: one nonnegative weight a row; n is then their sum, and scales are weighted.
+    precision: "full", or "bfloat16": the network's products in training are of half precision, with
+        weights, likelihood and optimiser in float32; for methods that climb, on a GPU that is
+        made for it. Predictions are in full precision.
     batch_size: rows a step, at most all of them; the method's default.
     steps or epochs: how long to optimise; methods that sample have their own lengths.
     lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
@@ -173,7 +178,8 @@ def fit(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
         specs, ids, likelihood_output, inputs, settings,
     )  # fmt: skip
-    run = replace(run, engine=_engine(run, engine, method))
+    half = precision != "full" and in_half(precision, method, run)
+    run = replace(run, engine=_engine(run, engine, method, half))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
@@ -231,10 +237,24 @@ def _problem(
         believed = Model(model, likelihood, prior, subset or "all")
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
-        believed, inferred = understood(believed, given.x, given.y, given.source is None)
+        try:
+            believed, inferred = understood(believed, given.x, given.y, given.source is None)
+        except ModelError as error:
+            raise error if given.tasks is None else _for_tasks(method, error) from error
     if type(method).prepare is not Method.prepare:  # it asks which layers there are
         believed = looked_at(believed, given.x)
     return Network(believed), inferred
+
+
+def _for_tasks(method: Method, error: ModelError) -> ModelError:
+    """Why a network cannot take tasks."""
+    words = (
+        "the data are tasks, which a network is given as context_x, context_y, context and "
+        'target_x: write one that takes these, or use a neural process ("cnp", "tnp", …) with '
+        f"None in place of the network ({error})"
+    )
+    alone = f"{method.name} brings its own network: pass None in its place"
+    return ModelError(words if method.needs_network else alone)
 
 
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
@@ -254,7 +274,7 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
     return method.default_steps
 
 
-def _engine(run: Run, asked: str | Engine, method: Method) -> Engine:
+def _engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
     """As asked for, or by the rule; the loop where stacking fails."""
     own, width = not isinstance(run.problem, Network), method.width
     if asked != "auto":
@@ -267,6 +287,7 @@ def _engine(run: Run, asked: str | Engine, method: Method) -> Engine:
         chosen = choose(run.net, run.size * width, run.device)
     if own:
         return chosen
+    chosen = replace(chosen, half=half)
     wide = run.times(width) if width > 1 else run
     size = min(run.settings.batch_size, 8)
     rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)

@@ -27,7 +27,7 @@ BY_ROW = {
     "batch-ensemble": "deals rows out to its components",
     "sparse-gp-classification": "has noise a row where a target has several latents",
     "nngp-classification": "is calibrated on rows left out one by one, not with their copies",
-    "ntk-classification": "is calibrated on rows left out one by one, not with their copies",
+    "ntk": "is calibrated on rows left out one by one, not with their copies",
     "deep-gp": "has noise a row, so that other rows are other noise",
 }
 

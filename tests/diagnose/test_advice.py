@@ -208,3 +208,17 @@ def test_one_verdict_the_worst_first() -> None:
         assert words in " ".join(str(diagnosis).split())
     assert Diagnosis(found[:2]).ok
     assert "rows that the fit has not seen" in Diagnosis(found[:1], new_rows=False).summary
+
+
+def test_snippets_for_a_neural_process_are_for_tasks() -> None:
+    """Its likelihood is its own, and nothing that learns from rows takes its data."""
+    g = torch.Generator().manual_seed(0)
+    pairs = [(torch.rand(8, 1, generator=g), torch.randn(8, 1, generator=g)) for _ in range(20)]
+    tasks = doxa.data.Tasks(pairs)
+    posterior = doxa.fit(None, tasks, short("cnp"), steps=3, progress=False)
+    seen = posterior.condition(*pairs[0])
+    done = snippets(Patient(seen, pairs[0], None, 0.9, 0))
+    again = [snippet for snippet in done if "doxa.fit" in snippet and "posterior.sc" not in snippet]
+    assert again
+    for snippet in again:
+        exec(snippet, {"doxa": Quick(), "posterior": seen, "net": None, "data": tasks})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 import rank_one_cases
@@ -92,3 +93,61 @@ def test_few_rows_and_networks_that_it_cannot_use() -> None:
     net = nn.Sequential(pooled, nn.AdaptiveAvgPool1d(1), nn.Flatten())
     with pytest.raises(ModelError, match="no linear or convolutional layer"):
         doxa.fit(net, (x, y), "batch-ensemble", steps=1)
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3, stride=2), nn.ReLU(), nn.Conv2d(5, 3, 2), nn.Flatten(), nn.Linear(3, 2)
+    ).double()  # fmt: skip
+
+
+class Same(nn.Module):
+    """A network and, beside it, a BatchNorm whose output counts nothing."""
+
+    def __init__(self, net: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.net, self.norm = net, nn.BatchNorm1d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.net(x)
+        return f + 0.0 * self.norm(f)
+
+
+class Turned(nn.Module):
+    """A linear layer whose input has the rows second."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("method", ["batch-ensemble", "rank1"])
+def test_one_product_with_w_is_a_pass_for_each_component(method: str) -> None:
+    """BatchNorm beside a network, or rows that are not first, ask for a pass of each component;
+    otherwise all share one. With seven rows a step, of four components; images have few channels,
+    so that components are groups of the first convolution. Rank-1 factors have no noise here."""
+    x, y = images()
+    how = doxa.BatchEnsemble(spread=0.3)
+    options: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 5, "batch_size": 7, "lr": 0.01}
+    if method == "rank1":
+        how = doxa.Rank1(initial_std=1e-9)
+    apart, together = (
+        doxa.fit(net, (x, y), how, members=2, **options)
+        for net in (Same(plain(), 2).double(), plain())
+    )
+    torch.testing.assert_close(
+        apart.predict(x, 8).probs, together.predict(x, 8).probs, rtol=1e-6, atol=1e-7
+    )
+    if method == "rank1":  # noise a row: it refuses what does not see rows first
+        return
+    tokens = x.flatten(2)  # [N, 2, places]
+    rows = nn.Sequential(nn.Linear(36, 3), nn.Tanh(), nn.Flatten(), nn.Linear(6, 2))
+    turned = nn.Sequential(Turned(36, 3), *rows[1:])
+    found = [
+        doxa.fit(net.double(), (tokens, y), how, **options).predict(tokens).samples
+        for net in (rows, turned)
+    ]
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from examples import load
@@ -27,16 +25,37 @@ def test_one_layer_is_the_sparse_process() -> None:
 
 
 @pytest.mark.parametrize("layers", [2, 3])
-def test_still_inner_layers_cost_their_divergence_and_change_nothing(layers: int) -> None:
-    """At their start, with points at the rows, inner layers are the identity: the bound is that of
-    the sparse process less Σ KL, each W·Z·(log 1e5 − ½), at q(v) = N(0, 1e-10 I)."""
+def test_inner_layers_start_at_a_prior_that_costs_nothing(
+    layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """q(v) = p(v) has no divergence: the bound is that of the sparse process, in the limit of a
+    prior without variance."""
+    monkeypatch.setattr("doxa.function.deep_gp._FIRST_POWER", 1e-10)
     x, y = rows()
     sparse = fixed((x, y), 30)
     settings = {"layers": layers, "natural": 1.0}
     deep = fixed((x, y), 30, method=doxa.DeepGP, settings=settings, lr=1e-12)
-    divergence = (layers - 1) * 2 * 30 * (math.log(1e5) - 0.5)
-    assert deep.elbo == pytest.approx(sparse.elbo - divergence, abs=0.05)
+    assert deep.elbo == pytest.approx(sparse.elbo, abs=0.05)
     assert torch.allclose(sparse.predict(x).mean, deep.predict(x).mean, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_few_rows_are_not_learned_by_heart() -> None:
+    """y is linear in five columns, with noise of 1: the exact GP is near the truth, and a deep one
+    by default as good, with intervals that hold. (Inner layers that start without noise: 0.26
+    nats behind, and 74 % of the rows inside 90 %.)"""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(620, 5, generator=g, dtype=torch.float64)
+    y = x @ torch.tensor([[1.0], [-1.0], [0.5], [0.0], [0.0]]).double()
+    y = y + torch.randn(620, 1, generator=g, dtype=torch.float64)
+    data = (x[:120], y[:120])
+    exact = doxa.fit(None, data, "gp", standardize=True).predict(x[120:])
+    deep = doxa.fit(None, data, "deep-gp", standardize=True, steps=400)
+    p = deep.predict(x[120:])
+    low, high = p.interval(0.9)
+    assert float(((y[120:] > low) & (y[120:] < high)).double().mean()) > 0.85
+    assert float(p.log_prob(y[120:]).mean()) > float(exact.log_prob(y[120:]).mean()) - 0.1
+    assert deep.status == "ok" and deep.diagnostics["held_out"]["rows"] == 20
 
 
 def test_an_inner_layer_keeps_the_principal_directions() -> None:

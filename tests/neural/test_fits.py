@@ -12,7 +12,7 @@ from torch import Tensor
 import doxa
 from doxa.data import Tasks, TaskSampler
 from doxa.data.gp_tasks import gp_tasks
-from doxa.errors import DataError, MethodError
+from doxa.errors import DataError, MethodError, ModelError
 
 
 def lines(count: int = 12, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -130,6 +130,14 @@ def test_what_is_wrong_is_said() -> None:
     bad = TaskSampler(gp_tasks())
     with pytest.raises(DataError, match="was asked for 3"):
         TaskSampler(lambda g, n: bad.first, look=3)
+
+
+def test_a_network_beside_tasks_is_named() -> None:
+    tasks = Tasks([(torch.rand(6, 1), torch.rand(6, 1)) for _ in range(12)])
+    with pytest.raises(ModelError, match="cnp brings its own network: pass None"):
+        doxa.fit(doxa.nets.mlp(1, 1, (3,)), tasks, "cnp")
+    with pytest.raises(ModelError, match=r'are tasks.* a neural process \("cnp", "tnp"'):
+        doxa.fit(doxa.nets.mlp(1, 1, (3,)), tasks, "map")
 
 
 @pytest.mark.slow

@@ -53,27 +53,39 @@ class Batch:
         points = None if self.points is None else again(self.points)
         return Batch(x, y, again(self.scale), weight, False, points)
 
+    def padded(self, k: int) -> Batch:
+        """With as many rows more, of weight 0, as make their number a multiple of k."""
+        lead, rows = 0 if self.shared else 1, batch_rows(self)
+        over = -rows % k  # rows to add
+        if not over:
+            return self
+        again = torch.arange(rows + over, device=self.scale.device) % rows
+        more = lambda t: t.index_select(lead, again)  # noqa: E731
+        weight = self.weight
+        if weight is None:
+            weight = torch.ones(rows, device=self.scale.device, dtype=self.scale.dtype)
+        weight = torch.nn.functional.pad(weight, (0, over))
+        points = None if self.points is None else more(self.points)
+        x, y = tree_map(more, self.x), tree_map(more, self.y)
+        return Batch(x, y, self.scale, weight, self.shared, points)
+
     def split(self, k: int) -> Batch:
         """Every member's rows dealt out to its k particles in turns, so that it does not matter
         which rows only pad the batch; where they do not come out even, more of those are added."""
-        lead, rows = 0 if self.shared else 1, batch_rows(self)
-        over = -rows % k  # rows to add
-        again = torch.arange(rows + over, device=self.scale.device) % rows
+        even = self.padded(k)
+        lead = 0 if even.shared else 1
 
         def deal(t: Tensor) -> Tensor:  # [(M,) B, ...] to [M·k, B/k, ...]
-            t = t.index_select(lead, again) if over else t
             t = t.unflatten(lead, (-1, k)).transpose(lead, lead + 1)
             return t.flatten(0, 1) if lead else t.repeat(len(self.scale), *(1,) * (t.ndim - 1))
 
-        weight = self.weight
-        if weight is None and over:
-            weight = torch.ones(rows, device=self.scale.device, dtype=self.scale.dtype)
+        weight = even.weight
         if weight is not None:
-            weight = torch.nn.functional.pad(weight, (0, over)).expand(len(self.scale), -1)
+            weight = weight.expand(len(self.scale), -1)
             weight = weight.unflatten(1, (-1, k)).transpose(1, 2).flatten(0, 1)
         scale = (self.scale * k).repeat_interleave(k, 0)
-        points = None if self.points is None else deal(self.points)
-        x, y = tree_map(deal, self.x), tree_map(deal, self.y)
+        points = None if even.points is None else deal(even.points)
+        x, y = tree_map(deal, even.x), tree_map(deal, even.y)
         return Batch(x, y, scale, weight, False, points)
 
 

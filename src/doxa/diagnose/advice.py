@@ -131,6 +131,7 @@ def another(patient: Patient, *names: str) -> Advice:
     """The first of these methods that is for the task and is not the one at hand."""
     likelihood = patient.posterior.base_likelihood
     task = "classification" if likelihood.classifies else "regression"
+    task = "tasks" if _learns_tasks(patient) else task
     own = getattr(patient.base.method, "name", "")
     for name in names:
         row = methods()[name]
@@ -162,6 +163,8 @@ def smaller_steps(patient: Patient) -> Advice:
 def other_likelihood(patient: Patient, name: str, words: str, outputs: int = 1) -> Advice:
     """With `outputs` numbers of the network for one of y; a network is made where there is none."""
     chosen = f'"{name}"'
+    if _learns_tasks(patient):  # it predicts the noise of every point already
+        return Advice("more tasks, or another method for tasks")
     if outputs == 1 and _has_network(patient):
         return coded(words, refit(patient, likelihood=chosen))
     shape, given = patient.posterior.inputs, patient.posterior.base_likelihood
@@ -203,7 +206,9 @@ def _options(
     patient: Patient, likelihood: str | None = None, network: bool = True, **changes: Any
 ) -> list[str]:
     posterior, model = patient.posterior, patient.base.model
-    options = {"likelihood": likelihood or _likelihood(posterior.base_likelihood)}
+    options = {}
+    if not _learns_tasks(patient):
+        options["likelihood"] = likelihood or _likelihood(posterior.base_likelihood)
     chosen = model is not None and not model.default_prior and model.prior != Normal(1.0)
     if network and chosen:
         options["prior"] = "posterior.model.prior"
@@ -243,6 +248,12 @@ def call(function: str, arguments: list[str]) -> str:
 
 def _has_network(patient: Patient) -> bool:
     return bool(getattr(patient.base.method, "needs_network", True))
+
+
+def _learns_tasks(patient: Patient) -> bool:
+    """A neural process: its likelihood is its own, and its data are tasks."""
+    name = getattr(patient.base.method, "name", None)
+    return any(row.name == name and row.tasks == ("tasks",) for row in methods())
 
 
 def has(method: Any, name: str) -> bool:

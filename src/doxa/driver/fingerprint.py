@@ -32,6 +32,8 @@ def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunS
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
         "rows": [len(r) for r in data.rows], "total": data.total,
     }  # fmt: skip
+    if run.engine.half:
+        facts["precision"] = "bfloat16"
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((data.x, data.y))[0]
     leaves += [t for t in (data.weight, run.initial) if t is not None]

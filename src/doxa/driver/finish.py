@@ -58,6 +58,7 @@ def _posterior(
     longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
     record.diagnostics |= {
         "engine": run.engine.kind, "mode": longest[1], "engine_reason": run.engine.reason,
+        "precision": "bfloat16" if run.engine.half else "full",
         "seconds": seconds, "steps": result.done,
     }  # fmt: skip
     record.stats = {
@@ -109,11 +110,13 @@ def _judge(posterior: Posterior, run: Run, result: Progress, rows: slice) -> Non
         posterior.record.status = Status("diverged", reason)
         return
     losses = posterior.record.history.get("loss")
-    if losses and posterior.record.status == "ok":
+    looks = posterior.record.history.get("validation")
+    best = bool(losses and looks and looks[-1][0] >= losses[-1][0])  # is kept, not the last state
+    if losses and not best and posterior.record.status == "ok":
         start, end = max(losses[0][1]), max(losses[-1][1])
-        best = min(max(v) for _, v in losses)
+        least = min(max(v) for _, v in losses)
         rise = 0.0 if result.kept is None else float(run.layout.size / run.n.min())
-        if end > start + 1.0 and end > best + 10.0 + rise:
+        if end > start + 1.0 and end > least + 10.0 + rise:
             posterior.record.status = Status(
                 "diverged",
                 f"the loss rose from {start:.3g} to {end:.3g}; try a smaller learning rate",

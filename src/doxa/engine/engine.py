@@ -42,6 +42,8 @@ class Engine:
     native: use batched layers instead of vmap where the net allows it.
     chunk: members at a time in one gradient; None for all.
     product: multiplications a row in the largest matrix product of a gradient, as counted.
+    half: the network's products in bfloat16, by autocast; weights, sums over rows, and everything
+        outside the network stay as they are.
     """
 
     kind: str = "stack"
@@ -50,6 +52,7 @@ class Engine:
     chunk: int | None = None
     reason: str = ""
     product: float = 0.0
+    half: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("stack", "loop"):
@@ -94,6 +97,15 @@ class Engine:
         the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
         have it.
         """
+        if self.half:
+            full, given = replace(self, half=False), next(iter(params.values()))
+            # without autocast's cache: a captured graph would keep stale weights
+            with torch.autocast(given.device.type, torch.bfloat16, cache_enabled=False):
+                found = full.apply(
+                    model, params, x, shared=shared, constant=constant, buffers=buffers,
+                    training=training,
+                )  # fmt: skip
+            return tree_map(lambda t: t.to(given.dtype) if t.is_floating_point() else t, found)
         params = {k: v for k, v in params.items() if not k.startswith("likelihood.")}
         buffers = dict(buffers or {})
         if self.kind == "stack" and self.native and isinstance(x, Tensor) and model.plan:

@@ -4,8 +4,10 @@
     p(y | x) = (1/K) Σ_k p(y | x, W_k)
 
 Wen, Tran & Ba (2020). K networks for little more than the memory of one: a component adds an entry
-for each input and output of a layer. In training a batch is cut into K parts, one a component, so a
-step costs one to two of one network's. Factors start at random signs, without which components
+for each input and output of a layer. In training a batch is cut into K parts, one a component, and
+factors multiply activations, so that all parts share one product with W: a step costs little more
+than one network's on the same rows (K passes of its own where a layer mixes rows, as BatchNorm
+does, or does not see them first). Factors start at random signs, without which components
 would be one network; they have no prior. W, biases and everything else are shared, but for
 BatchNorm's statistics. Linear and convolutional layers have factors; others are shared as they are.
 """
@@ -38,8 +40,8 @@ class BatchEnsemble(Components):
     name: ClassVar[str] = "batch-ensemble"
 
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        each, changed = self.trained(run, params, batch, clock)
-        return each.mean(1), changed, run.known_prior(params["theta"])
+        value, changed = self.trained(run, params, batch, clock)
+        return value, changed, run.known_prior(params["theta"])
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         return SamplePosterior(

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from doxa import store
+from doxa.ensemble.mixed_noise import without_spread
 from doxa.method import Method, Run, Stage, State, log_joint, noise_on_held_out, optimise
 from doxa.posterior import Posterior, SamplePosterior
 
@@ -26,6 +27,7 @@ class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
     name: ClassVar[str] = "map"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -33,6 +35,5 @@ class MAP(Method):
         yield from noise_on_held_out(self.score, run)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        return SamplePosterior(
-            samples=state["theta"].unsqueeze(1), **run.common(self), **run.shared(state)
-        )
+        theta = without_spread(run, state, state["theta"])
+        return SamplePosterior(samples=theta.unsqueeze(1), **run.common(self), **run.shared(state))

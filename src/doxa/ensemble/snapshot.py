@@ -52,6 +52,7 @@ class SnapshotEnsemble(Method):
     """
 
     name: ClassVar[str] = "snapshot"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     size: int = whole(5, least=1)

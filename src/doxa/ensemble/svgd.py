@@ -53,6 +53,7 @@ class SVGD(Method):
     """
 
     name: ClassVar[str] = "svgd"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     particles: int = whole(20, least=2)

@@ -7,8 +7,9 @@ Izmailov, Podoprikhin, Garipov, Vetrov & Wilson (2018), Algorithm 1. The first s
 ordinary training; then the rate stays at α₁ (constant), or falls from α₁ to α₂ in every cycle, and
 the points at the ends of cycles are averaged. They lie around a wide optimum and their mean near
 its middle, which generalises better than any of them. BatchNorm statistics belong to no point that
-was visited: they are recomputed for the mean by one pass over the data. One point says nothing
-about epistemic uncertainty: with `members` it is an ensemble of such points.
+was visited: they are recomputed for the mean by one pass over the data; without them the mean that
+predicts held-out rows best is kept, where rows are held out. One point says nothing about epistemic
+uncertainty: with `members` it is an ensemble of such points.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class SWA(Method):
     """
 
     name: ClassVar[str] = "swa"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     share: float = between(0.25, 0, 1, "(]")
@@ -65,9 +67,10 @@ class SWA(Method):
         steps = self.averaging_steps(run)
         if run.steps > steps:
             yield optimise(log_joint, run.steps - steps, name="train")
-        averaging = optimise(
-            log_joint, steps, average=1.0, every=self.cycle, name="average", validates=False
-        )
+        averaging = optimise(  # the average has no BatchNorm statistics yet, and no score then
+            log_joint, steps, average=1.0, every=self.cycle, name="average",
+            validates=not run.net.tracked,
+        )  # fmt: skip
         yield replace(averaging, rates=self.rates(run, steps))
         yield from refresh_batch_norm(run, "average.theta")
         yield from noise_on_held_out(self.score, run, "average.theta")

@@ -32,6 +32,7 @@ class Components(Method):
     """
 
     overfits: ClassVar[bool] = True
+    half_precision: ClassVar[bool] = True
 
     size: int = whole(4, least=1)
     spread: float = between(0.0, 0, 10, "[]")
@@ -74,12 +75,17 @@ class Components(Method):
         """What is ascended: see `doxa.method.objectives`."""
 
     def trained(self, run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-        """The log-likelihood of each component on its part, [M, K], and what the pass changed."""
+        """The log-likelihood, each component's on its part of the batch and their mean, [M], and
+        what the pass changed. One product with W serves all components, where each layer sees the
+        rows themselves and none of them mixes them; else each has a pass of its own."""
         k = self.size
+        if run.net.rows_first and not run.net.batch_norm:
+            fit = run.train(params["theta"], network_part(params), batch.padded(k), clock)
+            return fit.value, fit.changed
         theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
         inner = folded(network_part(params), k)
-        fit = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
-        return fit.value.unflatten(0, (-1, k)), unfolded(fit.changed, k)
+        each = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
+        return each.value.unflatten(0, (-1, k)).mean(1), unfolded(each.changed, k)
 
     def parameters(self, run: Run, state: State) -> Tensor:
         """[M, K, P]: the same weights for every component; what parts them are the layers' own."""

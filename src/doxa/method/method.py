@@ -43,6 +43,7 @@ class Method:
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
+    half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     modules_stack: ClassVar[bool] = False  # modules that it brings run under vmap
 
     def __new__(cls, *values: Any, **settings: Any) -> Self:

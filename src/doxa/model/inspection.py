@@ -110,6 +110,7 @@ class Trace:
     head: str | None = None  # the trainable layer that ran last
     last: str | None = None  # the layer with weights that ran last, trainable or frozen
     noise: dict[str, tuple[str, Shape, str]] = field(default_factory=dict)  # what layers ask for
+    leads: list[int] = field(default_factory=list)  # the first axis of what each noisy layer got
     widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
 
 
@@ -124,6 +125,7 @@ def watched(net: nn.Module) -> Iterator[Trace]:
         if isinstance(module, Noisy):
             prefix = f"{name}." if name else ""
             asked = module.noise(args[0])
+            trace.leads.append(len(args[0]))
             trace.noise |= {
                 f"{prefix}{k}": (kind, tuple(s), module.use(k)) for k, (kind, s) in asked.items()
             }

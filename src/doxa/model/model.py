@@ -77,6 +77,7 @@ class Model(Structure):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
         self.head, self.last, self.widths = trace.head, trace.last, trace.widths
         self.sites = noise_sites(trace, twice) if trace.noise else {}
+        self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
         self.forget()
         return self

@@ -3,7 +3,9 @@
     y = ((x ∘ s) Wᵀ) ∘ r + b
 
 r has an entry for each output (channel), s for each input (channel). Both are the layer's own: many
-layers of this kind can share one W, which is what batch ensembles do. Of rank-1 Bayesian networks
+layers of this kind can share one W, which is what batch ensembles do. Given as [K, channels], of K
+components, they meet the rows in turns, row i that of component i mod K: all components in one
+product with W. Of rank-1 Bayesian networks
 r and s are normal, with means and standard deviations of the layer's own: a draw for each row costs
 no more than one for all.
 """
@@ -23,6 +25,8 @@ from doxa.model.layers import Noisy, Shape, Slots, Value, deviation, extended
 from doxa.model.plan import stacked_linear
 
 SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FEW = 4  # input channels of a convolution up to which components are its groups
+_CONVOLUTIONS: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 class RankOne(Noisy):
@@ -44,22 +48,54 @@ class RankOne(Noisy):
                 with torch.no_grad():
                     factor.copy_(torch.randint(0, 2, factor.shape) * 2.0 - 1.0)
 
-    def wide(self, value: Tensor) -> Tensor:
-        """A number for each channel, at all places: [channels, 1, ...]."""
-        return value.reshape(-1, *(1,) * (self.weight.ndim - 2))
+    def wide(self, value: Tensor, middle: int = 0) -> Tensor:
+        """A number for each channel, at all places: [..., channels, 1, ...]; with so many axes
+        between the component's and the channels'."""
+        lead, places = value.shape[:-1], (1,) * (self.weight.ndim - 2)
+        return value.reshape(*lead, *(1,) * middle, -1, *places)
 
-    def factor(self, name: str) -> Tensor:
+    def factor(self, name: str, middle: int = 0) -> Tensor:
         """r or s, as what is multiplied by it is shaped."""
-        return self.wide(getattr(self, name))
+        return self.wide(getattr(self, name), middle)
+
+    def times(self, x: Tensor, name: str, plus: Tensor | None = None) -> Tensor:
+        """x ∘ r or x ∘ s, and something added; of K components, each on its rows."""
+        value = getattr(self, name)
+        if value.ndim == 1:
+            return _multiplied(x, self.factor(name), plus)
+        middle = x.ndim - self.weight.ndim  # axes between rows and channels
+        rows = dealt(x, 0, len(value))
+        return _multiplied(rows, self.factor(name, middle), plus).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.factor("s")
+        if self.in_groups():
+            return self._grouped(x)
+        x = self.times(x, "s")
         if isinstance(self, nn.Linear):
             out = F.linear(x, self.weight)
         else:
             out = self._conv_forward(x, self.weight, None)  # type: ignore[attr-defined]
-        out = out * self.factor("r")
-        return out if self.bias is None else out + self.wide(self.bias)
+        return self.times(out, "r", None if self.bias is None else self.wide(self.bias))
+
+    def in_groups(self) -> bool:
+        """Whether factors multiply weights: of K components, where a convolution has few input
+        channels. Such a layer is a network's first: images need no gradient, which s on them would
+        ask for, at the price of another convolution."""
+        return self.r.ndim == 2 and self.weight.ndim > 2 and self.weight.shape[1] <= FEW
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        """A convolution of K groups, [rows/K, K · channels, ...], one a component."""
+        layer: Any = self
+        k, groups = len(self.r), layer.groups
+        tensors = {"weight": self.weight.unsqueeze(0), "r": self.r, "s": self.s}
+        weight = RankOne.plain(self, tensors)["weight"].flatten(0, 1)  # [K · outputs, ...]
+        bias = None if self.bias is None else self.bias.repeat(k)
+        convolve = _CONVOLUTIONS[self.weight.ndim]
+        out = convolve(
+            dealt(x, 0, k).flatten(1, 2), weight, bias, layer.stride, layer.padding,
+            layer.dilation, k * groups,
+        )  # fmt: skip
+        return out.unflatten(1, (k, -1)).flatten(0, 1)
 
     def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """W ∘ (r sᵀ), [S, outputs, inputs of a group, ...]."""
@@ -78,29 +114,50 @@ class RankOneLinear(RankOne):
         of what is multiplied by it."""
         return stacked(name, slots, middle)
 
-    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
+    def stacked_times(
+        self, h: Tensor, has_axis: bool, slots: Slots, name: str, plus: bool = False
+    ) -> Value:
+        """h ∘ r or h ∘ s, [M, rows, ..., channels], plus the bias; of K components, each on its
+        rows."""
         middle = h.ndim - 1 - has_axis  # axes of rows
-        s, s_axis = self.stacked_factor("s", slots, middle)
-        r, r_axis = self.stacked_factor("r", slots, middle)
-        bias, bias_axis = stacked("bias", slots, middle)
+        value = slots.take(name)
+        assert value is not None
+        factor, factor_axis = self.stacked_factor(name, slots, middle)
+        parts = value.ndim - slots.has_axis(name) == 2
+        rows = dealt(h, int(has_axis), value.shape[-2]) if parts else h
+        bias, bias_axis = stacked("bias", slots, middle + parts) if plus else (None, False)
+        out, axis = _multiplied(rows, factor, bias), has_axis or factor_axis or bias_axis
+        return out.flatten(int(axis), int(axis) + 1) if parts else out, axis
+
+    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: object) -> Value:
         weight = slots.take("weight")
         assert weight is not None
-        h, has_axis = h * s, has_axis or s_axis
+        h, has_axis = self.stacked_times(h, has_axis, slots, "s")
         if slots.has_axis("weight"):
             out, has_axis = stacked_linear(h, has_axis, weight, None), True
         else:
             out = F.linear(h, weight)
-        out = out * r
-        out = out if bias is None else out + bias
-        return out, has_axis or r_axis or bias_axis
+        return self.stacked_times(out, has_axis, slots, "r", plus=True)
+
+
+def _multiplied(x: Tensor, factor: Tensor, plus: Tensor | None) -> Tensor:
+    return x * factor if plus is None else torch.addcmul(plus, x, factor)
+
+
+def dealt(x: Tensor, rows: int, k: int) -> Tensor:
+    """Rows, at that axis, as [..., rows/k, k, ...]: row i is at component i mod k."""
+    return x.unflatten(rows, (-1, k))
 
 
 def stacked(name: str, slots: Slots, middle: int) -> Value:
     """A number for each channel and member, [M, 1, ..., channels], and whether there is an axis of
-    members."""
+    members; of K components, [M, 1, K, ..., channels], for rows that were dealt out."""
     value = slots.take(name)
     if value is None or not slots.has_axis(name):
         return value, False
+    if value.ndim == 3:
+        members, k, channels = value.shape
+        return value.reshape(members, 1, k, *(1,) * (middle - 1), channels), True
     return value.reshape(len(value), *(1,) * middle, -1), True
 
 
@@ -127,14 +184,19 @@ class NormalRankOne(RankOne):
 
     def part(self, name: str, eps: Tensor) -> Tensor:
         """The noise of r or of s."""
-        start = 0 if name == "r" else len(self.r)
-        return eps.narrow(1 - self.weight.ndim, start, len(getattr(self, name)))
+        start = 0 if name == "r" else self.r.shape[-1]
+        return eps.narrow(1 - self.weight.ndim, start, getattr(self, name).shape[-1])
 
-    def factor(self, name: str) -> Tensor:
-        mean = super().factor(name)
+    def in_groups(self) -> bool:
+        return self.eps is None and super().in_groups()
+
+    def factor(self, name: str, middle: int = 0) -> Tensor:
+        mean = super().factor(name, middle)
         if self.eps is None:
             return mean
-        return mean + deviation(super().factor(f"{name}_rho")) * self.part(name, self.eps)
+        value, eps = getattr(self, name), self.part(name, self.eps)
+        eps = eps if value.ndim == 1 else dealt(eps, 0, len(value))
+        return mean + deviation(super().factor(f"{name}_rho", middle)) * eps
 
 
 class NormalRankOneLinear(NormalRankOne, RankOneLinear):
@@ -145,7 +207,11 @@ class NormalRankOneLinear(NormalRankOne, RankOneLinear):
         if eps is None:
             return mean
         rho, _ = stacked(f"{name}_rho", slots, middle)
-        away = deviation(rho) * self.part(name, eps)  # noise always has the member axis
+        value, own = slots.take(name), self.part(name, eps)
+        assert value is not None
+        if value.ndim - slots.has_axis(name) == 2:
+            own = dealt(own, 1, value.shape[-2])
+        away = deviation(rho) * own  # noise always has the member axis
         return mean[0] + away, True
 
 

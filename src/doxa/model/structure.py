@@ -52,6 +52,7 @@ class Structure:
         swap_dropout(self.net)
         unfuse_attention(self.net)
         self.output: Any = None  # the shape of one row's output, once seen
+        self.rows_first = True  # every layer with noise, or trainables of its own, sees rows first
         self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
         self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
         self.head: str | None = None  # the trainable layer that ran last

@@ -83,6 +83,7 @@ class ConcreteDropout(Method):
     """
 
     name: ClassVar[str] = "concrete-dropout"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     initial: float | None = between(None, 0, 1, "()")

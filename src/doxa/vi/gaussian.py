@@ -107,6 +107,7 @@ class VariationalGaussian(DrawnWeights):
     """
 
     shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
+    half_precision: ClassVar[bool] = True
 
     elbo_samples: int = whole(8, least=1)
 

@@ -67,6 +67,7 @@ class MCDropout(Method):
     """
 
     name: ClassVar[str] = "mc-dropout"
+    half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
     p: float | None = between(

@@ -68,6 +68,7 @@ class MNF(Method):
     """
 
     name: ClassVar[str] = "mnf"
+    half_precision: ClassVar[bool] = True
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True
     shrinks: ClassVar[bool] = True

@@ -74,13 +74,13 @@ class Rank1(Components):
         yield from super().stages(run)
 
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        each, changed = self.trained(run, params, batch, clock)
+        value, changed = self.trained(run, params, batch, clock)
         mean, std = _factors(run, params["layers"])  # [M, K, F]
         eps = clock.noise(*mean.shape[1:]) if self.factor_prior == "cauchy" else None
         away = self._divergence(run, mean, std, eps)
         heat = (run.field(self, "temperature") - 1).unsqueeze(1)
-        value = each - away + heat * entropy(std)  # [M, K]
-        return value.mean(1), changed, run.known_prior(params["theta"])
+        bound = value + (heat * entropy(std) - away).mean(1)
+        return bound, changed, run.known_prior(params["theta"])
 
     def _divergence(self, run: Run, mean: Tensor, std: Tensor, eps: Tensor | None) -> Tensor:
         """KL(q_k ‖ p) of all factors, [M, K]; exact, or at one draw for a Cauchy prior."""

@@ -25,6 +25,8 @@ _TABLES = {
     "mnist": "doxa.app.bench.image_tables:MNIST",
     "ood": "doxa.app.bench.image_tables:OOD",
     "cifar": "doxa.app.bench.image_tables:CIFAR",
+    "cifar-frn": "doxa.app.bench.image_tables:CIFAR_FRN",
+    "reference": "doxa.app.bench.image_tables:REFERENCE",
     "camvid": "doxa.app.bench.scene_tables:CAMVID",
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from doxa.app.bench.cells import Result
 from doxa.app.bench.image_methods import Settings, find, settings, wait, warm_up
 from doxa.app.bench.images import Images, load_images
+from doxa.app.bench.last_layer import OnFeatures, closeness_to
 from doxa.evaluate.density import FeatureDensity
 from doxa.evaluate.ood import ood_scores
 from doxa.evaluate.ranking import ood_metrics
@@ -36,7 +37,7 @@ def ood_cell(
 ) -> Result:  # fmt: skip
     """One method on "mnist" or "fashion_mnist"."""
     s = settings("ood", scale)
-    result, posterior, data = _cell(folder, name, method, s, seed, device)
+    result, posterior, data = fitted_and_scored(folder, name, method, s, seed, device)
     if name == "mnist":
         x, y = data.x_test[: s.sweep_rows], data.y_test[: s.sweep_rows]
         n = s.sweep_samples if find(method).draws else None
@@ -46,20 +47,21 @@ def ood_cell(
 
 def cifar_cell(
     folder: str | Path, name: str, method: str, seed: int = 0, device: str = "cpu",
-    scale: str = "full",
+    scale: str = "full", table: str = "cifar",
 ) -> Result:  # fmt: skip
-    """One method on "cifar10"."""
-    s = settings("cifar", scale)
-    result, posterior, data = _cell(folder, name, method, s, seed, device)
+    """One method on "cifar10", with the network of a table."""
+    s = settings(table, scale)
+    result, posterior, data = fitted_and_scored(folder, name, method, s, seed, device)
     x, y = data.x_test[: s.sweep_rows], data.y_test[: s.sweep_rows]
     n = s.sweep_samples if find(method).draws else None
     result["corrupted"] = {shift: sweep(posterior, x, y, shift, n=n) for shift in SHIFTS}
     return result
 
 
-def _cell(
+def fitted_and_scored(
     folder: str | Path, name: str, method: str, s: Settings, seed: int, device: str
 ) -> tuple[Result, Any, Images]:
+    """What every cell has; the posterior and the data, for what is special to a table."""
     protocol = find(method)
     data = load_images(folder, name, s.train_rows, s.test_rows, device)
     warm_up(device)
@@ -82,6 +84,10 @@ def _cell(
     }
     wait(device)
     result["predict_seconds"] = time.perf_counter() - start - fitted
+    if isinstance(posterior, OnFeatures):
+        result["closeness"] = closeness_to(
+            posterior, data.x, data.y, data.x_test, s.samples, s.sweep_rows
+        )
     return result, posterior, data
 
 

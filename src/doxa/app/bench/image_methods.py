@@ -1,8 +1,7 @@
 """How each method is run on the image classifiers: settings fixed beforehand, none by test rows.
 
 All methods share one network, one prior, N(0, 1) on every weight, and one optimiser: Adam with a
-cosine schedule. `hmc` samples the last layer of the MAP network: its features at the training rows
-are computed once, and the chains run on them with all rows.
+cosine schedule. `hmc` samples the last layer of the MAP network: see `last_layer`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.app.bench.images import Images
+from doxa.app.bench.last_layer import OnFeatures, sample_last_layer
 from doxa.errors import MethodError
-from doxa.evaluate.density import features
-from doxa.predictive import Predictive
 
 REGRESSION_ONLY = tuple(
     sorted(row.name for row in doxa.methods() if "classification" not in row.tasks)
@@ -33,16 +31,17 @@ class Settings:
 
     net: str
     epochs: int
+    norm: str | None = None  # of the networks that have one to choose
     batch: int = 256
     rate: float = 2e-3
     members: int = 5
     dropout: float = 0.1
     samples: int = 100  # in a prediction, where the method draws them
     chains: int = 4
-    burn_in: int = 800
-    draws: int = 25  # kept from each chain
-    thin: int = 8
-    leapfrog: int = 40
+    burn_in: int = 300
+    draws: int = 50  # kept from each chain
+    thin: int = 4
+    leapfrog: int = 12
     sweep_rows: int = 2000  # test rows that are shifted
     sweep_samples: int = 50
     train_rows: int | None = None
@@ -54,7 +53,8 @@ class Settings:
         classes = int(data.y.max()) + 1
         if self.net == "mlp":
             return doxa.nets.mlp(data.x.shape[1], classes, hidden=(400, 400))
-        return doxa.nets.build(self.net, {"inputs": data.channels, "outputs": classes})
+        chosen = {} if self.norm is None else {"norm": self.norm}
+        return doxa.nets.build(self.net, {"inputs": data.channels, "outputs": classes, **chosen})
 
 
 OOD = Settings("lenet5", epochs=20)
@@ -62,6 +62,13 @@ MNIST = Settings("mlp", epochs=60, batch=128, rate=1e-3, dropout=0.5, seeds=3)
 CIFAR = Settings(
     "resnet20", epochs=30, batch=128, rate=2e-3, sweep_rows=1000, sweep_samples=20, choose=True
 )  # fmt: skip
+FRN = replace(
+    CIFAR, norm="frn", batch=256, rate=3e-3, samples=30, sweep_rows=500, sweep_samples=10
+)  # fmt: skip
+REFERENCE = Settings(
+    "lenet5", epochs=300, train_rows=2000, burn_in=100, draws=20, thin=3, leapfrog=150
+)  # fmt: skip
+_TABLES = {"ood": OOD, "mnist": MNIST, "cifar": CIFAR, "cifar-frn": FRN, "reference": REFERENCE}
 _SMALL: dict[str, Any] = {
     "epochs": 2, "batch": 64, "members": 2, "samples": 8, "chains": 2, "burn_in": 40, "draws": 4,
     "leapfrog": 10, "sweep_rows": 100, "sweep_samples": 4, "train_rows": 2000, "test_rows": 200,
@@ -70,35 +77,19 @@ _SMALL: dict[str, Any] = {
 
 def settings(table: str, scale: str = "full") -> Settings:
     """Of a table, at "full" scale or "small" (under a minute on one core, for tests)."""
-    full = {"ood": OOD, "cifar": CIFAR, "mnist": MNIST}[table]
+    full = {"ood": OOD, "cifar": CIFAR, "cifar-frn": FRN, "mnist": MNIST, "reference": REFERENCE}[
+        table
+    ]
     if scale == "full":
         return full
     if scale != "small":
         raise MethodError(f"scale must be 'full' or 'small', not {scale!r}")
     small = replace(full, **_SMALL)
-    if table == "cifar":
+    if table == "reference":
+        small = replace(small, epochs=20, train_rows=200, burn_in=20)
+    if table.startswith("cifar"):
         small = replace(small, epochs=1, train_rows=300, test_rows=60, sweep_rows=20, samples=4)
     return small
-
-
-class OnFeatures:
-    """A posterior over the last layer, on the features of a network that does not vary."""
-
-    def __init__(self, trunk: doxa.Posterior, head: doxa.Posterior) -> None:
-        self.trunk, self.head = trunk, head
-        self.base_likelihood = head.base_likelihood
-        self.status = head.status
-
-    def predict(
-        self, x: Tensor, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
-        return self.head.predict(features(self.trunk, x), n, seed, keep)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.trunk.features(x)
-
-    def read(self, x: Any) -> Any:
-        return self.trunk.read(x)
 
 
 Fit = Callable[[Images, Settings, int], Any]
@@ -181,29 +172,33 @@ def _score(posterior: Any, x: Tensor, y: Tensor, n: int) -> float:
 
 
 def _swag(data: Images, s: Settings) -> doxa.SWAG:
-    """Half of the epochs to train, half for the trajectory, a point at the end of each."""
+    """Half of the epochs to train, half for the trajectory, a point at the end of each; the last
+    is short of one where rows do not fill its batches."""
     steps = -(-len(data.x) // s.batch)
-    return doxa.SWAG(
-        share=0.5, cycle=steps, rank=min(20, s.epochs) if s.epochs > 1 else 0, samples=s.samples
-    )
+    rank = min(20, s.epochs - 1) if s.epochs > 2 else 0
+    return doxa.SWAG(share=0.5, cycle=steps, rank=rank, samples=s.samples)
 
 
 def _last_layer(structure: str, link: str = "samples") -> Fit:
     return _with(lambda data, s: doxa.Laplace(structure=structure, link=link), subset="last_layer")
 
 
+def _chains(s: Settings) -> doxa.HMC:
+    return doxa.HMC(draws=s.draws, burn_in=s.burn_in, leapfrog=s.leapfrog, thin=s.thin)
+
+
+def _hmc_all(data: Images, s: Settings, seed: int) -> Any:
+    """Eager: one graph of 150 leapfrog steps of four LeNets brought a GPU down."""
+    model = doxa.Model(s.build(data), "categorical", doxa.Normal(1.0))
+    return doxa.fit(
+        model, (data.x, data.y), _chains(s), members=s.chains, seed=seed, device=data.x.device,
+        progress=False, validation=None, engine="stack:eager",
+    )  # fmt: skip
+
+
 def _hmc(data: Images, s: Settings, seed: int) -> OnFeatures:
     trunk = run(data, s, seed, "map")
-    z = features(trunk, data.x)
-    layer = nn.Linear(z.shape[1], int(data.y.max()) + 1, device=z.device)
-    _, (weight, bias) = zip(*list(trunk.draw(1).items())[-2:], strict=True)
-    layer.load_state_dict({"weight": weight[0], "bias": bias[0]})
-    method = doxa.HMC(draws=s.draws, burn_in=s.burn_in, leapfrog=s.leapfrog, thin=s.thin)
-    head = doxa.fit(
-        doxa.Model(layer, "categorical", doxa.Normal(1.0)), (z, data.y), method, init="given",
-        members=s.chains, seed=seed, device=z.device, progress=False,
-    )  # fmt: skip
-    return OnFeatures(trunk, head)
+    return sample_last_layer(trunk, data.x, data.y, _chains(s), s.chains, seed)
 
 
 _COMPONENTS = (
@@ -212,7 +207,7 @@ _COMPONENTS = (
 )
 _TRAJECTORY = (
     "{epochs} epochs of training and {epochs} of trajectory at half the rate, a point an epoch, "
-    "rank 20; {samples} samples"
+    "rank 20, or one less than the epochs; {samples} samples"
 )
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -297,9 +292,15 @@ PROTOCOLS: dict[str, Protocol] = {
         _with(lambda data, s: doxa.Laplace(structure="kronecker")), True,
     ),
     "hmc": Protocol(
-        "last layer, on the features of the MAP network and all rows: {chains} chains from its "
-        "maximum, {burn_in} transitions of {leapfrog} steps, then {draws} kept, one in {thin}",
+        "last layer, on the features of the MAP network and all rows: {chains} chains in the "
+        "coordinates of its Laplace covariance, {burn_in} transitions of {leapfrog} steps, then "
+        "{draws} kept, one in {thin}",
         _hmc,
+    ),
+    "hmc-all": Protocol(
+        "all weights, all rows: {chains} chains, {burn_in} transitions of {leapfrog} steps, then "
+        "{draws} kept, one in {thin}",
+        _hmc_all,
     ),
 }  # fmt: skip
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from doxa.app.bench import image_figures, mnist
+from doxa.app.bench import closeness, image_figures, mnist
 from doxa.app.bench.cells import Result, Store
 from doxa.app.bench.image_cells import SCORES, cifar_cell, ood_cell
 from doxa.app.bench.image_methods import PROTOCOLS, REGRESSION_ONLY
-from doxa.app.bench.tables import Table, plus_minus
+from doxa.app.bench.tables import Table, mean_of, plus_minus
 from doxa.app.bench.uci import data_folder
 from doxa.app.bench.work import Task
 from doxa.errors import DataError, did_you_mean
@@ -86,7 +86,7 @@ class ImageTable:
         cells = self.cells(store)
         made = [self._quality(cells)]
         for name in self.sets:
-            made += self._strangers(cells, name)
+            made += [*self._closeness(cells, name), *self._strangers(cells, name)]
         made += self._shifted(cells)
         made[0].notes += self._notes(cells)
         return [table for table in made if table.rows]
@@ -102,7 +102,8 @@ class ImageTable:
             made.append(image_figures.rotation_figure(turned, folder / "rotation.png"))
         worse = {m: r["corrupted"] for (_, m), r in first.items() if "corrupted" in r}
         if worse:
-            made.append(image_figures.corruption_figure(worse, folder / "corrupted.png"))
+            own = "" if self.name == "cifar" else f"{self.name}_"
+            made.append(image_figures.corruption_figure(worse, folder / f"{own}corrupted.png"))
         return made
 
     def cells(self, store: Store) -> Grouped:
@@ -125,6 +126,7 @@ class ImageTable:
             [
                 "trained on",
                 "method",
+                "seeds",
                 "error %",
                 "NLL",
                 "Brier",
@@ -146,18 +148,26 @@ class ImageTable:
                 ]
                 table.rows.append(
                     [
-                        NAMES[name], method, mean_of([100 - 100 * v for v in of("accuracy")], 2),
+                        NAMES[name], method, str(len(own)),
+                        mean_of([100 - 100 * v for v in of("accuracy")], 2),
                         mean_of([-v for v in of("log_likelihood")], 3), mean_of(of("brier"), 3),
                         mean_of(of("ece"), 3), *seconds, _cost(own, cells.get((name, "map"))),
                     ]
                 )  # fmt: skip
             if any(key[0] == name for key in cells):
                 table.rows += [
-                    [NAMES[name], f"published: {who}", f"{100 - a:.2f}",
+                    [NAMES[name], f"published: {who}", "–", f"{100 - a:.2f}",
                      plus_minus(nll, digits=3), *"–––––"]
                     for who, (a, nll) in (self.published or {}).get(name, {}).items()
                 ]  # fmt: skip
         return table
+
+    def _closeness(self, cells: Grouped, name: str) -> Iterable[Table]:
+        title = f"{self.title}: trained on {NAMES[name]}"
+        chains = [c["result"] for c in cells.get((name, "hmc"), [])]
+        yield closeness.last_layer(f"{title}: the last layer against chains on it", chains)
+        own = {m: [c["result"] for c in seeds] for (on, m), seeds in cells.items() if on == name}
+        yield closeness.against_chains(f"{title}: against chains on all weights", own)
 
     def _strangers(self, cells: Grouped, name: str) -> Iterable[Table]:
         for metric, words in RANKING.items():
@@ -208,7 +218,7 @@ class ImageTable:
         ]
         if self.name == "mnist":
             notes.append("seconds are those of all seeds together, which are one stacked fit")
-        if self.name == "cifar":
+        if self.name.startswith("cifar"):
             notes.append(
                 "10,000 training and 2,000 test images of CIFAR-10, no augmentation; strangers are "
                 f"32 × 32 patches of CamVid's test frames; corruptions: {', '.join(SHIFTS)}"
@@ -225,15 +235,6 @@ class ImageTable:
         return notes
 
 
-def mean_of(values: Sequence[float], digits: int) -> str:
-    """Over seeds, ± the standard error where there are several."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return plus_minus(mean, digits=digits)
-    spread = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return plus_minus(mean, math.sqrt(spread / len(values)), digits)
-
-
 def _cost(own: Sequence[dict[str, Any]], one: Sequence[dict[str, Any]] | None) -> str:
     """In MAP fits, of cells that one kind of machine made."""
     if one is None or own[0]["machine"]["gpu"] != one[0]["machine"]["gpu"]:
@@ -243,8 +244,18 @@ def _cost(own: Sequence[dict[str, Any]], one: Sequence[dict[str, Any]] | None) -
 
 
 # All weights by Kronecker factors, and flows in every layer, are for the smaller network.
-_LARGE = tuple(name for name in PROTOCOLS if name not in ("mnf", "laplace-kronecker"))
+_LARGE = tuple(
+    name for name in PROTOCOLS if name not in ("mnf", "laplace-kronecker", closeness.CHAINS)
+)
 
-OOD = ImageTable("ood", "LeNet-5", ("mnist", "fashion_mnist"), tuple(PROTOCOLS), ood_cell, LENET)
+_POSTERIORS = tuple(name for name in PROTOCOLS if name != closeness.CHAINS)
+OOD = ImageTable("ood", "LeNet-5", ("mnist", "fashion_mnist"), _POSTERIORS, ood_cell, LENET)
 CIFAR = ImageTable("cifar", "ResNet-20", ("cifar10",), _LARGE, cifar_cell)
+CIFAR_FRN = ImageTable(
+    "cifar-frn", "ResNet-20-FRN", ("cifar10",), _LARGE, partial(cifar_cell, table="cifar-frn")
+)
+REFERENCE = ImageTable(
+    "reference", "LeNet-5 on 2,000 images", ("fashion_mnist",),
+    tuple(name for name in PROTOCOLS if name != "hmc"), closeness.reference_cell,
+)  # fmt: skip
 MNIST = ImageTable("mnist", "MLP 784-400-400-10", ("mnist",), mnist.METHODS, mnist.mnist_cell, MLP)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from doxa.app.bench import image_figures, scenes
 from doxa.app.bench.cells import Store
-from doxa.app.bench.image_tables import ImageTable, mean_of
-from doxa.app.bench.tables import Table
+from doxa.app.bench.image_tables import ImageTable
+from doxa.app.bench.tables import Table, mean_of
 from doxa.app.bench.uci import data_folder
 from doxa.errors import DataError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,15 @@ def plus_minus(mean: float | None, error: float | None = None, digits: int = 2) 
         return "–"
     text = f"{mean:.{digits}f}".replace("-", "−")
     return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def mean_of(values: Sequence[float], digits: int) -> str:
+    """Over seeds, ± the standard error where there are several."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return plus_minus(mean, digits=digits)
+    spread = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return plus_minus(mean, math.sqrt(spread / len(values)), digits)
 
 
 def _line(cells: Sequence[str]) -> str:

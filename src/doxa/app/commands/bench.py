@@ -16,7 +16,10 @@ from doxa.app.options import Device, Seed, Verbose, listed
 
 def bench(
     table: Annotated[
-        str, typer.Argument(help="uci, gap, mnist, ood (and rotation), cifar, camvid.")
+        str,
+        typer.Argument(
+            help="uci, gap, mnist, ood (and rotation), cifar, cifar-frn, reference, camvid."
+        ),
     ],
     data: Annotated[
         Path | None, typer.Option(help="The folder of data sets; default: DOXA_DATA.")

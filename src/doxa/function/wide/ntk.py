@@ -12,8 +12,9 @@ with f_0 ~ GP(0, K) its function at the start (Jacot et al. 2018). Over the star
     covariance  K** + Θ* A_t K A_t Θ*ᵀ − Θ* A_t K* − (Θ* A_t K*)ᵀ
 
 This is what a deep ensemble of very wide networks would say; it is no Bayesian posterior. σ_w, σ_b
-and the noise are found by the evidence of a GP whose kernel is Θ, of which it has none itself. Up
-to about 5,000 rows: it holds K, Θ and a factor.
+and σ are found by the evidence of a GP whose kernel is Θ, of which it has none itself; the noise of
+y, where it is learned, by rows left out (`left_out.py`). Up to about 5,000 rows: it holds K, Θ and
+a factor.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from doxa import store
 from doxa.function.evidence import by_level
 from doxa.function.wide.fitting import InfinitelyWide
 from doxa.function.wide.function import WideFunction
+from doxa.function.wide.left_out import noise_of
 from doxa.function.wide.posterior import WidePosterior
-from doxa.method import Run
+from doxa.linalg.layout import Params
+from doxa.method import Run, State
 from doxa.method.fields import positive
-from doxa.posterior import register_posterior
+from doxa.posterior import Posterior, register_posterior
 from doxa.posterior.process import square_root
 
 
@@ -40,15 +43,28 @@ from doxa.posterior.process import square_root
 class NTKPosterior(WidePosterior):
     """Infinitely wide networks after training for a time, an equal mixture over members.
 
-    time: t of each member [K]; None: the end of training.
+    time: t of each member [K]; None: the end of training. shown: log τ of the noise of y, as
+    log_noise, where rows left out showed it; None: it is log σ.
     """
 
     kind = "wide-ensemble"
 
-    def __init__(self, *args: Any, time: Tensor | None = None, **kw: Any) -> None:
-        self.time = time
+    def __init__(
+        self, *args: Any, time: Tensor | None = None, shown: Tensor | None = None, **kw: Any
+    ) -> None:
+        self.time, self.shown = time, shown
         super().__init__(*args, **kw)
         self.log_evidence = None
+
+    def theta(self) -> Params:
+        if self.shown is None or self.base_likelihood.classifies:
+            return super().theta()
+        return {"log_noise": self.shown.to(self.dtype)}
+
+    def show_noise(self) -> None:
+        """Find the noise of y by rows left out, each in turn."""
+        levels = noise_of(self._solved, self._among, self._levels)  # [K, L]
+        self.shown = levels.expand(-1, self.log_noise[0].numel()).reshape(self.log_noise.shape)
 
     @property
     def start(self) -> WideFunction:
@@ -108,7 +124,8 @@ class NTKPosterior(WidePosterior):
         return self._logits(zero, root, 1, members)
 
     def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | ({} if self.time is None else {"time": self.time})
+        own = {"time": self.time, "shown": self.shown}
+        return super().tensors() | {name: part for name, part in own.items() if part is not None}
 
 
 @store.register("ntk")
@@ -123,7 +140,7 @@ class NTK(InfinitelyWide):
         that `fit` is given.
     weight_std, bias_std: σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
     noise: σ in units of y; it also holds weights near their start. None: as the likelihood says,
-        else fitted.
+        else fitted, and what y has besides found by rows left out, after training for ever.
     time: how long networks are trained, steps times rate on the mean squared error; None: for ever.
     fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
@@ -148,3 +165,10 @@ class NTK(InfinitelyWide):
         if self.time is None and "time" not in run.hyper:
             return {}
         return {"time": run.field(self, "time").double()}
+
+    def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        posterior = super().finish(run, state, kept)
+        assert isinstance(posterior, NTKPosterior)
+        if self._learned(run) and posterior.time is None and not run.likelihood.classifies:
+            posterior.show_noise()
+        return posterior

@@ -145,7 +145,7 @@ class WidePosterior(GPPosterior):
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> WidePosterior:
-        names = ("hyper", "log_noise", "x", "y", "weight", "temperature", "time")
+        names = ("hyper", "log_noise", "x", "y", "weight", "temperature", "time", "shown")
         own = {name: tensors[name] for name in names if name in tensors}
         kernel = WideFunction(extra["architecture"], tuple(extra["shape"]), extra["kernel"])
         return cls(**common, kernel=kernel, event=extra["event"], ids=extra["ids"], **own)

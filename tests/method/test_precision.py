@@ -1,0 +1,81 @@
+"""Half precision: the network's products in bfloat16, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import doxa
+from doxa.errors import DoxaError, MethodError
+from doxa.optim import SGD
+
+SEEN: list[str] = []
+
+
+class Watched(nn.Linear):
+    """A linear layer that notes the type of what it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        SEEN.append(str(out.dtype))  # as text: the network is also traced, with no types
+        return out
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, :1] * x[:, 1:2] > 0).long().squeeze(1)
+
+
+def fit(method: Any = "deep-ensemble", net: nn.Module | None = None, **options: Any) -> Any:
+    net = net or nn.Sequential(Watched(8, 32), nn.Tanh(), nn.Linear(32, 2))
+    asked = {"precision": "bfloat16", "members": 2, "steps": 12, "batch_size": 32}
+    return doxa.fit(
+        net, data(), method, validation=None, likelihood="categorical", **asked | options
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop:eager", "stack:eager", "stack:traced"])
+def test_a_step_is_that_of_a_network_in_half_precision(engine: str) -> None:
+    """The move of one step of SGD is within bfloat16's 2⁻⁸ of the full one, and not the same."""
+    options = {"engine": engine, "steps": 1, "optimizer": SGD(0.0), "schedule": "constant"}
+    start, full, half = (
+        fit(precision=precision, lr=lr, **options).samples
+        for precision, lr in (("full", 1e-30), ("full", 0.1), ("bfloat16", 0.1))
+    )
+    assert half.dtype == torch.float32
+    off = (half - full).norm() / (full - start).norm()
+    assert 1e-5 < off < 2**-5  # some roundings of 2⁻⁹ each, in two layers and back
+
+
+def test_products_are_in_half_precision_in_training_alone() -> None:
+    SEEN.clear()
+    posterior = fit(engine="loop:eager")
+    assert "torch.bfloat16" in SEEN and posterior.diagnostics["precision"] == "bfloat16"
+    SEEN.clear()
+    p = posterior.predict(data()[0])
+    assert p.probs.dtype == torch.float32 and "torch.bfloat16" not in SEEN
+
+
+def test_the_same_bits_again_and_after_a_checkpoint(tmp_path: Path) -> None:
+    first, again = fit(), fit()
+    assert torch.equal(first.samples, again.samples)
+    stop = lambda step, info: step >= 6  # noqa: E731
+    fit(checkpoint=tmp_path / "run", checkpoint_every=0, callbacks=[stop])
+    resumed = fit(checkpoint=tmp_path / "run", checkpoint_every=0)
+    assert torch.equal(first.samples, resumed.samples)
+    with pytest.raises(DoxaError, match="another fit"):
+        fit(checkpoint=tmp_path / "run", precision="full")
+
+
+def test_what_must_be_exact_is_refused() -> None:
+    for method in ("hmc", "sgld", "laplace", "fbnn"):
+        with pytest.raises(MethodError, match=f"{method} computes in full precision only"):
+            fit(method)
+    with pytest.raises(MethodError, match="mixed with float32"):
+        fit(dtype=torch.float64)
+    with pytest.raises(MethodError, match="precision must be 'full' or 'bfloat16'"):
+        fit(precision="half")

@@ -29,7 +29,8 @@ import torch
 
 import doxa
 from doxa.app.bench.image_cells import quality
-from doxa.app.bench.image_methods import Settings, run, settings
+from doxa.app.bench.image_methods import run
+from doxa.app.bench.image_settings import Settings, settings
 from doxa.app.bench.images import Images, load_images
 from doxa.app.bench.protocols.problem import Problem
 from doxa.app.bench.uci import load

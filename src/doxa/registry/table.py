@@ -20,7 +20,9 @@ class MethodTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str | int) -> Row:
+        if isinstance(name, int):
+            return self._rows[name]
         for row in self._rows:
             if row.name == name:
                 return row

@@ -19,8 +19,9 @@ from doxa.app.bench import Store, closeness, compute, image_methods, scenes
 from doxa.app.bench.cells import plain
 from doxa.app.bench.image_cells import SCORES, cifar_cell, ood_cell, strangeness
 from doxa.app.bench.image_figures import PALETTE, coloured, mean_over_shifts, rotation_figure
-from doxa.app.bench.image_methods import PROTOCOLS, settings
+from doxa.app.bench.image_methods import PROTOCOLS
 from doxa.app.bench.image_nets import unet
+from doxa.app.bench.image_settings import settings
 from doxa.app.bench.image_tables import CIFAR, MNIST, OOD
 from doxa.app.bench.images import Images, load_images, load_scenes, patches
 from doxa.app.bench.last_layer import closeness_to, sample_last_layer

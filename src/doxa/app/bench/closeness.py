@@ -21,7 +21,8 @@ from torch import Tensor
 
 from doxa.app.bench.cells import Result
 from doxa.app.bench.image_cells import fitted_and_scored
-from doxa.app.bench.image_methods import find, settings
+from doxa.app.bench.image_methods import find
+from doxa.app.bench.image_settings import settings
 from doxa.app.bench.tables import Table, mean_of
 from doxa.evaluate.closeness import agreement, total_variation
 from doxa.predictive import Predictive

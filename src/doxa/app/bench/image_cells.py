@@ -16,7 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from doxa.app.bench.cells import Result
-from doxa.app.bench.image_methods import Settings, find, settings, wait, warm_up
+from doxa.app.bench.clock import wait, warm_up
+from doxa.app.bench.image_methods import find
+from doxa.app.bench.image_settings import Settings, settings
 from doxa.app.bench.images import Images, load_images
 from doxa.app.bench.last_layer import OnFeatures, closeness_to
 from doxa.evaluate.density import FeatureDensity

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import doxa
+from doxa.app.bench.image_settings import Settings
 from doxa.app.bench.images import Images
 from doxa.app.bench.last_layer import OnFeatures, sample_last_layer
 from doxa.errors import MethodError
@@ -23,73 +23,6 @@ from doxa.errors import MethodError
 REGRESSION_ONLY = tuple(
     sorted(row.name for row in doxa.methods() if "classification" not in row.tasks)
 )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of one table of image classifiers."""
-
-    net: str
-    epochs: int
-    norm: str | None = None  # of the networks that have one to choose
-    batch: int = 256
-    rate: float = 2e-3
-    members: int = 5
-    dropout: float = 0.1
-    samples: int = 100  # in a prediction, where the method draws them
-    chains: int = 4
-    burn_in: int = 300
-    draws: int = 50  # kept from each chain
-    thin: int = 4
-    leapfrog: int = 12
-    sweep_rows: int = 2000  # test rows that are shifted
-    sweep_samples: int = 50
-    train_rows: int | None = None
-    test_rows: int | None = None
-    seeds: int = 1  # fitted side by side
-    choose: bool = False  # what mean-field and ivon start with, by the last fifth of the rows
-
-    def build(self, data: Images) -> nn.Module:
-        classes = int(data.y.max()) + 1
-        if self.net == "mlp":
-            return doxa.nets.mlp(data.x.shape[1], classes, hidden=(400, 400))
-        chosen = {} if self.norm is None else {"norm": self.norm}
-        return doxa.nets.build(self.net, {"inputs": data.channels, "outputs": classes, **chosen})
-
-
-OOD = Settings("lenet5", epochs=20)
-MNIST = Settings("mlp", epochs=60, batch=128, rate=1e-3, dropout=0.5, seeds=3)
-CIFAR = Settings(
-    "resnet20", epochs=30, batch=128, rate=2e-3, sweep_rows=1000, sweep_samples=20, choose=True
-)  # fmt: skip
-FRN = replace(
-    CIFAR, norm="frn", batch=256, rate=3e-3, samples=30, sweep_rows=500, sweep_samples=10
-)  # fmt: skip
-REFERENCE = Settings(
-    "lenet5", epochs=300, train_rows=2000, burn_in=100, draws=20, thin=3, leapfrog=150
-)  # fmt: skip
-_TABLES = {"ood": OOD, "mnist": MNIST, "cifar": CIFAR, "cifar-frn": FRN, "reference": REFERENCE}
-_SMALL: dict[str, Any] = {
-    "epochs": 2, "batch": 64, "members": 2, "samples": 8, "chains": 2, "burn_in": 40, "draws": 4,
-    "leapfrog": 10, "sweep_rows": 100, "sweep_samples": 4, "train_rows": 2000, "test_rows": 200,
-}  # fmt: skip
-
-
-def settings(table: str, scale: str = "full") -> Settings:
-    """Of a table, at "full" scale or "small" (under a minute on one core, for tests)."""
-    full = {"ood": OOD, "cifar": CIFAR, "cifar-frn": FRN, "mnist": MNIST, "reference": REFERENCE}[
-        table
-    ]
-    if scale == "full":
-        return full
-    if scale != "small":
-        raise MethodError(f"scale must be 'full' or 'small', not {scale!r}")
-    small = replace(full, **_SMALL)
-    if table == "reference":
-        small = replace(small, epochs=20, train_rows=200, burn_in=20)
-    if table.startswith("cifar"):
-        small = replace(small, epochs=1, train_rows=300, test_rows=60, sweep_rows=20, samples=4)
-    return small
 
 
 Fit = Callable[[Images, Settings, int], Any]
@@ -188,7 +121,7 @@ def _chains(s: Settings) -> doxa.HMC:
 
 
 def _hmc_all(data: Images, s: Settings, seed: int) -> Any:
-    """Eager: one graph of 150 leapfrog steps of four LeNets brought a GPU down."""
+    """Eager: a step is so many passes over all rows that a graph saves little."""
     model = doxa.Model(s.build(data), "categorical", doxa.Normal(1.0))
     return doxa.fit(
         model, (data.x, data.y), _chains(s), members=s.chains, seed=seed, device=data.x.device,
@@ -312,25 +245,3 @@ def find(method: str) -> Protocol:
     if method not in PROTOCOLS:
         raise MethodError(f"no image protocol for {method!r}; there are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[method]
-
-
-@cache
-def warm_up(device: str) -> None:
-    """A short fit before the clock starts: the first one on a GPU pays for its libraries."""
-    if torch.device(device).type == "cuda":
-        short_fit(device)
-
-
-def short_fit(device: str) -> None:
-    x, y = torch.zeros(64, 1, 28, 28, device=device), torch.arange(64, device=device) % 10
-    doxa.fit(
-        doxa.nets.lenet5(), (x, y), "map", likelihood="categorical", device=device, steps=50,
-        validation=None, progress=False,
-    )  # fmt: skip
-    wait(device)
-
-
-def wait(device: torch.device | str) -> None:
-    """Until the device is done, so that a clock tells the truth."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()

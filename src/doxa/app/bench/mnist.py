@@ -16,8 +16,10 @@ from typing import Any
 
 import doxa
 from doxa.app.bench.cells import Result
+from doxa.app.bench.clock import wait, warm_up
 from doxa.app.bench.image_cells import quality
-from doxa.app.bench.image_methods import PROTOCOLS, Settings, run, settings, wait, warm_up
+from doxa.app.bench.image_methods import PROTOCOLS, run
+from doxa.app.bench.image_settings import Settings, settings
 from doxa.app.bench.images import Images, load_images
 from doxa.errors import MethodError
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import doxa
 from doxa.app.bench.cells import Result
-from doxa.app.bench.image_methods import wait
+from doxa.app.bench.clock import wait
 from doxa.app.bench.image_nets import unet
 from doxa.app.bench.images import Scenes, load_scenes
 from doxa.errors import MethodError

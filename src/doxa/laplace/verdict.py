@@ -8,8 +8,10 @@ by h/(1 + h). The difference, h²/(1 + h), is of second order. Leverages add up 
 well-determined parameters, so that h = γ/nd for each of the d directions in a row's outputs.
 
 A loss is much, and said in the status, where it is above that by a tenth of a nat a row (the
-geometric mean of the probabilities given to what came true is then a tenth lower), of classes also
-where it is above half of the maximum's own loss, if that is less; and beyond chance.
+geometric mean of the probabilities given to what came true is then a tenth lower), of classes on
+fitted rows also where it is above half of the maximum's own loss, if that is less; and beyond
+chance. (Held-out rows choose a scale where much is lost: where classes are told apart with hardly a
+doubt, less than a tenth of a nat is no reason to give up the doubt far away.)
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from doxa.predictive import Predictive
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
 _MUCH = 0.1  # nats a row
-_LEAST = 0.01  # the same, of classes that are predicted with hardly a doubt
+_LEAST = 0.01  # the same, of classes that were fitted with hardly a doubt left
 
 
 class Rows(NamedTuple):
@@ -99,7 +101,7 @@ def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Below:
         buffers=posterior.buffers, layers=posterior.layers,
     )  # fmt: skip
     alone, much = log_scores(point, rows), _MUCH
-    if posterior.likelihood.classifies:
+    if posterior.likelihood.classifies and not rows.held_out:
         much = min(_MUCH, max(_LEAST, -0.5 * float(alone.mean())))
     return Below(alone - log_scores(posterior, rows), much)
 

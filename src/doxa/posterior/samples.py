@@ -20,7 +20,7 @@ from doxa.posterior.base import register_posterior
 from doxa.posterior.function_draws import FunctionDraws
 from doxa.posterior.weights import WeightPosterior
 
-_GATHERED = 16 << 20  # bytes of draws that are copied at a time
+_GATHERED = 8 << 20  # bytes of draws that are copied at a time
 
 
 @register_posterior

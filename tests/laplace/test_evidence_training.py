@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 import torch
 from interrupting import Killed, stop_at
+from straight import lines
 from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MethodError
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g, dtype=torch.float64)
-
-
-def lines(n: int = 40, outputs: int = 1) -> tuple[Tensor, Tensor]:
-    x = normal(n, 2)
-    return x, 0.3 * x @ normal(2, outputs, seed=1) + 0.4 + 0.3 * normal(n, outputs, seed=2)
+from doxa.laplace import training
 
 
 def trained(method: doxa.Laplace, data: tuple[Tensor, Tensor], outputs: int = 1) -> Any:
@@ -88,6 +80,30 @@ def test_groups_of_outputs_and_of_weights_at_once() -> None:
         mine, other = (p.diagnostics["prior_scale"][0][name] for p in (full, low))
         assert mine == pytest.approx(other, rel=1e-4)
     assert low.log_evidence == pytest.approx(full.log_evidence, rel=1e-6)
+
+
+def test_what_is_ascended_is_the_density_under_the_scales(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """log p(θ | τ) of weights N(0, 1/τ), by torch's own density."""
+    seen = []
+    honest = training.Objective.__call__
+
+    def watched(self: Any, run: Any, params: Any, batch: Any, clock: Any) -> Any:
+        found = honest(self, run, params, batch, clock)
+        seen.append((run, params["theta"].detach(), params["tau"], found[2].value))
+        return found
+
+    monkeypatch.setattr(training.Objective, "__call__", watched)
+    method = doxa.Laplace(tune="evidence", evidence_steps=3, prior_scale="layer")
+    doxa.fit(nn.Linear(2, 1).double(), lines(), method, steps=20, engine="loop:eager")
+    run, theta, tau, value = seen[-1]
+    weights = theta[0, run.subset_index]
+    scales = tau[0].rsqrt()[torch.tensor([0, 0, 1])]  # two of the weight, one of the bias
+    assert not torch.allclose(scales, torch.ones(3).double(), rtol=0.05)
+    density = lambda s: torch.distributions.Normal(0.0, s).log_prob(weights).sum()  # noqa: E731
+    rest = run.prior.log_prob(theta)[0] - density(torch.ones(3).double())
+    assert float(value) == pytest.approx(float(density(scales) + rest), rel=1e-12)
 
 
 def test_a_member_is_as_it_would_be_alone() -> None:

@@ -1,10 +1,11 @@
 """What comes back from a fit."""
 
-from doxa.posterior.base import Posterior, Record, Status, register_posterior
+from doxa.posterior.base import Posterior, Record, Status
 from doxa.posterior.centred import CentredPosterior
 from doxa.posterior.function_draws import FunctionDraws
 from doxa.posterior.gaussian import GaussianPosterior
 from doxa.posterior.implicit import ImplicitPosterior
+from doxa.posterior.kinds import register_posterior
 from doxa.posterior.mixture import MixturePosterior
 from doxa.posterior.prior_scales import prior_scales
 from doxa.posterior.process import ProcessPosterior

@@ -28,7 +28,7 @@ from doxa.data import (
     in_order,
     rows_of,
 )
-from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
+from doxa.errors import DataError, MethodError, ShapeError, Unavailable
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
@@ -280,22 +280,3 @@ def leaves(tree: Any) -> list[Tensor]:
 def each(fn: Callable[..., Any], *trees: Any) -> Any:
     """`tree_map`, without its cost where there is one tensor."""
     return fn(*trees) if isinstance(trees[0], Tensor) else tree_map(fn, *trees)
-
-
-REGISTRY: dict[str, type[Posterior]] = {}
-
-
-def register_posterior(cls: type[Posterior]) -> type[Posterior]:
-    """Make a kind loadable by name."""
-    REGISTRY[cls.kind] = cls
-    return cls
-
-
-def posterior_class(kind: str) -> type[Posterior]:
-    if kind not in REGISTRY:
-        import doxa.registry
-
-        doxa.registry.import_all()
-    if kind not in REGISTRY:
-        raise StoreError(f"unknown kind of posterior {kind!r}; known: {sorted(REGISTRY)}")
-    return REGISTRY[kind]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from doxa import linalg
 from doxa.noise import Noise
-from doxa.posterior.base import register_posterior
 from doxa.posterior.centred import CentredPosterior
+from doxa.posterior.kinds import register_posterior
 
 
 @register_posterior

@@ -10,8 +10,8 @@ from torch import Tensor
 from doxa.errors import Unavailable
 from doxa.linalg.layout import Params
 from doxa.noise import Noise
-from doxa.posterior.base import register_posterior
 from doxa.posterior.function_draws import FunctionDraws
+from doxa.posterior.kinds import register_posterior
 from doxa.posterior.weights import WeightPosterior
 
 

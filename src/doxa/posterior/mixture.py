@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from doxa.errors import MethodError
-from doxa.posterior.base import Posterior, register_posterior
+from doxa.posterior.base import Posterior
+from doxa.posterior.kinds import register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
 from doxa.predictive import Predictive
 from doxa.predictive.blend import part_seed

@@ -16,8 +16,8 @@ from torch import Tensor
 from doxa.errors import MethodError
 from doxa.linalg.layout import Params
 from doxa.posterior import chains
-from doxa.posterior.base import register_posterior
 from doxa.posterior.function_draws import FunctionDraws
+from doxa.posterior.kinds import register_posterior
 from doxa.posterior.weights import WeightPosterior
 
 _GATHERED = 8 << 20  # bytes of draws that are copied at a time

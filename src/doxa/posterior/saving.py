@@ -16,7 +16,8 @@ from doxa.model import Model
 from doxa.model.inspection import trainable
 from doxa.model.layers import Site
 from doxa.model.problem import Network
-from doxa.posterior.base import Posterior, Record, Status, posterior_class
+from doxa.posterior.base import Posterior, Record, Status
+from doxa.posterior.kinds import posterior_class
 
 FORMAT = 1
 

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from doxa.linalg.layout import Params
-from doxa.posterior.base import Posterior, register_posterior
+from doxa.posterior.base import Posterior
+from doxa.posterior.kinds import register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
 from doxa.predictive import Predictive
 

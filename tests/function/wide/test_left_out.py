@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import doxa
-from doxa.function.wide.left_out import residuals
+from doxa.function.wide.left_out import noise_of, residuals
 
 
 def data(rows: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,6 +27,21 @@ def test_rows_left_out_are_those_of_fits_without_them() -> None:
         f, variance = without.marginals(x[i : i + 1])
         assert float(left[0, 0, i, 0]) == pytest.approx(float(y[i] - f[0]), abs=1e-8)
         assert float(spread[0, 0, i]) == pytest.approx(float(variance), abs=1e-8)
+
+
+def test_the_noise_is_what_rows_left_out_show_beside_the_spread() -> None:
+    x, y = data(12, 0.5)
+    method = doxa.NTK(depth=1, noise=0.2, fit_hyper=False)
+    whole = doxa.fit(None, (x, y), method, likelihood="gaussian")
+    shown = []
+    for i in range(12):
+        kept = torch.arange(12) != i
+        without = doxa.fit(None, (x[kept], y[kept]), method, likelihood="gaussian")
+        f, variance = without.marginals(x[i : i + 1])
+        shown.append(float(y[i] - f[0]) ** 2 - float(variance))
+    found = noise_of(whole._solved, whole._among, whole._levels)
+    assert sum(shown) / 12 > 0.04  # σ², below which it does not fall
+    assert float((2 * found).exp()) == pytest.approx(sum(shown) / 12, rel=1e-8)
 
 
 def test_intervals_hold_where_all_networks_are_wrong_alike() -> None:

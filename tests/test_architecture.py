@@ -222,13 +222,16 @@ sys.stdout.write(json.dumps([[row.target for row in table], sorted(sys.modules)]
 
 @pytest.mark.slow
 def test_import_takes_little_longer_than_torch(tmp_path: Path) -> None:
-    """At most 1.3 times, in processor time and taken in turns; the best of seven, because a busy
-    machine only adds to it. As installed: compiled to bytecode once."""
+    """At most 1.3 times, in processor time and as installed: compiled to bytecode once. Both in one
+    process, one after the other, and the best of seven: on a busy machine two processes in turns
+    differ by more than that, a process's two halves by a few hundredths."""
     cached = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-
-    def seconds(module: str) -> float:
-        return float(python(f"import {module}, time; print(time.process_time())", **cached))
-
-    times = [(seconds("torch"), seconds("doxa")) for _ in range(8)][1:]  # the first warms the cache
-    best = {"torch": min(t for t, _ in times), "doxa": min(d for _, d in times)}
-    assert best["doxa"] <= 1.3 * best["torch"]
+    code = """
+import time
+import torch
+after = time.process_time()
+import doxa
+print(time.process_time() / after)
+"""
+    ratios = [float(python(code, **cached)) for _ in range(8)][1:]  # the first warms the cache
+    assert min(ratios) <= 1.3

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
+from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, output_size
 from doxa.laplace.dual import Dual, Features
 from doxa.laplace.forms import Effective, Form, Matrix, spectral
@@ -48,6 +49,7 @@ class FunctionalPosterior(LaplacePosterior):
         own = (model.subset_names, shared["buffers"])
         jacobians = Jacobians(model, tensors["mean"], *own)
         covariance = Dual.restored(jacobians, state, common["inputs"])
+        common = common | {"method": links.as_saved(common["method"], extra)}
         new = cls(**common, **shared, mean=tensors["mean"], covariance=covariance)
         new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
         return new

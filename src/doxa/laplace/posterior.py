@@ -36,6 +36,16 @@ class LaplacePosterior(GaussianPosterior):
     def linearised(self) -> bool:
         return bool(self.method.predictive == "linearised")
 
+    def extra(self) -> dict[str, Any]:
+        return super().extra() | links.marked()
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> GaussianPosterior:
+        method = links.as_saved(common["method"], extra)
+        return super().restore(common | {"method": method}, tensors, extra)
+
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:

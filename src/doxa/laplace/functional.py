@@ -47,10 +47,11 @@ class FunctionalPosterior(LaplacePosterior):
         shared, model, prefix = cls._shared(tensors, extra), common["model"], "covariance."
         state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
         own = (model.subset_names, shared["buffers"])
-        jacobians = Jacobians(model, tensors["mean"], *own)
+        at = tensors.get("at")
+        jacobians = Jacobians(model, tensors["mean"] if at is None else at, *own)
         covariance = Dual.restored(jacobians, state, common["inputs"])
         common = common | {"method": links.as_saved(common["method"], extra)}
-        new = cls(**common, **shared, mean=tensors["mean"], covariance=covariance)
+        new = cls(**common, **shared, mean=tensors["mean"], covariance=covariance, at=at)
         new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
         return new
 

@@ -148,6 +148,9 @@ def _logits(
         f, spread = jacobians.spread(x, posterior.covariance)
     else:
         f, spread = jacobians.variance(x, posterior.covariance, contrast)
+    moved = posterior.moved
+    if moved is not None:
+        f = f + jacobians.along(x, moved.unsqueeze(1))[1][:, 0]
     variances = split(spread.diagonal(dim1=-2, dim2=-1) if bridges else spread)
     found, start = [], 0
     for head, value, variance in zip(heads, split(f), variances, strict=True):

@@ -176,12 +176,12 @@ def _pushed(
     model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Params
 ) -> tuple[Tensor, Tensor]:
     """f [B, O] and Jv."""
-    f, slope = jvp(_outputs(model, rest, buffers, x), (own,), (v,))
-    return f, slope
+    found = jvp(_outputs(model, rest, buffers, x), (own,), (v,))
+    return found[0], found[1]
 
 
 def _pulled(model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Tensor) -> Params:
     """Jᵀv, by name."""
-    _, pull = vjp(_outputs(model, rest, buffers, x), own)
+    pull = vjp(_outputs(model, rest, buffers, x), own)[1]
     slopes: Params = pull(v)[0]
     return slopes

@@ -15,11 +15,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
+_SMALL = 1 << 18  # bytes of a draw that is kept, of 64: at most 16 MB
 
 
 def digest(*parts: object) -> int:
@@ -136,3 +139,31 @@ def _normals(u: Tensor, v: Tensor) -> Tensor:
     radius = (-2.0 * u.log()).sqrt()
     angle = v * (2.0 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+
+
+def repeated(
+    kind: str, seed: int, purpose: str, members: Sequence[str], shape: Sequence[int],
+    device: torch.device, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """What such a `Noise` draws first, "normal" or "uniform", [M, *shape]; not to be written to.
+
+    Predictions of a posterior ask for the same numbers in every call: the last small draws are kept
+    in this process.
+    """
+    asked = (kind, seed, purpose, tuple(members), tuple(shape), device, dtype)
+    small = len(members) * math.prod(shape) * dtype.itemsize <= _SMALL
+    return _kept(*asked) if small else _drawn(*asked)
+
+
+def _drawn(
+    kind: str, seed: int, purpose: str, members: tuple[str, ...], shape: tuple[int, ...],
+    device: torch.device, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    noise = Noise(seed, purpose, members, device, dtype)
+    return noise.normal(shape) if kind == "normal" else noise.uniform(shape)
+
+
+@lru_cache(64)
+@torch.inference_mode(False)  # whoever asks first: others may differentiate
+def _kept(*asked: Any) -> Tensor:
+    return _drawn(*asked)

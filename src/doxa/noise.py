@@ -97,25 +97,35 @@ class Noise:
 
     def uniform(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
         """[M, *shape] in (0, 1]; of several steps [T] at once, [T, M, *shape]."""
-        size = math.prod(shape)
+        return self._hashed(shape, *self.keys(step, call))
+
+    def keys(self, step: Tensor | int, call: int) -> tuple[Tensor, Tensor]:
+        """(a, b), with which counters are hashed: [M] each; of several steps [T], [T, M]."""
         if isinstance(step, int):
             step = torch.tensor(step, dtype=torch.int32, device=self.device)
         base, key, last = self._keys.unbind(1)
         now = step.to(torch.int32).unsqueeze(-1) if step.ndim else step.to(torch.int32)
-        a = _mix(_mix(base + now) ^ (key + _signed(call * _GOLDEN)))  # [M]
-        b = _mix(a ^ last)
-        bits = _mix(_mix(self._counter(size) + a.unsqueeze(-1)) ^ b.unsqueeze(-1))  # [M, size]
+        a = _mix(_mix(base + now) ^ (key + _signed(call * _GOLDEN)))
+        return a, _mix(a ^ last)
+
+    def _hashed(self, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+        counter = self._counter(math.prod(shape))
+        bits = _mix(_mix(counter + a.unsqueeze(-1)) ^ b.unsqueeze(-1))  # [M, size]
         u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
         u = u.clamp_min(2.0**-33)  # in single precision the lowest 65 words round to 0: log u
         return u.reshape(*a.shape, *shape)
 
     def rowwise(self, kind: str, shape: Sequence[int], step: Tensor | int, call: int) -> Tensor:
         """[M, rows, ...]: a row's numbers do not depend on how many rows come after it."""
+        return self.rows(kind, shape, *self.keys(step, call))
+
+    def rows(self, kind: str, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+        """The same, of the keys of a step."""
         if kind == "uniform":
-            return self.uniform(shape, step, call)
+            return self._hashed(shape, a, b)
         rows, size = shape[0], math.prod(shape[1:])
         half = (size + 1) // 2
-        u = self.uniform((rows, 2, half), step, call)
+        u = self._hashed((rows, 2, half), a, b)
         z = _normals(u[..., 0, :], u[..., 1, :])
         return z[..., :size].reshape(*z.shape[:-2], *shape)
 

@@ -57,6 +57,16 @@ def test_many_alternating_numbers_serve_four_steps_and_no_place_has_one_twice() 
         assert (first * other).mean(1).abs().max() < 5 / math.sqrt(n)
 
 
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+def test_noise_of_rows_is_the_hash_whatever_is_found_ahead(kind: str) -> None:
+    source = Noise(2, "test", [4, 7, 9])
+    for cut in (slice(0, 3), slice(1, 2)):
+        ahead, hashed = Ahead(source).part(cut), source.part(cut)
+        for t, call in ((130, 1), (0, 1), (63, 2), (64, 2)):
+            want = hashed.times(2).rowwise(kind, (5, 3), at(t), call)
+            assert torch.equal(ahead.times(2).rowwise(kind, (5, 3), at(t), call), want)
+
+
 def test_they_are_distributed_as_they_should_be() -> None:
     """A mean and a variance over 200,000 numbers within five standard errors."""
     source = Ahead(Noise(2, "test", [0], dtype=torch.float64))

@@ -80,8 +80,9 @@ class Ahead:
         return self._number("uniform", shape, step, call)
 
     def rowwise(self, kind: str, shape: Sequence[int], step: Tensor, call: int) -> Tensor:
-        """Noise a row is hashed: a row's numbers do not depend on how many rows come after it."""
-        return self.noise.rowwise(kind, shape, step, call)
+        """Noise a row is hashed: a row's numbers do not depend on how many rows come after it. What
+        it is hashed with is found ahead: half of the hash's operations, however few the rows."""
+        return self.noise.rows(kind, shape, *self._number("keys", (2,), step, call).unbind(-1))
 
     def part(self, members: slice) -> Ahead:
         path = (*self.path, (members.start, members.stop))
@@ -128,6 +129,9 @@ class Ahead:
     def _filled(self, request: Request, block: int, length: int) -> Tensor:
         """[length, M, *shape]."""
         members, noise = self.noise.members, self.noise
+        if request.kind == "keys":
+            steps = torch.arange(block * length, (block + 1) * length, device=self.device)
+            return torch.stack(noise.keys(steps, request.call), -1)
         size = (len(members), length, *request.shape)
         numbers = torch.empty(size, device=self.device, dtype=self.dtype)
         for m, member in enumerate(members):

@@ -9,7 +9,6 @@ have seen it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,14 +30,17 @@ _NUMBERS = 2**18  # in y, likewise
 _SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
-def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
-    """Put into the record what the held-out rows say of a run, whose members are `part`."""
+Judged = list[tuple[Posterior, int]]  # who is judged by the rows of which split
+
+
+def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
+    """Put into the record what the held-out rows say of a run."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
-    for each, split in _judged(posterior, method, run, part, result):
-        p, y = _predicted(each, data, data.validation[split], split)
+    for each, split in judged:
+        p, y = predicted(each, data, data.validation[split], split)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
         if isinstance(y, Tensor):
@@ -63,7 +65,7 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
 def learned(posterior: Posterior, run: Run) -> None:
     """Say so where rows that a run was trained on are predicted no better than by a constant."""
     split = run.split_of[0]
-    p, y = _predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
+    p, y = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
     if posterior.record.status != "ok" or not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y)
@@ -80,22 +82,24 @@ def learned(posterior: Posterior, run: Run) -> None:
         )
 
 
-def _judged(
+def judged(
     posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
-) -> Iterator[tuple[Posterior, int]]:
-    """Who is judged by the rows of which split."""
+) -> Judged:
+    """A run, whose members are `part`, and its rows; or each of its members, where each has rows
+    of its own."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
-        yield posterior, splits[0]
-        return
+        return [(posterior, splits[0])]
+    each: Judged = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
         alone = method.finish(run.part(own), slice_state(result.state, own), result.draws(own))
         alone.record.seed = posterior.record.seed
-        yield alone, split
+        each.append((alone, split))
+    return each
 
 
-def _predicted(
+def predicted(
     posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
     draws: int | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -111,15 +115,24 @@ def _predicted(
 
 
 def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:
-    """At most so many of the rows that count, evenly, in the units of x and y."""
-    run = data.run_of(split)
+    """At most so many of the rows that count, in the units of x and y."""
+    return in_units(data, counted(data, rows, most), split)
+
+
+def counted(data: Data, rows: Tensor, most: int) -> Tensor:
+    """At most so many of the rows that count, evenly."""
     if data.weight is not None and data.weight.ndim == 1:
-        counted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
-        rows = counted if len(counted) else rows
-    one = tree_flatten(data.take(rows[:1], torch.tensor(run))[1])[0]
+        weighted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
+        rows = weighted if len(weighted) else rows
+    one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
-    some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
-    x, y = data.take(some, torch.tensor(run))
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
+
+
+def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+    """Rows in the units of x and y."""
+    run = data.run_of(split)
+    x, y = data.take(rows, torch.tensor(run))
     scales = data.scales[run].to(data.device, torch.float64)
     if scales.x_loc is not None:
         x = tree_map(

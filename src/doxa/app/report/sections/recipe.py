@@ -102,7 +102,7 @@ def snippet(subject: Subject) -> str:
     extra += [f"{name}={value!r}" for name, value in given.items() if name != "net"]
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
         extra.append(f"members={posterior.members}")
-    beliefs = [f"likelihood={_class(posterior.base_likelihood)}"]
+    beliefs = [f"likelihood={_class(posterior.fitted_likelihood)}"]
     if model is not None and model.prior is not None and not asked:
         beliefs.append(f"prior={_class(model.prior)}")
     lines += [

@@ -1,0 +1,88 @@
+"""What rows left out say of the likelihood itself: how sure to be of a class, the shape of noise.
+
+A fit's own rows cannot say: on them every network is right too often. A posterior by itself is asked
+by the rows that it held out. Where each member holds out a part of its own, a row is seen by all
+members but one, m: its prediction is right in the middle, and that of the others in its width. So
+the rows are given to the mixture of all functions f_s, moved to where member m has its mean,
+
+    p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
+
+and the likelihood that they ask for is that of this mixture: the spread between members is not
+counted a second time (`ensemble/mixed_noise.py` has the same, in closed form, for a level of noise).
+A likelihood says what it asks (`Likelihood.asks_left_out`) and what the answer is
+(`Likelihood.left_out`); rows that ask for nothing clearly change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import Data
+from doxa.driver.judgement import Judged, counted, in_units
+from doxa.errors import MemoryBudgetError
+from doxa.method import Method, Run
+from doxa.posterior import Posterior
+from doxa.predictive.mixture import Mixture
+
+log = logging.getLogger("doxa")
+
+FEWEST = 50  # rows left out: fewer are not asked
+_NUMBERS = 2**20  # in all functions that are looked at
+_FUNCTIONS = 50  # of them
+
+Asked = tuple[Tensor, Tensor, dict[str, Tensor], Tensor]  # f [S, N, ...], y, theta, weight [N]
+
+
+def ask_left_out(posterior: Posterior, judged: Judged, method: Method, run: Run) -> None:
+    """Give a posterior, and those that are judged in its place, the likelihood that the rows left
+    out ask for. Methods that do not overfit integrate over what could be asked."""
+    before = posterior.base_likelihood
+    if not method.overfits or not before.asks_left_out:
+        return
+    rows = _rows(posterior, judged, run)
+    if rows is None or len(rows[1]) < FEWEST:
+        return
+    found = before.left_out(*rows)
+    if found is None:
+        return
+    for each in {id(p): p for p in (posterior, *(p for p, _ in judged))}.values():
+        each.means(found.likelihood)
+    posterior.record.metadata["fitted_likelihood"] = store.encode(before)
+    posterior.record.diagnostics["left_out"] = {"rows": len(rows[1]), "likelihood": found.said}
+    log.info("likelihood: %s, by %d rows left out", found.said, len(rows[1]))
+
+
+def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:
+    """What the rows left out are asked with; None where functions are not kept."""
+    data, most = run.rows, _NUMBERS // len(judged)
+    assert data.validation is not None
+    parts: list[Asked] = []
+    for alone, split in judged:
+        rows = counted(data, data.validation[split], most // _FUNCTIONS)
+        own = _functions(alone, data, rows, split)
+        whole = own if alone is posterior else _functions(posterior, data, rows, split)
+        if own is None or whole is None:
+            return None
+        moved = own.f.mean(0) - whole.f.mean(0)
+        some = torch.linspace(0, len(whole.f) - 1, min(len(whole.f), _FUNCTIONS)).round().long()
+        f = (whole.f + moved)[some.to(whole.f.device)]
+        theta = {k: v[some.to(v.device)] for k, v in whole.theta.items()}
+        y = data.take(rows, torch.tensor(data.run_of(split)))[1]
+        one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
+        weight = one if data.weight is None else data.weight[rows.to(data.weight.device)].to(one)
+        parts.append((f, y, theta, weight))
+    f, y, weight = (torch.cat([p[k] for p in parts], axis) for k, axis in ((0, 1), (1, 0), (3, 0)))
+    return f, y, parts[0][2], weight
+
+
+def _functions(posterior: Posterior, data: Data, rows: Tensor, split: int) -> Mixture | None:
+    """Each function at some rows."""
+    try:
+        form = posterior.predict(in_units(data, rows, split)[0])._form
+    except MemoryBudgetError:
+        return None
+    return form if type(form) is Mixture and form.f_variance is None else None

@@ -263,11 +263,10 @@ def has(method: Any, name: str) -> bool:
 def _likelihood(likelihood: Any) -> str:
     """Its name where nothing in it was chosen, else the object itself."""
     try:
-        plain = vars(type(likelihood)())
+        plain = type(likelihood)()
     except TypeError:  # heads, or one that needs settings
         return "posterior.fitted_likelihood"
-    same = all(_same(value, plain.get(name)) for name, value in vars(likelihood).items())
-    return f'"{likelihood.name}"' if same else "posterior.fitted_likelihood"
+    return f'"{likelihood.name}"' if likelihood == plain else "posterior.fitted_likelihood"
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -26,12 +26,13 @@ from doxa.driver.judgement import Judged, counted, in_units
 from doxa.errors import MemoryBudgetError
 from doxa.method import Method, Run
 from doxa.posterior import Posterior
+from doxa.posterior.weights import WeightPosterior
 from doxa.predictive.mixture import Mixture
 
 log = logging.getLogger("doxa")
 
 FEWEST = 50  # rows left out: fewer are not asked
-_NUMBERS = 2**20  # in all functions that are looked at
+_NUMBERS = 2**19  # in all functions that are looked at
 _FUNCTIONS = 50  # of them
 
 Asked = tuple[Tensor, Tensor, dict[str, Tensor], Tensor]  # f [S, N, ...], y, theta, weight [N]
@@ -41,7 +42,7 @@ def ask_left_out(posterior: Posterior, judged: Judged, method: Method, run: Run)
     """Give a posterior, and those that are judged in its place, the likelihood that the rows left
     out ask for. Methods that do not overfit integrate over what could be asked."""
     before = posterior.base_likelihood
-    if not method.overfits or not before.asks_left_out:
+    if not (method.overfits and before.asks_left_out and isinstance(posterior, WeightPosterior)):
         return
     rows = _rows(posterior, judged, run)
     if rows is None or len(rows[1]) < FEWEST:
@@ -50,7 +51,8 @@ def ask_left_out(posterior: Posterior, judged: Judged, method: Method, run: Run)
     if found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in judged))}.values():
-        each.means(found.likelihood)
+        assert isinstance(each, WeightPosterior)
+        each.take_up(found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
     posterior.record.diagnostics["left_out"] = {"rows": len(rows[1]), "likelihood": found.said}
     log.info("likelihood: %s, by %d rows left out", found.said, len(rows[1]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,10 +27,12 @@ Theta = Mapping[str, Tensor]
 
 
 class LeftOut(NamedTuple):
-    """What rows left out say: a likelihood in place of another, and in words."""
+    """What rows left out say: a likelihood in place of another, and in words; what it learned in
+    training under one name is then under another, plus a number."""
 
     likelihood: Likelihood
     said: str
+    moved: Mapping[str, float] = MappingProxyType({})
 
 
 class Likelihood(ABC):

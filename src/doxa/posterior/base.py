@@ -147,12 +147,6 @@ class Posterior(describe.Described, ABC):
         scales = self.scales.to(self.device, torch.float64)
         return Affine(self.base_likelihood, scales.y_loc, scales.y_scale)
 
-    def means(self, likelihood: Likelihood) -> None:
-        """Outputs mean something else from now on: what rows left out asked for."""
-        self.base_likelihood = likelihood
-        if self.model is not None:
-            self.model = self.model.meaning(likelihood)
-
     @property
     def fitted_likelihood(self) -> Likelihood:
         """What outputs meant in training, before rows left out were asked."""

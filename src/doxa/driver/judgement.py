@@ -3,7 +3,8 @@ intervals hold them. A fit that is much too sure of itself, or worse than a cons
 nor is one of a method that may end at its prior, and predicts its training rows like a constant.
 
 Where each member holds out a part of its own, the member alone is judged by that part: the others
-have seen it.
+have seen it. A likelihood that such rows asked for (`driver/left_out.py`) is judged as it was found,
+with all functions moved to where that member has its mean.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
+from doxa.predictive import Predictive
+from doxa.predictive.mixture import Mixture
 
 LEVEL = 0.9
 ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
@@ -41,6 +44,8 @@ def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
     seen: dict[str, list[Tensor]] = {}
     for each, split in judged:
         p, y = predicted(each, data, data.validation[split], split)
+        if "left_out" in posterior.diagnostics and each is not posterior:  # the likelihood is the mixture's
+            p, y = _mixed(posterior, each, data, data.validation[split], split) or (p, y)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
         if isinstance(y, Tensor):
@@ -112,6 +117,27 @@ def predicted(
             if most == 1:
                 raise
             most = max(1, min(most, len(rows)) // 4)
+
+
+def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
+    """All functions at x, moved to where one member has its mean; None where they are not kept."""
+    try:
+        whole = posterior.predict(x)._form
+        own = whole if alone is posterior else alone.predict(x)._form
+    except MemoryBudgetError:
+        return None
+    if any(type(form) is not Mixture or form.f_variance is not None for form in (own, whole)):
+        return None
+    f = whole.f + own.f.mean(0) - whole.f.mean(0)
+    return Mixture(whole.likelihood, f, whole.theta, whole.weights, None)
+
+
+def _mixed(
+    posterior: Posterior, alone: Posterior, data: Data, rows: Tensor, split: int
+) -> tuple[Any, Any] | None:
+    x, y = _some(data, rows, split)
+    form = moved(posterior, alone, x)
+    return None if form is None else (Predictive.of(form), y)
 
 
 def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:

@@ -21,13 +21,10 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Data
-from doxa.driver.judgement import Judged, counted, in_units
-from doxa.errors import MemoryBudgetError
+from doxa.driver.judgement import Judged, counted, in_units, moved
 from doxa.method import Method, Run
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
-from doxa.predictive.mixture import Mixture
 
 log = logging.getLogger("doxa")
 
@@ -65,26 +62,15 @@ def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:
     parts: list[Asked] = []
     for alone, split in judged:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
-        own = _functions(alone, data, rows, split)
-        whole = own if alone is posterior else _functions(posterior, data, rows, split)
-        if own is None or whole is None:
+        form = moved(posterior, alone, in_units(data, rows, split)[0])
+        if form is None:
             return None
-        moved = own.f.mean(0) - whole.f.mean(0)
-        some = torch.linspace(0, len(whole.f) - 1, min(len(whole.f), _FUNCTIONS)).round().long()
-        f = (whole.f + moved)[some.to(whole.f.device)]
-        theta = {k: v[some.to(v.device)] for k, v in whole.theta.items()}
+        some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()
+        f = form.f[some.to(form.f.device)]
+        theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         y = data.take(rows, torch.tensor(data.run_of(split)))[1]
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
         weight = one if data.weight is None else data.weight[rows.to(data.weight.device)].to(one)
         parts.append((f, y, theta, weight))
     f, y, weight = (torch.cat([p[k] for p in parts], axis) for k, axis in ((0, 1), (1, 0), (3, 0)))
     return f, y, parts[0][2], weight
-
-
-def _functions(posterior: Posterior, data: Data, rows: Tensor, split: int) -> Mixture | None:
-    """Each function at some rows."""
-    try:
-        form = posterior.predict(in_units(data, rows, split)[0])._form
-    except MemoryBudgetError:
-        return None
-    return form if type(form) is Mixture and form.f_variance is None else None

@@ -5,8 +5,10 @@ Weinberger 2017, whose rows are held out of everything). It is where they are li
 
     log T ~ N(0, 0.35²)
 
-and it stays 1 unless they gain half a standard error of the gain by it, which is where log T is one
-of its own from 0: few rows, or rows that are well predicted, change nothing.
+and it stays 1 unless they clearly gain: a gain of k of its standard errors is a log T of 2k of its
+own. One is enough for T > 1. Training was stopped where these very rows are predicted best, which
+makes a network look better than it is, and being too sure has no bound to what it costs: T < 1
+needs three.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from doxa.likelihoods.left_out import clear, likeliest, mixed
 
 _MOST = math.log(5.0)  # of |log T|
 _SPREAD = 0.35  # of log T, beforehand
-_ERRORS = 0.5  # by which a temperature must gain: one standard error of log T
+_ERRORS = {True: 0.5, False: 1.5}  # of the gain, that T > 1 and T < 1 must have
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Classes(Likelihood):
             return mixed(replace(self, temperature=math.exp(log_t)).log_prob(f, y, theta, 1))
 
         log_t = likeliest(score, weight, _MOST, _SPREAD)
-        if not clear(score(log_t) - score(0.0), weight, _ERRORS):
+        if not clear(score(log_t) - score(0.0), weight, _ERRORS[log_t > 0]):
             return None
         t = math.exp(log_t)
         return LeftOut(replace(self, temperature=t), f"{self.name} at temperature {t:.3g}")

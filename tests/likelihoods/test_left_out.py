@@ -30,8 +30,8 @@ def labels(likelihood: Likelihood, f: Tensor, seed: int = 1) -> Tensor:
 def test_the_temperature_of_labels_that_were_drawn_at_one(
     kind: type[Bernoulli | Categorical], outputs: int, truth: float
 ) -> None:
-    """log T has the standard error 1/√(N E[(dlog p/dlog T)²]), some 0.04 here; the prior moves it by
-    a hundredth of log T at most. Four standard errors, once in 16,000."""
+    """log T has the standard error 1/√(N E[(dlog p/dlog T)²]), some 0.04 here; the prior moves it
+    by a hundredth of log T at most. Four standard errors, once in 16,000."""
     f = 2.0 * normals(1, N, outputs)
     y = labels(kind(temperature=truth), f[0])
     found = kind().left_out(f, y, {}, torch.ones(N))

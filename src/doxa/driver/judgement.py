@@ -3,8 +3,8 @@ intervals hold them. A fit that is much too sure of itself, or worse than a cons
 nor is one of a method that may end at its prior, and predicts its training rows like a constant.
 
 Where each member holds out a part of its own, the member alone is judged by that part: the others
-have seen it. A likelihood that such rows asked for (`driver/left_out.py`) is judged as it was found,
-with all functions moved to where that member has its mean.
+have seen it. A likelihood that such rows asked for (`driver/left_out.py`) is judged as it was
+found, with all functions moved to where that member has its mean.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
+    found_by_mixture = "left_out" in posterior.diagnostics
     for each, split in judged:
         p, y = predicted(each, data, data.validation[split], split)
-        if "left_out" in posterior.diagnostics and each is not posterior:  # the likelihood is the mixture's
+        if found_by_mixture and each is not posterior:
             p, y = _mixed(posterior, each, data, data.validation[split], split) or (p, y)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
@@ -87,9 +88,7 @@ def learned(posterior: Posterior, run: Run) -> None:
         )
 
 
-def judged(
-    posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
-) -> Judged:
+def judged(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> Judged:
     """A run, whose members are `part`, and its rows; or each of its members, where each has rows
     of its own."""
     splits = run.split_of[part]
@@ -126,7 +125,9 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
         own = whole if alone is posterior else alone.predict(x)._form
     except MemoryBudgetError:
         return None
-    if any(type(form) is not Mixture or form.f_variance is not None for form in (own, whole)):
+    if not (type(own) is Mixture and type(whole) is Mixture):
+        return None
+    if own.f_variance is not None or whole.f_variance is not None:
         return None
     f = whole.f + own.f.mean(0) - whole.f.mean(0)
     return Mixture(whole.likelihood, f, whole.theta, whole.weights, None)

@@ -1,15 +1,15 @@
 """What rows left out say of the likelihood itself: how sure to be of a class, the shape of noise.
 
-A fit's own rows cannot say: on them every network is right too often. A posterior by itself is asked
-by the rows that it held out. Where each member holds out a part of its own, a row is seen by all
-members but one, m: its prediction is right in the middle, and that of the others in its width. So
-the rows are given to the mixture of all functions f_s, moved to where member m has its mean,
+A fit's own rows cannot say: on them every network is right too often. A posterior by itself is
+asked by the rows that it held out. Where each member holds out a part of its own, a row is seen by
+all members but one, m: its prediction is right in the middle, and that of the others in its width.
+So the rows are given to the mixture of all functions f_s, moved to where member m has its mean,
 
     p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
 
 and the likelihood that they ask for is that of this mixture: the spread between members is not
-counted a second time (`ensemble/mixed_noise.py` has the same, in closed form, for a level of noise).
-A likelihood says what it asks (`Likelihood.asks_left_out`) and what the answer is
+counted a second time (`ensemble/mixed_noise.py` has the same for a level of noise, in closed form).
+A likelihood says whether it asks (`Likelihood.asks_left_out`) and what the answer is
 (`Likelihood.left_out`); rows that ask for nothing clearly change nothing.
 """
 
@@ -70,7 +70,8 @@ def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         y = data.take(rows, torch.tensor(data.run_of(split)))[1]
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
-        weight = one if data.weight is None else data.weight[rows.to(data.weight.device)].to(one)
+        own = data.weight is not None and data.weight.ndim == 1  # not a method's, of each member
+        weight = data.weight[rows.to(data.weight.device)].to(one) if own else one
         parts.append((f, y, theta, weight))
-    f, y, weight = (torch.cat([p[k] for p in parts], axis) for k, axis in ((0, 1), (1, 0), (3, 0)))
-    return f, y, parts[0][2], weight
+    fs, ys, thetas, weights = zip(*parts, strict=True)
+    return torch.cat(fs, 1), torch.cat(ys), thetas[0], torch.cat(weights)

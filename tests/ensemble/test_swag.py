@@ -110,9 +110,9 @@ def test_statistics_are_recomputed_for_every_draw() -> None:
 
 
 def test_the_trajectory_ends_where_rows_held_out_say() -> None:
-    """150 rows of which a tenth can be learned: the table is known by heart after 500 steps more.
-    The mean of the k points before, k ≤ K, and their covariance: each variance of D̂ D̂ᵀ / (2 (K − 1))
-    with K = k is then k / (k − 1) times that of ½ Σ_diag."""
+    """150 rows of eleven columns, one of which is y but for noise of 1 (1.42 nats a row at best, 1.77
+    by a constant): 250 steps more know them by heart, at 1.72. Of the k ≤ K points before, each
+    variance of D̂ D̂ᵀ / (2 (k − 1)) is k / (k − 1) times that of ½ Σ_diag."""
     g = torch.Generator().manual_seed(5)
     x = torch.randn(1150, 11, generator=g)
     y = x[:, :1] + torch.randn(1150, 1, generator=g)

@@ -41,7 +41,6 @@ from doxa.method import (
 from doxa.method.fields import one_of, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior, SamplePosterior, Status
 
-
 _LEAST = 2  # points: a trajectory of one has no spread
 
 

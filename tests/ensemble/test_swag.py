@@ -110,8 +110,8 @@ def test_statistics_are_recomputed_for_every_draw() -> None:
 
 
 def test_the_trajectory_ends_where_rows_held_out_say() -> None:
-    """150 rows of eleven columns, one of which is y but for noise of 1 (1.42 nats a row at best, 1.77
-    by a constant): 250 steps more know them by heart, at 1.72. Of the k ≤ K points before, each
+    """150 rows of eleven columns, one of which is y but for noise of 1: 1.42 nats a row at best,
+    1.77 by a constant. 250 steps more know them by heart, at 1.72. Of the k ≤ K points before, each
     variance of D̂ D̂ᵀ / (2 (k − 1)) is k / (k − 1) times that of ½ Σ_diag."""
     g = torch.Generator().manual_seed(5)
     x = torch.randn(1150, 11, generator=g)

@@ -44,17 +44,22 @@ def test_members_steps_calls_purposes_and_particles_have_numbers_of_their_own() 
     assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)
 
 
-def test_many_alternating_numbers_serve_four_steps_and_no_place_has_one_twice() -> None:
-    """ε, −ε, and both again half a row further on; then new ones. Correlations of a place over
-    pairs of steps are 0 within five standard errors."""
+def test_many_alternating_numbers_serve_eight_steps_and_no_place_has_one_twice() -> None:
+    """ε, −ε, and both again a quarter of a row further on, three times; then new ones.
+    Correlations of a place over pairs of steps are 0 within five standard errors."""
     n = module._MANY
+    quarter = n // 4
     whole, late = Ahead(Noise(0, "test", [4, 7])), Ahead(Noise(0, "test", [4, 7]))
-    first, minus, moved, back, new = (whole.alternating((n,), at(t), 1) for t in range(5))
-    assert torch.equal(first, -minus) and torch.equal(moved, -back)
-    assert torch.equal(moved[:, n // 2 :], first[:, : n // 2])
-    assert torch.equal(moved, late.alternating((n,), at(2), 1))
-    for other in (moved, new):
-        assert (first * other).mean(1).abs().max() < 5 / math.sqrt(n)
+    drawn = [whole.alternating((n,), at(t), 1) for t in range(9)]
+    for k in range(4):
+        even, odd = drawn[2 * k : 2 * k + 2]
+        assert even.shape == (2, n) and torch.equal(even, -odd)
+        assert torch.equal(even, drawn[0].roll(-k * quarter, -1))
+    assert torch.equal(drawn[5], late.alternating((n,), at(5), 1))
+    alone = Ahead(Noise(0, "test", [7])).alternating((n,), at(6), 1)
+    assert torch.equal(alone[0], drawn[6][1])
+    for other in (*drawn[2::2],):
+        assert (drawn[0] * other).mean(1).abs().max() < 5 / math.sqrt(n)
 
 
 def test_they_are_distributed_as_they_should_be() -> None:

@@ -18,8 +18,8 @@ in a step. (h alone may be negative, where the loss is not convex.) The rate α 
 Newton step, so that α = 1 needs one step on a quadratic with a diagonal Hessian; the paper's code
 multiplies it by h₀ + δ, about 1 here. Where `average` is asked for it is of σ²: while x is small,
 E[x] = 0 says that the mean of σ², not that of h, is right. The bias correction of g is in the share
-that a new gradient gets, (1−β₁)/(1−β₁ᵗ). With one draw a step, ε changes its sign
-at every second one, which halves the drawing, and over two steps takes its noise out of the mean.
+that a new gradient gets, (1−β₁)/(1−β₁ᵗ). With one draw a step, ε changes its sign at every second
+one, which saves drawing, and over two steps takes its noise out of the mean.
 
 β₂ is 1 − 4/steps, so that h₀ counts e⁻⁴, or 2 %, in the answer. Most of a large network's weights
 have next to no curvature: their h is what is left of h₀, and their σ grows by (1−β₂)/2 a step as

@@ -190,6 +190,7 @@ def _constants(module: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
     found: dict[Node, Any] = {}
     if any(_writes_to_unknown(node) for node in module.graph.nodes):
         return found
+    changing = {value for node in module.graph.nodes for value in overwritten(node)}
 
     class Run(Interpreter):
         def run_node(self, n: Node) -> Any:
@@ -197,7 +198,7 @@ def _constants(module: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
             fixed = n.op == "get_attr" or (
                 n.op == "call_function"
                 and isinstance(value, Tensor)
-                and not _mutates(n)
+                and not (_mutates(n) or n in changing)
                 and (n.target in _FILLS or _all_in(n.all_input_nodes, found))
             )
             if fixed:

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import doxa
+from doxa.data import Batch
 from doxa.engine import ahead as module
+from doxa.engine import execute
 from doxa.engine.ahead import Ahead
 from doxa.noise import Noise
 
@@ -96,6 +98,34 @@ def test_what_a_step_asks_for_can_be_handed_in() -> None:
         assert torch.equal(step(at(99)), want)  # whatever the step: from what was handed in
     with source.giving({}), pytest.raises(KeyError):
         step(at(5))
+
+
+def test_a_compiled_step_is_given_the_strides_it_was_compiled_for(monkeypatch: Any) -> None:
+    """It reads memory by them: numbers that lie apart, as those of many alternating ones do, are
+    put together for the compiler as they are at every call."""
+    strides: list[list[tuple[int, ...]]] = []
+
+    def compiled(graph: Any, example: list[torch.Tensor]) -> Any:
+        strides.append([value.stride() for value in example])
+
+        def call(*given: torch.Tensor) -> Any:
+            strides.append([value.stride() for value in given])
+            return graph(*given)
+
+        return call
+
+    monkeypatch.setattr(execute, "_compiled", compiled)
+    source, n = Ahead(Noise(0, "test", [0, 1])), module._MANY
+
+    def step(state: Any, _: Any, t: torch.Tensor, rate: torch.Tensor) -> Any:
+        return {"theta": state["theta"] + source.alternating((n,), t, 1)}, {}
+
+    run, batch = execute.Executor(step, "compiled", source), Batch((), (), torch.ones(()))
+    state = {"theta": torch.zeros(2, n)}
+    for t in range(4):
+        state, _ = run(state, batch, at(t), torch.zeros(()))
+    assert run.mode == "compiled" and len(strides) == 6  # for the compiler, a trial, and calls
+    assert all(each == strides[0] for each in strides)
 
 
 METHODS = {

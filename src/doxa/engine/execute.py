@@ -134,7 +134,7 @@ def _traced(
         return [read(step) for read in readers]
 
     example = [*(_fresh(state[name]) for name in names), *map(_solid, leaves), t, rate]
-    example += numbers(int(t)) if requests else []
+    example += map(_solid, numbers(int(t)))
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplified(module, example)

@@ -12,7 +12,8 @@ from torch.func import functional_call
 
 import doxa
 from doxa.errors import MethodError, ModelError
-from doxa.function.wide import Architecture, finite_network
+from doxa.function.wide import Architecture, finite_network, tangent
+from doxa.laplace import curvature
 
 
 def sines(rows: int, noise: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -43,8 +44,14 @@ def kernel_by_hand(net: nn.Module, weights: dict[str, Tensor], x: Tensor, other:
 
 
 @pytest.mark.parametrize("time", [None, 3.0])
-def test_members_are_trained_linear_networks(time: float | None) -> None:
-    """Each at its own start θ: mean Θ*Ay, covariance that of (I − Θ*A)f over f ~ GP(0, Θ)."""
+def test_members_are_trained_linear_networks(
+    time: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each at its own start θ: mean Θ*Ay, covariance that of (I − Θ*A)f over f ~ GP(0, Θ). Four
+    rows at a time, of which eight are held."""
+    row = 8 * 2 * 2 * 50  # bytes: two members, two outputs, 50 weights
+    monkeypatch.setitem(curvature._CHUNK_BYTES, "cpu", 4 * row)
+    monkeypatch.setattr(tangent, "_HELD", 8 * row)
     x, y = sines(9)
     y = torch.cat([y, x[:, 1:2]], 1)
     new, net = sines(14)[0][9:], normed(2)

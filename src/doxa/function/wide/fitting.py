@@ -64,8 +64,12 @@ class InfinitelyWide(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check()
         if isinstance(self.net, nn.Module):
             object.__setattr__(self, "net", read(self.net))
+
+    def check(self) -> None:
+        """What fields ask of each other."""
 
     def architecture(self, network: nn.Module | None) -> Architecture:
         """Of the network that `fit` was given, of `net`, else fully connected."""

@@ -76,11 +76,10 @@ class NTK(InfinitelyWide):
 
     time: float | None = positive(None, per_run=True)
     kernel: str = one_of("analytic", "empirical")
-    scale: float | None = positive(None, per_run=True)
+    scale: float | None = positive(None)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.kernel != "empirical":
-            super().__post_init__()
             if self.scale is not None:
                 raise MethodError('scale is for kernel="empirical": weight_std and bias_std here')
             return
@@ -91,7 +90,6 @@ class NTK(InfinitelyWide):
                 f'kernel="empirical" is of the network that fit is given, which leaves no '
                 f"{given[0]}= to say: give the network to fit, and scale= for its kernel"
             )
-        super().__post_init__()
         object.__setattr__(self, "needs_network", True)
 
     def belief(self, run: Run) -> Belief:

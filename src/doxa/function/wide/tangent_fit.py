@@ -10,6 +10,7 @@ around the s at which s²Θ̂ has y's variance on average, and around 1 in fitte
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,9 @@ class Tangent(Belief):
         x = self.rows(batch.x, 1 if batch.shared else 2)
         plain = torch.cat([x.new_zeros(run.size, 1), run.start().double()], 1)
         kernel = self.function(plain, x, x)
-        if getattr(self.method, "scale", None) is not None or "scale" in run.hyper:
-            unit = run.field(self.method, "scale").double().log()
+        scale = getattr(self.method, "scale", None)
+        if scale is not None:
+            unit = torch.full_like(kernel[:, 0, 0], math.log(scale))
         else:
             own = kernel.diagonal(0, -2, -1)  # [M, N]
             weight = torch.ones_like(own) if batch.weight is None else batch.weight.to(own)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch
-from doxa.errors import MethodError
 from doxa.function.evidence import Problem, Solved, evenly, solve
 from doxa.function.wide.belief import Belief, Scales
 from doxa.function.wide.classes import spread_of
@@ -60,11 +59,6 @@ class Tangent(Belief):
     def __init__(self, method: InfinitelyWide, run: Run) -> None:
         super().__init__(method, run)
         self.function = TangentFunction(run.net, Packed.of(run.rows.x))
-        ignored = sorted({"weight_std", "bias_std"} & set(run.hyper))
-        if ignored:
-            raise MethodError(
-                f'a grid over {ignored[0]} changes nothing with kernel="empirical": it has scale'
-            )
 
     @property
     def posterior(self) -> type[WidePosterior]:

@@ -129,9 +129,6 @@ class TangentFunction:
             stop, held = own.stop, held + 8 * part.numel()
         yield slice(start, stop), torch.cat(parts, 1)
 
-    def to(self, device: torch.device) -> TangentFunction:
-        return self
-
     def named(self, flat: Tensor) -> dict[str, Any]:
         """Hyper-parameters by name: flat [K, 1 + P]."""
         return {"scale": flat[:, 0].exp().tolist()}

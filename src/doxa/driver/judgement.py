@@ -1,6 +1,7 @@
 """What the rows that were held out say of a fit: how well they are predicted, and how often its
 intervals hold them. A fit that is much too sure of itself, or worse than a constant, is not "ok";
-nor is one of a method that may end at its prior, and predicts its training rows like a constant.
+nor is one whose classes are much less sure than these rows allow, or one of a method that may end
+at its prior, and predicts its training rows like a constant.
 
 Where each member holds out a part of its own, the member alone is judged by that part: the others
 have seen it. A likelihood that such rows asked for (`driver/left_out.py`) is judged as it was
@@ -28,8 +29,10 @@ from doxa.predictive.mixture import Mixture
 LEVEL = 0.9
 ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
 LOSS = 0.05  # nats a row below the constant, likewise
+GAINED = 0.1  # nats a row by classes that are twice as sure, likewise
 _ROWS = 4096  # that are looked at, of each split
 _NUMBERS = 2**18  # in y, likewise
+_TINY = 1e-12  # a probability, of a class that cannot be
 _SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
@@ -58,7 +61,9 @@ def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
                 inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
                 seen.setdefault("coverage", []).append(inside.double().flatten(1).mean(1))
             elif likelihood.classifies:
-                seen.setdefault("too_sure", []).append(_too_sure(p, y, likelihood))
+                sure, twice = _confidence(p, y, likelihood)
+                seen.setdefault("too_sure", []).append(sure)
+                seen.setdefault("twice_as_sure", []).append(twice)
     found = {name: torch.cat(values).double() for name, values in seen.items()}
     record = posterior.record
     record.validation = float(found["log_prob"].mean())
@@ -177,22 +182,31 @@ def _log_prob(p: Any, y: Any) -> Tensor:
     return torch.as_tensor(p.log_prob(y))
 
 
-def _too_sure(p: Any, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """How much larger the probability of the likeliest class is than its being right, [N]."""
-    yes = p.probs
-    if yes.shape == y.shape:  # Bernoulli
-        likeliest, right = torch.maximum(yes, 1 - yes), (yes > 0.5) == (y > 0.5)
-    else:
-        likeliest, right = yes.amax(1), yes.argmax(1) == y
+def _confidence(p: Any, y: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """How much larger the probability of the likeliest class is than its being right, [N]; and how
+    many nats logits twice as large would gain, log p_y − log Σ p², [N + 1]: one row more is wrong,
+    so that a few rows that are all right do not say that none ever is."""
+    table, y = p.probs.double(), y.long()
+    if table.shape == y.shape:  # Bernoulli
+        table = torch.stack([1 - table, table], 1)
     ignored = getattr(likelihood, "ignore_index", None)
     counted = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
-    excess = (likeliest.double() - right.double()) * counted
-    return excess.reshape(len(y), -1).sum(1) / counted.reshape(len(y), -1).sum(1).clamp(min=1)
+    likeliest, right = table.amax(1), (table.argmax(1) == y).double()
+    truth = table.gather(1, (y * counted).unsqueeze(1)).squeeze(1).clamp_min(_TINY)
+    squares = table.square().sum(1).log()
+    wrong = ((1 - likeliest) / (table.shape[1] - 1)).clamp_min(_TINY).log() - squares
+
+    def each(value: Tensor) -> Tensor:
+        value = (value * counted).reshape(len(y), -1).sum(1)
+        return value / counted.reshape(len(y), -1).sum(1).clamp(min=1)
+
+    gained = torch.cat([each(truth.log() - squares), each(wrong).mean(0, keepdim=True)])
+    return each(likeliest - right), gained
 
 
 def _status(found: dict[str, Tensor], rows: int) -> Status:
     """What is wrong, beyond what chance allows (two standard errors)."""
-    error = {name: 2 * float(v.std(correction=0)) / math.sqrt(rows) for name, v in found.items()}
+    error = {n: 2 * float(v.std(correction=0)) / math.sqrt(len(v)) for n, v in found.items()}
     mean = {name: float(v.mean()) for name, v in found.items()}
     if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
         reason = (
@@ -207,6 +221,13 @@ def _status(found: dict[str, Tensor], rows: int) -> Status:
         what = (
             f"on the {rows} rows held out the likeliest class is right {mean['too_sure']:.0%} less "
             "often than it says"
+        )
+    elif mean.get("twice_as_sure", 0.0) > max(GAINED, error.get("twice_as_sure", 0.0)):
+        return Status(
+            "underconfident",
+            f"the {rows} rows held out would be predicted {mean['twice_as_sure']:.2g} nats a row "
+            "better with logits twice as large: it is far less sure than it could be; train "
+            "longer, recalibrate it (doxa.evaluate.recalibrate), or give logits a wider prior",
         )
     else:
         return Status()

@@ -29,19 +29,19 @@ from doxa.posterior import Status
 _COUNT = 10  # Gauss–Newton steps, where nobody said how many
 _SHORT = 100  # steps of training: what is polished is nearly there
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.02)  # of a step that are tried
-_WORK = 4e9  # multiplications that they may take: a second or so of one core
+_WORK = 4e9  # multiplications that they may take for a member: a second or so of one core
 _RARE = 3.09  # standard normals: once in a thousand
 
 
 def polishing(run: Run, trained: bool) -> int:
     """How many Gauss–Newton steps follow training by default: a few where they are cheap, none
     where held-out rows stopped the training, it was too short to come near a maximum, or the
-    weights were to be taken as they are."""
+    weights were to be taken as they are. A member's own: how many others run decides nothing."""
     if not trained or run.rows.validation is not None or run.steps < _SHORT:
         return 0
     size, rows = len(run.subset_index), max(len(own) for own in run.rows.rows)
     matrices = 2 * rows * output_size(run.net.output) * size**2 + size**3  # two sums and a factor
-    return _COUNT if _COUNT * run.size * matrices <= _WORK else 0
+    return _COUNT if _COUNT * matrices <= _WORK else 0
 
 
 def polish(run: Run, state: State, batch: Batch, clock: Clock, tunes: bool) -> tuple[State, Info]:

@@ -72,8 +72,10 @@ class Gaussian(Likelihood):
     assumed: bool = field(default=False, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.noise is None:
+            return
         object.__setattr__(self, "noise", positive("noise", self.noise))
-        if self.per_output and self.noise is not None:
+        if self.per_output:
             raise ModelError("per_output learns the noise; give noise one number for each output")
 
     @property

@@ -14,8 +14,8 @@ the process's own seconds unless `--clock wall`, because machines are shared.
 
 The table gives the median and the smallest time of each version, the ratio new/old as the median
 over neighbours in time, and that ratio of the smallest. With OLD_SRC and NEW_SRC the same it shows
-what of a ratio is noise. `--rows` chooses by the beginnings of names, `--out` also writes JSON, and
-`--minutes` ends it: rows that were not reached are left out.
+what of a ratio is noise. `--rows` chooses by the beginnings of names, in that order, `--out` also
+writes JSON, and `--minutes` ends it: rows that were not reached are left out.
 """
 
 from __future__ import annotations
@@ -270,7 +270,9 @@ def measure(sources: Sequence[str], names: Sequence[str], args: argparse.Namespa
                     elif "error" in answer:
                         row["errors"][which] = answer["error"]
             took = time.perf_counter() - began
-            print(f"round {round_ + 1}, {name}: {took:.1f} s", file=sys.stderr, flush=True)
+            times = {which: [round(1e6 * s) for s in row[which]] for which in workers}
+            line = f"round {round_ + 1}, {name}: {took:.1f} s, µs: {times}"
+            print(line, file=sys.stderr, flush=True)
         for worker in workers.values():
             worker.close()
     return [finished(row) for row in found.values() if row["old"] or row["errors"]]
@@ -323,9 +325,10 @@ def main() -> None:
     if len(args.sources) != 2:
         parser.error("give two folders: OLD_SRC NEW_SRC")
     chosen = tuple(args.rows.split(","))
-    names = [name for name in every_row() if name.startswith(chosen)]
+    known = list(every_row())
+    names = list(dict.fromkeys(n for start in chosen for n in known if n.startswith(start)))
     if not names:
-        parser.error(f"no such row; there are {', '.join(every_row())}")
+        parser.error(f"no such row; there are {', '.join(known)}")
     found = measure([str(Path(source).resolve()) for source in args.sources], names, args)
     print(table(found))
     if args.out is not None:

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from doxa.noise import Noise, digest, generator
+from doxa.noise import Noise, _kept, digest, generator, repeated
 
 ALPHA = 1e-4
 SIZE = 1 << 16
@@ -206,3 +206,26 @@ def test_alternating_normals_change_their_sign_at_odd_steps() -> None:
     assert torch.equal(odd, -even)
     assert not torch.equal(after, even)
     assert torch.equal(even, source.normal((5,), 3, 1))
+
+
+def test_draws_that_are_kept_are_those_of_a_new_source() -> None:
+    """Whatever else was asked for before, and in whichever mode: to the bit. No more is kept than
+    64 draws of 256 kB."""
+    kinds, shapes, types = ("normal", "uniform"), ((3,), (1, 3)), (torch.float32, torch.float64)
+    for _ in range(2):
+        for kind, seed, purpose, names, shape, dtype in itertools.product(
+            kinds, (0, 1), ("a", "b"), ("01", "10", "1"), shapes, types
+        ):
+            source = Noise(seed, purpose, list(names), "cpu", dtype)
+            new = source.normal(shape) if kind == "normal" else source.uniform(shape)
+            with torch.inference_mode():
+                first = repeated(kind, seed, purpose, list(names), shape, source.device, dtype)
+            again = repeated(kind, seed, purpose, list(names), shape, source.device, dtype)
+            assert again is first and not again.is_inference()
+            assert torch.equal(again, new) and again.dtype == dtype
+    ask = ("normal", 0, "large", ["0"])
+    rest = (torch.device("cpu"), torch.float32)
+    small, large = (repeated(*ask, (size,), *rest) for size in (1 << 16, (1 << 16) + 1))
+    assert repeated(*ask, (1 << 16,), *rest) is small
+    assert repeated(*ask, ((1 << 16) + 1,), *rest) is not large
+    assert _kept.cache_info().currsize == _kept.cache_info().maxsize == 64

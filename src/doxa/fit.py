@@ -6,48 +6,43 @@ one stacked axis, chooses the engine, drives the method's stages and records wha
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from doxa import checks, likelihoods
-from doxa.data import Batches, Data
+from doxa import checks
+from doxa.data import Data
 from doxa.driver import Callback, Options
+from doxa.driver.belief import believe
 from doxa.driver.fingerprint import fingerprint
 from doxa.driver.finish import launch
 from doxa.driver.members import member_ids, stack
 from doxa.driver.place import Given, place_data
 from doxa.driver.runs import Runs, RunSpec, Sweep
-from doxa.engine import Engine, choose, works
-from doxa.engine.threads import threads_for, undecided
-from doxa.engine.work import Count
-from doxa.errors import DoxaError, MethodError, ModelError
-from doxa.likelihoods import Inferred
-from doxa.method import Clock, FitSettings, Method, Run, as_method, log_joint
+from doxa.driver.trial import try_engine
+from doxa.engine import Engine
+from doxa.engine.threads import threads_for
+from doxa.errors import MethodError
+from doxa.method import FitSettings, Method, as_method
 from doxa.method.keywords import keywords
 from doxa.method.precision import in_half
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
 from doxa.model.gradient_check import check_reach
-from doxa.model.meaning import check_logits, looked_at, meant, understood
-from doxa.model.problem import Network, OwnFunctions, Problem
+from doxa.model.meaning import check_logits
+from doxa.model.problem import Network, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
-
-log = logging.getLogger("doxa")
 
 
 @keywords(
@@ -138,19 +133,8 @@ def fit(
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     given = Given.read(data)
     specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
-    problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
+    problem, noise_model, inferred = believe(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
-    noise_model = (
-        believed.likelihood if believed
-        else likelihoods.likelihood(likelihood or (inferred.name if inferred else "gaussian"))
-    )  # fmt: skip
-    if method.regression_only and not noise_model.is_normal:
-        why = f' ({inferred.reason}); likelihood="gaussian" takes y as numbers' if inferred else ""
-        other = "" if method.needs_network else "; sparse-gp takes any likelihood"
-        raise MethodError(
-            f"{method.name} is for regression with Gaussian noise, not {noise_model.name}"
-            f"{why}{other}"
-        )
     problem = method.prepare(problem)
     if believed is not None:
         device, dtype = device or believed.device, dtype or believed.dtype
@@ -179,7 +163,7 @@ def fit(
         specs, ids, likelihood_output, inputs, settings,
     )  # fmt: skip
     half = precision != "full" and in_half(precision, method, run)
-    run = replace(run, engine=_engine(run, engine, method, half))
+    run = replace(run, engine=try_engine(run, engine, method, half))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
@@ -214,49 +198,6 @@ def _start(init: Any) -> tuple[bool, Tensor | None]:
     )
 
 
-def _problem(
-    model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
-    specs: Sequence[RunSpec],
-) -> tuple[Problem, Inferred | None]:  # fmt: skip
-    """What is fitted, and how its likelihood was inferred where none was given."""
-    if model is None:
-        if method.needs_network:
-            raise ModelError(
-                f"{method.name} needs a network; only linear and process methods do not"
-            )
-        shapes = (tree_map(lambda t: list(t.shape[1:]), tree) for tree in (given.x, given.y))
-        own = OwnFunctions(*shapes)
-        if likelihood is not None or method.regression_only:
-            return own, None
-        return own, meant(given.y, given.source is None)
-    if isinstance(model, Model):
-        if likelihood is not None or prior is not None or subset is not None:
-            raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        believed = model.unseen()
-    else:
-        believed = Model(model, likelihood, prior, subset or "all")
-    inferred = None
-    if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
-        try:
-            believed, inferred = understood(believed, given.x, given.y, given.source is None)
-        except ModelError as error:
-            raise error if given.tasks is None else _for_tasks(method, error) from error
-    if type(method).prepare is not Method.prepare:  # it asks which layers there are
-        believed = looked_at(believed, given.x)
-    return Network(believed), inferred
-
-
-def _for_tasks(method: Method, error: ModelError) -> ModelError:
-    """Why a network cannot take tasks."""
-    words = (
-        "the data are tasks, which a network is given as context_x, context_y, context and "
-        'target_x: write one that takes these, or use a neural process ("cnp", "tnp", …) with '
-        f"None in place of the network ({error})"
-    )
-    alone = f"{method.name} brings its own network: pass None in its place"
-    return ModelError(words if method.needs_network else alone)
-
-
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
     lengths = [len(rows) for rows in data.rows]
     # Short runs are padded with rows of weight 0, which BatchNorm would count all the same.
@@ -272,40 +213,3 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
     if epochs is not None:
         return math.ceil(epochs * epoch)
     return method.default_steps
-
-
-def _engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
-    """As asked for, or by the rule; the loop where stacking fails."""
-    own, width = not isinstance(run.problem, Network), method.width
-    if asked != "auto":
-        chosen = Engine.parse(asked)
-    elif own and method.modules_stack and run.size > 1:
-        return Engine("stack", None, reason="the method's own modules run on stacked weights")
-    elif own:
-        return Engine("loop", reason="the method brings its own functions")
-    else:
-        chosen = choose(run.net, run.size * width, run.device)
-    if own:
-        return chosen
-    chosen = replace(chosen, half=half)
-    wide = run.times(width) if width > 1 else run
-    size = min(run.settings.batch_size, 8)
-    rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
-    batch = rows.batch(0)
-    zero = torch.zeros((), device=run.device)
-    clock = Clock(zero, zero, 1, wide.noise("trial"))
-    state = wide.init_network()
-    count = Count()
-
-    def trial(tried: Engine) -> None:
-        with count if undecided() else nullcontext():
-            replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
-
-    try:
-        chosen = works(chosen, trial)
-    except DoxaError:
-        raise
-    except Exception as error:  # whatever the user's forward raises
-        raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
-    log.info("engine: %s (%s)", chosen.kind, chosen.reason)
-    return replace(chosen, product=count.largest / rows.size)

@@ -15,11 +15,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
+_SMALL = 1 << 18  # bytes of a draw that is kept, of 64: at most 16 MB
 
 
 def digest(*parts: object) -> int:
@@ -94,25 +97,35 @@ class Noise:
 
     def uniform(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
         """[M, *shape] in (0, 1]; of several steps [T] at once, [T, M, *shape]."""
-        size = math.prod(shape)
+        return self._hashed(shape, *self.keys(step, call))
+
+    def keys(self, step: Tensor | int, call: int) -> tuple[Tensor, Tensor]:
+        """(a, b), with which counters are hashed: [M] each; of several steps [T], [T, M]."""
         if isinstance(step, int):
             step = torch.tensor(step, dtype=torch.int32, device=self.device)
         base, key, last = self._keys.unbind(1)
         now = step.to(torch.int32).unsqueeze(-1) if step.ndim else step.to(torch.int32)
-        a = _mix(_mix(base + now) ^ (key + _signed(call * _GOLDEN)))  # [M]
-        b = _mix(a ^ last)
-        bits = _mix(_mix(self._counter(size) + a.unsqueeze(-1)) ^ b.unsqueeze(-1))  # [M, size]
+        a = _mix(_mix(base + now) ^ (key + _signed(call * _GOLDEN)))
+        return a, _mix(a ^ last)
+
+    def _hashed(self, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+        counter = self._counter(math.prod(shape))
+        bits = _mix(_mix(counter + a.unsqueeze(-1)) ^ b.unsqueeze(-1))  # [M, size]
         u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
         u = u.clamp_min(2.0**-33)  # in single precision the lowest 65 words round to 0: log u
         return u.reshape(*a.shape, *shape)
 
     def rowwise(self, kind: str, shape: Sequence[int], step: Tensor | int, call: int) -> Tensor:
         """[M, rows, ...]: a row's numbers do not depend on how many rows come after it."""
+        return self.rows(kind, shape, *self.keys(step, call))
+
+    def rows(self, kind: str, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+        """The same, of the keys of a step."""
         if kind == "uniform":
-            return self.uniform(shape, step, call)
+            return self._hashed(shape, a, b)
         rows, size = shape[0], math.prod(shape[1:])
         half = (size + 1) // 2
-        u = self.uniform((rows, 2, half), step, call)
+        u = self._hashed((rows, 2, half), a, b)
         z = _normals(u[..., 0, :], u[..., 1, :])
         return z[..., :size].reshape(*z.shape[:-2], *shape)
 
@@ -136,3 +149,31 @@ def _normals(u: Tensor, v: Tensor) -> Tensor:
     radius = (-2.0 * u.log()).sqrt()
     angle = v * (2.0 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+
+
+def repeated(
+    kind: str, seed: int, purpose: str, members: Sequence[str], shape: Sequence[int],
+    device: torch.device, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """What such a `Noise` draws first, "normal" or "uniform", [M, *shape]; not to be written to.
+
+    Predictions of a posterior ask for the same numbers in every call: the last small draws are kept
+    in this process.
+    """
+    asked = (kind, seed, purpose, tuple(members), tuple(shape), device, dtype)
+    small = len(members) * math.prod(shape) * dtype.itemsize <= _SMALL
+    return _kept(*asked) if small else _drawn(*asked)
+
+
+def _drawn(
+    kind: str, seed: int, purpose: str, members: tuple[str, ...], shape: tuple[int, ...],
+    device: torch.device, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    noise = Noise(seed, purpose, members, device, dtype)
+    return noise.normal(shape) if kind == "normal" else noise.uniform(shape)
+
+
+@lru_cache(64)
+@torch.inference_mode(False)  # whoever asks first: others may differentiate
+def _kept(*asked: Any) -> Tensor:
+    return _drawn(*asked)

@@ -4,13 +4,13 @@ nor is one whose classes are much less sure than these rows allow, or one of a m
 at its prior, and predicts its training rows like a constant.
 
 Where each member holds out a part of its own, the member alone is judged by that part: the others
-have seen it.
+have seen it. A likelihood that such rows asked for (`driver/left_out.py`) is judged as it was
+found, with all functions moved to where that member has its mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
+from doxa.predictive import Predictive
+from doxa.predictive.mixture import Mixture
 
 LEVEL = 0.9
 ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
@@ -34,14 +36,20 @@ _TINY = 1e-12  # a probability, of a class that cannot be
 _SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
-def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
-    """Put into the record what the held-out rows say of a run, whose members are `part`."""
+Judged = list[tuple[Posterior, int]]  # who is judged by the rows of which split
+
+
+def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
+    """Put into the record what the held-out rows say of a run."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
-    for each, split in _judged(posterior, method, run, part, result):
-        p, y = _predicted(each, data, data.validation[split], split)
+    found_by_mixture = "left_out" in posterior.diagnostics
+    for each, split in judged:
+        p, y = predicted(each, data, data.validation[split], split)
+        if found_by_mixture and each is not posterior:
+            p, y = _mixed(posterior, each, data, data.validation[split], split) or (p, y)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
         if isinstance(y, Tensor):
@@ -68,7 +76,7 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
 def learned(posterior: Posterior, run: Run) -> None:
     """Say so where rows that a run was trained on are predicted no better than by a constant."""
     split = run.split_of[0]
-    p, y = _predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
+    p, y = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
     if posterior.record.status != "ok" or not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y)
@@ -85,22 +93,22 @@ def learned(posterior: Posterior, run: Run) -> None:
         )
 
 
-def _judged(
-    posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
-) -> Iterator[tuple[Posterior, int]]:
-    """Who is judged by the rows of which split."""
+def judged(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> Judged:
+    """A run, whose members are `part`, and its rows; or each of its members, where each has rows
+    of its own."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
-        yield posterior, splits[0]
-        return
+        return [(posterior, splits[0])]
+    each: Judged = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
         alone = method.finish(run.part(own), slice_state(result.state, own), result.draws(own))
         alone.record.seed = posterior.record.seed
-        yield alone, split
+        each.append((alone, split))
+    return each
 
 
-def _predicted(
+def predicted(
     posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
     draws: int | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -115,16 +123,48 @@ def _predicted(
             most = max(1, min(most, len(rows)) // 4)
 
 
+def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
+    """All functions at x, moved to where one member has its mean; None where they are not kept."""
+    try:
+        whole = posterior.predict(x)._form
+        own = whole if alone is posterior else alone.predict(x)._form
+    except MemoryBudgetError:
+        return None
+    if not (type(own) is Mixture and type(whole) is Mixture):
+        return None
+    if own.f_variance is not None or whole.f_variance is not None:
+        return None
+    f = whole.f + own.f.mean(0) - whole.f.mean(0)
+    return Mixture(whole.likelihood, f, whole.theta, whole.weights, None)
+
+
+def _mixed(
+    posterior: Posterior, alone: Posterior, data: Data, rows: Tensor, split: int
+) -> tuple[Any, Any] | None:
+    x, y = _some(data, rows, split)
+    form = moved(posterior, alone, x)
+    return None if form is None else (Predictive.of(form), y)
+
+
 def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:
-    """At most so many of the rows that count, evenly, in the units of x and y."""
-    run = data.run_of(split)
+    """At most so many of the rows that count, in the units of x and y."""
+    return in_units(data, counted(data, rows, most), split)
+
+
+def counted(data: Data, rows: Tensor, most: int) -> Tensor:
+    """At most so many of the rows that count, evenly."""
     if data.weight is not None and data.weight.ndim == 1:
-        counted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
-        rows = counted if len(counted) else rows
-    one = tree_flatten(data.take(rows[:1], torch.tensor(run))[1])[0]
+        weighted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
+        rows = weighted if len(weighted) else rows
+    one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
-    some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
-    x, y = data.take(some, torch.tensor(run))
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
+
+
+def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+    """Rows in the units of x and y."""
+    run = data.run_of(split)
+    x, y = data.take(rows, torch.tensor(run))
     scales = data.scales[run].to(data.device, torch.float64)
     if scales.x_loc is not None:
         x = tree_map(

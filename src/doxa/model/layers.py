@@ -170,7 +170,7 @@ def deviation(rho: Tensor) -> Tensor:
 
 def mask(uniform: Tensor, p: Tensor) -> Tensor:
     """1[u > p] / (1 − p)."""
-    return (uniform > p).to(uniform.dtype) / (1.0 - p).to(uniform.dtype)
+    return (uniform > p) / (1.0 - p).to(uniform.dtype)
 
 
 class InputDropout(Noisy):

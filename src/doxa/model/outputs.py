@@ -17,9 +17,9 @@ from doxa.errors import ModelError
 Name = str | tuple[str, ...] | None
 
 
-def output_name(name: Any) -> Name:
+def output_name(name: Any) -> str | tuple[str, ...]:
     """The name of an output, or the names of several, checked."""
-    if name is None or isinstance(name, str):
+    if isinstance(name, str):
         return name
     if not isinstance(name, tuple | list) or not all(isinstance(each, str) for each in name):
         raise ModelError(

@@ -46,7 +46,7 @@ class Structure:
         self.prior = Normal(1.0) if prior is None else prior
         self.default_prior = prior is None  # nobody chose it: a method may find its scale
         self.subset = subset
-        self.named = output_name(output)
+        self.named = None if output is None else output_name(output)
         self.builder = nets.builder_of(net)
         self.net = copy.deepcopy(net).eval()
         swap_dropout(self.net)

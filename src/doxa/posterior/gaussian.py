@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from doxa import linalg
-from doxa.noise import Noise
+from doxa.noise import repeated
 from doxa.posterior.centred import CentredPosterior
 from doxa.posterior.kinds import register_posterior
 
@@ -20,6 +20,7 @@ class GaussianPosterior(CentredPosterior):
     """
 
     kind = "gaussian"
+    flat = "mean"
 
     def __init__(self, *args: Any, mean: Tensor, covariance: linalg.Structure, **kw: Any) -> None:
         super().__init__(*args, **kw)
@@ -35,8 +36,8 @@ class GaussianPosterior(CentredPosterior):
 
     def _away(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
         """Deviations from the mean, [K, S, subset], for keys that run over members, then draws."""
-        noise = Noise(seed, "draws", keys, self.device, self.dtype)
-        eps = noise.normal((covariance.numbers,))
+        size = (covariance.numbers,)
+        eps = repeated("normal", seed, "draws", keys, size, self.device, self.dtype)
         each = eps.reshape(covariance.members, -1, covariance.numbers)  # [K, S, numbers]
         return covariance.sample(each.transpose(0, 1)).transpose(0, 1)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from doxa.errors import Unavailable
 from doxa.linalg.layout import Params
-from doxa.noise import Noise
+from doxa.noise import repeated
 from doxa.posterior.function_draws import FunctionDraws
 from doxa.posterior.kinds import register_posterior
 from doxa.posterior.weights import WeightPosterior
@@ -27,6 +27,7 @@ class ImplicitPosterior(WeightPosterior):
     """
 
     kind = "implicit"
+    flat = "theta"
     objective: float | None = None
     objective_error: float | None = None
 
@@ -86,11 +87,10 @@ class ImplicitPosterior(WeightPosterior):
         for name, site in self.network.sites.items():
             if site.use == "training":
                 continue
-            source = Noise(
-                seed, f"masks/{name.removesuffix('.uniform')}", keys, self.device, self.dtype
-            )
-            draw = source.normal if site.kind == "normal" else source.uniform
-            drawn[name] = draw(site.drawn(None))
+            drawn[name] = repeated(
+                site.kind, seed, f"masks/{name.removesuffix('.uniform')}", keys, site.drawn(None),
+                self.device, self.dtype,
+            )  # fmt: skip
         return drawn
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:

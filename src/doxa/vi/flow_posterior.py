@@ -12,7 +12,7 @@ from torch import Tensor
 from doxa.engine import Engine
 from doxa.model.functional import Functional
 from doxa.model.layers import deviation
-from doxa.noise import Noise
+from doxa.noise import repeated
 from doxa.posterior import CentredPosterior, register_posterior
 
 
@@ -25,6 +25,7 @@ class FlowPosterior(CentredPosterior):
     """
 
     kind = "flow"
+    flat = "mean"
 
     def __init__(self, *args: Any, mean: Tensor, rho: Tensor, flow: Tensor, **kw: Any) -> None:
         super().__init__(*args, **kw)
@@ -53,7 +54,8 @@ class FlowPosterior(CentredPosterior):
 
     def normals(self, keys: list[str], seed: int, k: int | None) -> Tensor:
         """z, [K, S, subset]."""
-        z = Noise(seed, "draws", keys, self.device, self.dtype).normal((self.rho.shape[1],))
+        size = (self.rho.shape[1],)
+        z = repeated("normal", seed, "draws", keys, size, self.device, self.dtype)
         return z.unflatten(0, (self.members if k is None else 1, -1))
 
     def push(self, z: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ def ours(table: Table, method: str) -> Result:
     start = time.process_time()
     sweep = doxa.fit(
         None if method == "linear" else net, (x, y), method, standardize=True, progress=False,
-        likelihood="categorical" if table.classes else "gaussian",
+        likelihood="categorical" if table.classes else None,  # what numbers are is said by nobody
         runs=doxa.Runs(rows=table.train),
     )  # fmt: skip
     seconds = (time.process_time() - start) / len(table.train)
@@ -111,7 +111,9 @@ def summary(table: Table, scores: Any, held: Any, probs: Any) -> Result:
         y = torch.as_tensor(np.concatenate([table.y[rows] for rows in table.test]))
         p = doxa.Predictive.from_probs(torch.as_tensor(np.concatenate(probs)))
         ece, chance = evaluate.ece(p, y), _chance(p, y)
-        return found | {"ece": ece, "ece_by_chance": chance, "rows": len(y),
+        debiased = evaluate.ece(p, y, "debiased")
+        return found | {"ece": ece, "ece_by_chance": chance, "ece_debiased": debiased,
+                        "rows": len(y),
                         "accuracy": float((p.probs.argmax(1) == y).double().mean())}  # fmt: skip
     inside = np.concatenate(held)
     return found | {"coverage": float(inside.mean()), "rows": len(inside)}
@@ -187,7 +189,7 @@ def shown(found: dict[tuple[str, str], Result], names: Sequence[str], regression
         "log-likelihood",
         "90 % intervals hold" if regression else "accuracy",
     ]
-    columns += [] if regression else ["ECE (by chance alone)"]
+    columns += [] if regression else ["ECE (by chance alone)", "debiased"]
     columns += ["seconds", "status"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name in names:
@@ -201,6 +203,7 @@ def shown(found: dict[tuple[str, str], Result], names: Sequence[str], regression
             row.append(f"{share:.3f} ± {error:.3f}")
             if not regression:
                 row.append(f"{one['ece']:.3f} ({one['ece_by_chance']:.3f})")
+                row.append(f"{one['ece_debiased']:.3f}" if "ece_debiased" in one else "")
             status = one.get("status", [])
             said = {s: status.count(s) for s in dict.fromkeys(status)}
             row += [f"{one['seconds']:.1f}", ", ".join(f"{n} {s}" for s, n in said.items())]

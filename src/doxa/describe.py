@@ -70,6 +70,10 @@ def posterior(p: Any) -> Words:
         facts.append(("fitted to", fitted))
     if held := p.diagnostics.get("held_out"):
         facts.append(("held out", _held_out(held)))
+    if left := p.diagnostics.get("left_out"):
+        facts.append(
+            ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'row')} left out")
+        )
     has = [
         f"{name} {number(value)}"
         for name in ("log_evidence", "elbo") if (value := getattr(p, name)) is not None

@@ -20,8 +20,8 @@ TASKS = {
     "classification": ("categorical", 3),
     "counts": ("poisson", 1),
 }
-STATUSES = ("diverged", "stopped", "not-converged", "overconfident", "worse-than-constant",
-            "worse-than-map", "degenerate", "learned-nothing")  # fmt: skip
+STATUSES = ("diverged", "stopped", "not-converged", "overconfident", "underconfident",
+            "worse-than-constant", "worse-than-map", "degenerate", "learned-nothing")  # fmt: skip
 
 
 def rows(task: str, n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,6 +93,38 @@ def test_classes_that_are_too_sure_are_said() -> None:
     assert sure.status in ("overconfident", "worse-than-constant") and sure.status.reason
 
 
+@pytest.mark.parametrize(("slope", "said"), [(0.125, "underconfident"), (1.0, "ok")])
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+def test_classes_that_are_much_too_unsure_are_said(
+    likelihood: str, slope: float, said: str
+) -> None:
+    """Labels drawn with log-odds 8 x, and a network that says an eighth of them, or them. With the
+    sigmoid s of a logit z, 2 z gains log s − log(s² + (1 − s)²) of the probability of y."""
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(600, 1, generator=g)
+    y = (torch.rand(600, generator=g) < torch.sigmoid(8 * x[:, 0])).long()
+
+    class Fixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = slope * 8 * x + 1e-9 * self.shift
+            return z if likelihood == "bernoulli" else torch.cat([torch.zeros_like(z), z], 1)
+
+    target = y.float()[:, None] if likelihood == "bernoulli" else y
+    posterior = doxa.fit(
+        Fixed(), (x, target), "map", likelihood=likelihood, init="given", steps=1, progress=False,
+        validation=(x, target),
+    )  # fmt: skip
+    assert posterior.status == said, posterior.status.reason
+    s = torch.sigmoid(slope * 8 * (2 * y - 1) * x[:, 0]).double()
+    gained = (s.log() - (s**2 + (1 - s) ** 2).log()).mean()
+    told = posterior.diagnostics["held_out"]["twice_as_sure"]
+    assert told == pytest.approx(float(gained), abs=0.02)  # one row more, that is wrong
+
+
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "categorical"])
 def test_the_constant_is_the_best_for_what_was_seen(likelihood: str) -> None:
     g = torch.Generator().manual_seed(5)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import doxa
+from doxa.data import Batch
 from doxa.engine import ahead as module
+from doxa.engine import execute
 from doxa.engine.ahead import Ahead
 from doxa.noise import Noise
 
@@ -44,17 +46,22 @@ def test_members_steps_calls_purposes_and_particles_have_numbers_of_their_own() 
     assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)
 
 
-def test_many_alternating_numbers_serve_four_steps_and_no_place_has_one_twice() -> None:
-    """ε, −ε, and both again half a row further on; then new ones. Correlations of a place over
-    pairs of steps are 0 within five standard errors."""
+def test_many_alternating_numbers_serve_eight_steps_and_no_place_has_one_twice() -> None:
+    """ε, −ε, and both again a quarter of a row further on, three times; then new ones.
+    Correlations of a place over pairs of steps are 0 within five standard errors."""
     n = module._MANY
+    quarter = n // 4
     whole, late = Ahead(Noise(0, "test", [4, 7])), Ahead(Noise(0, "test", [4, 7]))
-    first, minus, moved, back, new = (whole.alternating((n,), at(t), 1) for t in range(5))
-    assert torch.equal(first, -minus) and torch.equal(moved, -back)
-    assert torch.equal(moved[:, n // 2 :], first[:, : n // 2])
-    assert torch.equal(moved, late.alternating((n,), at(2), 1))
-    for other in (moved, new):
-        assert (first * other).mean(1).abs().max() < 5 / math.sqrt(n)
+    drawn = [whole.alternating((n,), at(t), 1) for t in range(9)]
+    for k in range(4):
+        even, odd = drawn[2 * k : 2 * k + 2]
+        assert even.shape == (2, n) and torch.equal(even, -odd)
+        assert torch.equal(even, drawn[0].roll(-k * quarter, -1))
+    assert torch.equal(drawn[5], late.alternating((n,), at(5), 1))
+    alone = Ahead(Noise(0, "test", [7])).alternating((n,), at(6), 1)
+    assert torch.equal(alone[0], drawn[6][1])
+    for other in (*drawn[2::2],):
+        assert (drawn[0] * other).mean(1).abs().max() < 5 / math.sqrt(n)
 
 
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
@@ -101,6 +108,34 @@ def test_what_a_step_asks_for_can_be_handed_in() -> None:
         assert torch.equal(step(at(99)), want)  # whatever the step: from what was handed in
     with source.giving({}), pytest.raises(KeyError):
         step(at(5))
+
+
+def test_a_compiled_step_is_given_the_strides_it_was_compiled_for(monkeypatch: Any) -> None:
+    """It reads memory by them: numbers that lie apart, as those of many alternating ones do, are
+    put together for the compiler as they are at every call."""
+    strides: list[list[tuple[int, ...]]] = []
+
+    def compiled(graph: Any, example: list[torch.Tensor]) -> Any:
+        strides.append([value.stride() for value in example])
+
+        def call(*given: torch.Tensor) -> Any:
+            strides.append([value.stride() for value in given])
+            return graph(*given)
+
+        return call
+
+    monkeypatch.setattr(execute, "_compiled", compiled)
+    source, n = Ahead(Noise(0, "test", [0, 1])), module._MANY
+
+    def step(state: Any, _: Any, t: torch.Tensor, rate: torch.Tensor) -> Any:
+        return {"theta": state["theta"] + source.alternating((n,), t, 1)}, {}
+
+    run, batch = execute.Executor(step, "compiled", source), Batch((), (), torch.ones(()))
+    state = {"theta": torch.zeros(2, n)}
+    for t in range(4):
+        state, _ = run(state, batch, at(t), torch.zeros(()))
+    assert run.mode == "compiled" and len(strides) == 6  # for the compiler, a trial, and calls
+    assert all(each == strides[0] for each in strides)
 
 
 METHODS = {

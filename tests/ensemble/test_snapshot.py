@@ -58,7 +58,8 @@ def test_snapshots_keep_their_own_batch_norm() -> None:
 
 
 def test_a_stopped_run_has_no_untrained_snapshots() -> None:
-    """Stopped in the second cycle: the first snapshot, and where it stood in the other places."""
+    """Stopped in the second cycle: the first snapshot, and where it stood in the other places, but
+    for the one step of Adam, a hundredth at most, that each cycle left takes."""
     x, y = data()
     net = doxa.nets.mlp(3, 1, (4,)).double()
     posterior = doxa.fit(
@@ -66,8 +67,22 @@ def test_a_stopped_run_has_no_untrained_snapshots() -> None:
     )
     first, *others = posterior.samples[0]
     assert posterior.status == "stopped"
-    assert not torch.equal(first, others[0])
-    assert all(torch.equal(others[0], each) for each in others)
+    assert (first - others[0]).abs().max() > 0.05
+    assert (others[0] - torch.stack(others)).abs().max() < 0.0201
+
+
+def test_a_small_table_is_not_learned_by_heart() -> None:
+    """150 rows, of ten columns that do nothing and one that is y but for noise of 1. Predicted by
+    what is true a row costs ½ log 2πe = 1.42 nats, by a constant 1.77. Snapshots at the ends of
+    their cycles, 200 steps of overfitting each, gave 1.79."""
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(1150, 11, generator=g)
+    y = x[:, :1] + torch.randn(1150, 1, generator=g)
+    posterior = doxa.fit(
+        doxa.nets.mlp(11, 1, (50,)), (x[:150], y[:150]), "snapshot", steps=1000, seed=0
+    )
+    assert posterior.predict(x[150:]).log_prob(y[150:]).mean() > -1.62
+    assert len({float(f[0, 0]) for f in posterior.functions(x[:1], 5)}) == 5
 
 
 def test_settings_that_leave_nothing() -> None:

@@ -107,6 +107,18 @@ def test_the_method_is_sghmc_under_that_prior() -> None:
     assert (own.samples - plain.samples).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("likelihood", "variance"), [("gaussian", 1.0), ("categorical", 8.0)])
+def test_logits_are_larger_than_numbers_before_the_data(likelihood: str, variance: float) -> None:
+    """8 is what the paper's authors take for classes."""
+    net, x = doxa.nets.mlp(2, 2, (5,)).double(), normals(60, 2)
+    prior = doxa.functional_prior(doxa.Model(net, likelihood), x, steps=1, functions=4)
+    assert prior.target.variance == variance
+    given = doxa.functional_prior(
+        doxa.Model(net, likelihood), x, steps=1, functions=4, variance=2.0
+    )
+    assert given.target.variance == 2.0
+
+
 def test_bad_input_says_so() -> None:
     net, x = line()
     with pytest.raises(DataError, match="there are none"):

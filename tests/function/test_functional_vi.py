@@ -106,6 +106,16 @@ def test_a_named_kernel_is_fitted_by_its_marginal_likelihood() -> None:
     assert posterior.elbo is None
 
 
+def test_logits_have_a_prior_of_their_own_size() -> None:
+    """Functions of the prior for classes have variance 8, not that of standardised numbers."""
+    x = torch.linspace(-2, 2, 60)[:, None]
+    posterior = doxa.fit(
+        doxa.nets.mlp(1, 2, hidden=(5,)), (x, (x[:, 0] > 0).long()), likelihood="categorical",
+        method=doxa.FunctionalVI(samples=4, rows=2, points=2), steps=2, progress=False,
+    )  # fmt: skip
+    assert abs(float(posterior.prior_functions(x, 400).square().mean()) / 8 - 1) < 0.2
+
+
 def test_the_noise_of_the_evidence() -> None:
     """A line with noise 0.3, 200 rows: three steps of q know nothing of it, and the marginal
     likelihood finds it within five standard errors, 0.3/√400 each."""

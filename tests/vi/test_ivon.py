@@ -163,11 +163,11 @@ def test_hostile_gradients_leave_the_variance_positive(monkeypatch: Any, size: f
     seen: list[Tensor] = []
     original = doxa.IVON._variance
 
-    def spied(self: Any, run: Any, variance: Tensor, bend: Tensor) -> Tensor:
+    def spied(self: Any, run: Any, variance: Tensor, away: Tensor, slope: Tensor) -> Tensor:
         g = torch.Generator().manual_seed(len(seen))
-        hostile = size * torch.randn(bend.shape, generator=g)
+        hostile = size * torch.randn(slope.shape, generator=g)
         seen.append(variance.clone())
-        return original(self, run, variance, hostile)
+        return original(self, run, variance, torch.ones_like(away), hostile)
 
     monkeypatch.setattr(doxa.IVON, "_variance", spied)
     x, y = rows()

@@ -25,6 +25,7 @@ from doxa.app.settings import make_method
 from doxa.app.tables import Array
 from doxa.driver.holdout import FEWEST, parts
 from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
+from doxa.likelihoods import assumed
 from doxa.method import Method
 from doxa.store import decode, is_artefact, read_artefact
 from doxa.store.artefact import META
@@ -87,7 +88,7 @@ def fit_arrays(
         net,
         (x, y) if tasks is None else grouped(x, y, tasks),
         chosen,
-        likelihood=schema.likelihood,
+        likelihood=assumed(schema.likelihood) if schema.assumed else schema.likelihood,
         standardize=True,
         seed=plan.seed,
         validation=plan.held_out,

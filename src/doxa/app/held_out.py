@@ -147,7 +147,8 @@ def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: Asked) ->
             if note.startswith(start)}  # fmt: skip
     own = [next((said[n] for n in said if note.startswith(why[n])), note) for note in found.notes]
     target = next(k for k, note in enumerate(whole.notes) if note.startswith("target "))
-    return replace(found, classes=whole.classes, notes=(*whole.notes[: target + 1], *own[1:]))
+    notes = (*whole.notes[: target + 1], *own[1:])
+    return replace(found, classes=whole.classes, notes=notes, assumed=whole.assumed)
 
 
 def checksum(path: Path) -> str:

@@ -57,6 +57,7 @@ class Schema:
     missing: str = "error"  # what becomes of missing cells, here and in prediction
     left_out: tuple[str, ...] = ()
     dialect: Dialect | None = None  # how the file was written, where it was text
+    assumed: bool = False  # nobody asked for the likelihood
 
     @property
     def inputs(self) -> int:
@@ -183,6 +184,7 @@ def infer_schema(
         notes[at] = f"column {left_out.pop(at)!r} counts the rows; used, as there is no other input"
     if missing != IMPUTE:
         refuse_gaps(frame, [target, *(column.name for column in columns)])
+    assumed = likelihood is None
     likelihood, classes, note = infer_target(values, likelihood)
     if not columns:
         raise DataError("no input column is left" + "".join(f"; {note}" for note in notes))
@@ -196,6 +198,7 @@ def infer_schema(
         missing,
         tuple(left_out),
         dialect,
+        assumed,
     )
 
 

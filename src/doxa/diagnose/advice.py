@@ -208,7 +208,7 @@ def _options(
     posterior, model = patient.posterior, patient.base.model
     options = {}
     if not _learns_tasks(patient):
-        options["likelihood"] = likelihood or _likelihood(posterior.base_likelihood)
+        options["likelihood"] = likelihood or _likelihood(posterior.fitted_likelihood)
     chosen = model is not None and not model.default_prior and model.prior != Normal(1.0)
     if network and chosen:
         options["prior"] = "posterior.model.prior"
@@ -263,11 +263,10 @@ def has(method: Any, name: str) -> bool:
 def _likelihood(likelihood: Any) -> str:
     """Its name where nothing in it was chosen, else the object itself."""
     try:
-        plain = vars(type(likelihood)())
+        plain = type(likelihood)()
     except TypeError:  # heads, or one that needs settings
-        return "posterior.base_likelihood"
-    same = all(_same(value, plain.get(name)) for name, value in vars(likelihood).items())
-    return f'"{likelihood.name}"' if same else "posterior.base_likelihood"
+        return "posterior.fitted_likelihood"
+    return f'"{likelihood.name}"' if likelihood == plain else "posterior.fitted_likelihood"
 
 
 def _same(value: Any, other: Any) -> bool:

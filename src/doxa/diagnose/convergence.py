@@ -60,6 +60,8 @@ def status(patient: Patient) -> Finding:
         return bad(words, any_of(standardise(patient), longer(patient), MORE_ROWS))
     if said == "overconfident":
         return warning(words, any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS))
+    if said == "underconfident":
+        return warning(words, any_of(recalibrate(patient.posterior), longer(patient)))
     if said == "worse-than-map":
         return warning(words, _last_layer(patient))
     if said == "degenerate":

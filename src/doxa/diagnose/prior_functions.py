@@ -14,7 +14,9 @@ def prior_variance(patient: Patient, head: Head) -> Tensor:
     """The mean variance of E[y | f] over functions of the prior, at the training rows."""
     base, scored = patient.base, head.train
     f = base.prior_functions(patient.few.x, _DRAWS, seed=0)
-    means = f if base.base_likelihood.scales_targets else base.base_likelihood.mean(f, {}, 1)
+    means = (
+        f if base.base_likelihood.scales_targets else base.base_likelihood.plain().mean(f, {}, 1)
+    )
     variance = means.double().var(0, correction=0)
     if isinstance(scored.likelihood, Categorical):
         variance = variance.sum(1)

@@ -14,7 +14,8 @@ import torch
 from doxa import store
 from doxa.data import Data
 from doxa.driver.checkpoints import own_checkpoint
-from doxa.driver.judgement import judge, learned
+from doxa.driver.judgement import judge, judged, learned
+from doxa.driver.left_out import ask_left_out
 from doxa.driver.loop import Driver
 from doxa.driver.options import Options
 from doxa.driver.progress import Progress
@@ -73,7 +74,9 @@ def _posterior(
         rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
-            judge(posterior, method, run, rows, result)
+            each = judged(posterior, method, run, rows, result)
+            ask_left_out(posterior, each, method, part)
+            judge(posterior, each, run)
         if method.shrinks and record.status == "ok" and not run.data.tasks:
             learned(posterior, part)
         if result.best_step:  # how the history's sums over held-out rows are to be read

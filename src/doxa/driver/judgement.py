@@ -1,15 +1,16 @@
 """What the rows that were held out say of a fit: how well they are predicted, and how often its
 intervals hold them. A fit that is much too sure of itself, or worse than a constant, is not "ok";
-nor is one of a method that may end at its prior, and predicts its training rows like a constant.
+nor is one whose classes are much less sure than these rows allow, or one of a method that may end
+at its prior, and predicts its training rows like a constant.
 
 Where each member holds out a part of its own, the member alone is judged by that part: the others
-have seen it.
+have seen it. A likelihood that such rows asked for (`driver/left_out.py`) is judged as it was
+found, with all functions moved to where that member has its mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,23 +23,33 @@ from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
+from doxa.predictive import Predictive
+from doxa.predictive.mixture import Mixture
 
 LEVEL = 0.9
 ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
 LOSS = 0.05  # nats a row below the constant, likewise
+GAINED = 0.1  # nats a row by classes that are twice as sure, likewise
 _ROWS = 4096  # that are looked at, of each split
 _NUMBERS = 2**18  # in y, likewise
+_TINY = 1e-12  # a probability, of a class that cannot be
 _SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
-def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> None:
-    """Put into the record what the held-out rows say of a run, whose members are `part`."""
+Judged = list[tuple[Posterior, int]]  # who is judged by the rows of which split
+
+
+def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
+    """Put into the record what the held-out rows say of a run."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
-    for each, split in _judged(posterior, method, run, part, result):
-        p, y = _predicted(each, data, data.validation[split], split)
+    found_by_mixture = "left_out" in posterior.diagnostics
+    for each, split in judged:
+        p, y = predicted(each, data, data.validation[split], split)
+        if found_by_mixture and each is not posterior:
+            p, y = _mixed(posterior, each, data, data.validation[split], split) or (p, y)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
         if isinstance(y, Tensor):
@@ -50,7 +61,9 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
                 inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
                 seen.setdefault("coverage", []).append(inside.double().flatten(1).mean(1))
             elif likelihood.classifies:
-                seen.setdefault("too_sure", []).append(_too_sure(p, y, likelihood))
+                sure, twice = _confidence(p, y, likelihood)
+                seen.setdefault("too_sure", []).append(sure)
+                seen.setdefault("twice_as_sure", []).append(twice)
     found = {name: torch.cat(values).double() for name, values in seen.items()}
     record = posterior.record
     record.validation = float(found["log_prob"].mean())
@@ -63,7 +76,7 @@ def judge(posterior: Posterior, method: Method, run: Run, part: slice, result: P
 def learned(posterior: Posterior, run: Run) -> None:
     """Say so where rows that a run was trained on are predicted no better than by a constant."""
     split = run.split_of[0]
-    p, y = _predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
+    p, y = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
     if posterior.record.status != "ok" or not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y)
@@ -80,22 +93,22 @@ def learned(posterior: Posterior, run: Run) -> None:
         )
 
 
-def _judged(
-    posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
-) -> Iterator[tuple[Posterior, int]]:
-    """Who is judged by the rows of which split."""
+def judged(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> Judged:
+    """A run, whose members are `part`, and its rows; or each of its members, where each has rows
+    of its own."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
-        yield posterior, splits[0]
-        return
+        return [(posterior, splits[0])]
+    each: Judged = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
         alone = method.finish(run.part(own), slice_state(result.state, own), result.draws(own))
         alone.record.seed = posterior.record.seed
-        yield alone, split
+        each.append((alone, split))
+    return each
 
 
-def _predicted(
+def predicted(
     posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
     draws: int | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -110,16 +123,48 @@ def _predicted(
             most = max(1, min(most, len(rows)) // 4)
 
 
+def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
+    """All functions at x, moved to where one member has its mean; None where they are not kept."""
+    try:
+        whole = posterior.predict(x)._form
+        own = whole if alone is posterior else alone.predict(x)._form
+    except MemoryBudgetError:
+        return None
+    if not (type(own) is Mixture and type(whole) is Mixture):
+        return None
+    if own.f_variance is not None or whole.f_variance is not None:
+        return None
+    f = whole.f + own.f.mean(0) - whole.f.mean(0)
+    return Mixture(whole.likelihood, f, whole.theta, whole.weights, None)
+
+
+def _mixed(
+    posterior: Posterior, alone: Posterior, data: Data, rows: Tensor, split: int
+) -> tuple[Any, Any] | None:
+    x, y = _some(data, rows, split)
+    form = moved(posterior, alone, x)
+    return None if form is None else (Predictive.of(form), y)
+
+
 def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:
-    """At most so many of the rows that count, evenly, in the units of x and y."""
-    run = data.run_of(split)
+    """At most so many of the rows that count, in the units of x and y."""
+    return in_units(data, counted(data, rows, most), split)
+
+
+def counted(data: Data, rows: Tensor, most: int) -> Tensor:
+    """At most so many of the rows that count, evenly."""
     if data.weight is not None and data.weight.ndim == 1:
-        counted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
-        rows = counted if len(counted) else rows
-    one = tree_flatten(data.take(rows[:1], torch.tensor(run))[1])[0]
+        weighted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
+        rows = weighted if len(weighted) else rows
+    one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
-    some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
-    x, y = data.take(some, torch.tensor(run))
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
+
+
+def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
+    """Rows in the units of x and y."""
+    run = data.run_of(split)
+    x, y = data.take(rows, torch.tensor(run))
     scales = data.scales[run].to(data.device, torch.float64)
     if scales.x_loc is not None:
         x = tree_map(
@@ -137,22 +182,31 @@ def _log_prob(p: Any, y: Any) -> Tensor:
     return torch.as_tensor(p.log_prob(y))
 
 
-def _too_sure(p: Any, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """How much larger the probability of the likeliest class is than its being right, [N]."""
-    yes = p.probs
-    if yes.shape == y.shape:  # Bernoulli
-        likeliest, right = torch.maximum(yes, 1 - yes), (yes > 0.5) == (y > 0.5)
-    else:
-        likeliest, right = yes.amax(1), yes.argmax(1) == y
+def _confidence(p: Any, y: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """How much larger the probability of the likeliest class is than its being right, [N]; and how
+    many nats logits twice as large would gain, log p_y − log Σ p², [N + 1]: one row more is wrong,
+    so that a few rows that are all right do not say that none ever is."""
+    table, y = p.probs.double(), y.long()
+    if table.shape == y.shape:  # Bernoulli
+        table = torch.stack([1 - table, table], 1)
     ignored = getattr(likelihood, "ignore_index", None)
     counted = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
-    excess = (likeliest.double() - right.double()) * counted
-    return excess.reshape(len(y), -1).sum(1) / counted.reshape(len(y), -1).sum(1).clamp(min=1)
+    likeliest, right = table.amax(1), (table.argmax(1) == y).double()
+    truth = table.gather(1, (y * counted).unsqueeze(1)).squeeze(1).clamp_min(_TINY)
+    squares = table.square().sum(1).log()
+    wrong = ((1 - likeliest) / (table.shape[1] - 1)).clamp_min(_TINY).log() - squares
+
+    def each(value: Tensor) -> Tensor:
+        value = (value * counted).reshape(len(y), -1).sum(1)
+        return value / counted.reshape(len(y), -1).sum(1).clamp(min=1)
+
+    gained = torch.cat([each(truth.log() - squares), each(wrong).mean(0, keepdim=True)])
+    return each(likeliest - right), gained
 
 
 def _status(found: dict[str, Tensor], rows: int) -> Status:
     """What is wrong, beyond what chance allows (two standard errors)."""
-    error = {name: 2 * float(v.std(correction=0)) / math.sqrt(rows) for name, v in found.items()}
+    error = {n: 2 * float(v.std(correction=0)) / math.sqrt(len(v)) for n, v in found.items()}
     mean = {name: float(v.mean()) for name, v in found.items()}
     if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
         reason = (
@@ -167,6 +221,13 @@ def _status(found: dict[str, Tensor], rows: int) -> Status:
         what = (
             f"on the {rows} rows held out the likeliest class is right {mean['too_sure']:.0%} less "
             "often than it says"
+        )
+    elif mean.get("twice_as_sure", 0.0) > max(GAINED, error.get("twice_as_sure", 0.0)):
+        return Status(
+            "underconfident",
+            f"the {rows} rows held out would be predicted {mean['twice_as_sure']:.2g} nats a row "
+            "better with logits twice as large: it is far less sure than it could be; train "
+            "longer, recalibrate it (doxa.evaluate.recalibrate), or give logits a wider prior",
         )
     else:
         return Status()

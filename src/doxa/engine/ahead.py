@@ -30,7 +30,8 @@ _STEPS = 64  # in a block at most
 _NUMBERS = 1 << 14  # in a member's block, where one step needs fewer
 _LONG = 10_000  # steps from which a small network's step is likely to be compiled
 _LARGE = 1 << 17  # weights of all members from which drawing is faster all the same
-_MANY = 1 << 14  # alternating numbers from which they serve four steps
+_MANY = 1 << 14  # alternating numbers from which a draw serves eight steps, not two
+_WINDOWS = 4  # places in a row where these steps begin to read it
 
 
 def worthwhile(weights: int, steps: int) -> bool:
@@ -70,9 +71,9 @@ class Ahead:
 
     def alternating(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
         """[M, *shape] standard normals; at an odd step minus those of the step before. Drawing many
-        of them takes longer than all that is done with them, so that two more steps have the same
-        numbers, each half a row further on: a place's are still normal, and uncorrelated over
-        pairs of steps."""
+        of them takes longer than all that is done with them, so that three more pairs of steps have
+        the same numbers, each a quarter of a row further on: a place's are still normal, and
+        uncorrelated over pairs of steps."""
         return self._number("alternating", shape, step, call)
 
     def uniform(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
@@ -106,23 +107,41 @@ class Ahead:
 
     def reader(self, request: Request) -> Callable[[int], Tensor]:
         """What a request gets at a step, as a function of the step."""
-        source = self._root._sources[request.source]
-        length = max(1, min(_STEPS, _NUMBERS // max(1, math.prod(request.shape))))
-        held: tuple[int, tuple[Tensor, ...]] = (-1, ())
-        each = 1  # steps to a draw
+        source, size = self._root._sources[request.source], math.prod(request.shape)
+        length = max(1, min(_STEPS, _NUMBERS // max(1, size)))
         if request.kind == "alternating":
-            each = 2 if math.prod(request.shape) < _MANY else 4
+            return source._alternating(request, length)
+        held: tuple[int, tuple[Tensor, ...]] = (-1, ())
 
         def read(step: int) -> Tensor:
             nonlocal held
-            turn, phase = divmod(step, each)
-            block, place = divmod(turn, length)
+            block, place = divmod(step, length)
             if held[0] != block:
                 held = block, source._filled(request, block, length).unbind(0)
-            numbers = held[1][place]
-            if phase >= 2:
-                numbers = numbers.roll(request.shape[-1] // 2, -1)
-            return -numbers if phase % 2 else numbers
+            return held[1][place]
+
+        return read
+
+    def _alternating(self, request: Request, length: int) -> Callable[[int], Tensor]:
+        """Both signs are held, and a row goes on where it began: a step copies nothing."""
+        row = request.shape[-1]
+        many = row >= _MANY
+        windows = _WINDOWS if many else 1
+        stride = row // _WINDOWS // 16 * 16  # what is read begins where a vector does
+        held: tuple[int, tuple[tuple[Tensor, ...], ...]] = (-1, ())
+
+        def read(step: int) -> Tensor:
+            nonlocal held
+            turn, phase = divmod(step, 2 * windows)
+            block, place = divmod(turn, length)
+            if held[0] != block:
+                numbers = self._filled(request, block, length)
+                if many:
+                    again = numbers[..., : (windows - 1) * stride]
+                    numbers = torch.cat([numbers, again], -1)
+                held = block, (numbers.unbind(0), (-numbers).unbind(0))
+            numbers = held[1][phase % 2][place]
+            return numbers.narrow(-1, phase // 2 * stride, row) if many else numbers
 
         return read
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
 from doxa.engine.ahead import Ahead, Request
-from doxa.engine.simplify import simplified, spelled_out, thrifty
+from doxa.engine.simplify import overwritten, simplified, spelled_out, thrifty
 from doxa.optim import unfused
 
 log = logging.getLogger("doxa")
@@ -134,7 +134,7 @@ def _traced(
         return [read(step) for read in readers]
 
     example = [*(_fresh(state[name]) for name in names), *map(_solid, leaves), t, rate]
-    example += numbers(int(t)) if requests else []
+    example += map(_solid, numbers(int(t)))
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplified(module, example)
@@ -162,14 +162,7 @@ def _traced(
 
 def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
     """The entries of the state that a recorded step overwrites."""
-    held: set[Any] = set()
-    for node in module.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        for value, argument in zip(node.args, schema.arguments, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                held |= set(value) if isinstance(value, list | tuple) else {value}
+    held = {value for node in module.graph.nodes for value in overwritten(node)}
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [name for name, node in zip(names, inputs, strict=False) if node in held]
 

@@ -15,7 +15,9 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 _aten = torch.ops.aten
 _IDENTITIES = {_aten.detach.default, _aten.alias.default}
 _PRODUCTS = {_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default}
-_FILLS = {_aten.ones_like.default, _aten.zeros_like.default}  # shapes are fixed in a trace
+_FILLS = {  # shapes are fixed in a trace
+    _aten.ones_like.default, _aten.zeros_like.default, _aten.full.default, _aten.new_full.default,
+}  # fmt: skip
 
 
 def simplified(module: GraphModule, example: list[Tensor]) -> GraphModule:
@@ -67,12 +69,12 @@ def thrifty(module: GraphModule) -> GraphModule:
 
 _FRESH = {
     _aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.addcmul.default,
-    _aten.sqrt.default, _aten.square.default, _aten.exp.default,
+    _aten.sqrt.default, _aten.square.default, _aten.exp.default, _aten.clamp.default,
 }  # fmt: skip
 _IN_PLACE = {
     _aten.add.Tensor: _aten.add_.Tensor, _aten.sub.Tensor: _aten.sub_.Tensor,
     _aten.mul.Tensor: _aten.mul_.Tensor, _aten.div.Tensor: _aten.div_.Tensor,
-    _aten.addcmul.default: _aten.addcmul_.default,
+    _aten.addcmul.default: _aten.addcmul_.default, _aten.clamp.default: _aten.clamp_.default,
 }  # fmt: skip
 
 
@@ -188,6 +190,7 @@ def _constants(module: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
     found: dict[Node, Any] = {}
     if any(_writes_to_unknown(node) for node in module.graph.nodes):
         return found
+    changing = {value for node in module.graph.nodes for value in overwritten(node)}
 
     class Run(Interpreter):
         def run_node(self, n: Node) -> Any:
@@ -195,7 +198,7 @@ def _constants(module: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
             fixed = n.op == "get_attr" or (
                 n.op == "call_function"
                 and isinstance(value, Tensor)
-                and not _mutates(n)
+                and not (_mutates(n) or n in changing)
                 and (n.target in _FILLS or _all_in(n.all_input_nodes, found))
             )
             if fixed:
@@ -223,8 +226,25 @@ def _writes_to_unknown(node: Node) -> bool:
         return False
     copies = {_aten.clone.default}
     return not all(
-        source.target in copies or source.op == "placeholder"
-        for argument in node.args[:1] + node.args[2:4]
-        for source in (argument if isinstance(argument, list | tuple) else [argument])
-        if isinstance(source, Node)
+        source.target in copies or source.op == "placeholder" for source in overwritten(node)
     )
+
+
+def overwritten(node: Node) -> set[Node]:
+    """What an operation writes over."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return set()
+    held: set[Node] = set()
+    for argument, value in _named(node, schema):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found = value if isinstance(value, list | tuple) else [value]
+            held |= {each for each in found if isinstance(each, Node)}
+    return held
+
+
+def _named(node: Node, schema: Any) -> list[tuple[Any, Any]]:
+    """An operation's arguments, with what they are given."""
+    given = list(zip(schema.arguments, node.args, strict=False))
+    rest = schema.arguments[len(node.args) :]
+    return given + [(each, node.kwargs[each.name]) for each in rest if each.name in node.kwargs]

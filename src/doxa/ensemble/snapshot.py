@@ -5,9 +5,12 @@
 
 Huang, Li, Pleiss, Liu, Hopcroft & Weinberger (2017); Loshchilov & Hutter (2017). The rate falls to
 zero in each cycle, so that every snapshot is a trained network, and starts anew, which throws it
-out of where it was. An ensemble for the price of one network; its members are nearer to each other
-than those of a deep ensemble. Snapshots have BatchNorm statistics of their own, those they were
-trained with. With `members`, each member is such a run.
+out of where it was, with an optimiser that remembers nothing. Where rows are held out, a cycle is
+one training with early stopping: the snapshot is its point that predicts them best, from which the
+next cycle starts. Else every snapshot of a small table has learned it by heart. An ensemble for the
+price of one network; its members are nearer to each other than those of a deep ensemble. Snapshots
+have BatchNorm statistics of their own, those they were trained with. With `members`, each member is
+such a run.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.method import (
+    Mark,
     Method,
     Objective,
     Run,
@@ -71,21 +75,30 @@ class SnapshotEnsemble(Method):
         if run.free is not None:  # weights outside the subset are points: find them first
             yield optimise(log_joint, run.steps, name="maximum")
             objective = of_subset(log_joint)
-        walk = optimise(objective, cycle * self.size, name="cycles", validates=False)
-        begin = walk.enter
-        assert begin is not None
-        yield replace(
-            walk, rates=self.rates(run, cycle),
-            marks={k * cycle: self._take for k in range(self.skip + 1, self.size)},
-            enter=lambda run, state: begin(run, state | self._empty(run, state)),
-        )  # fmt: skip
+        for k in range(self.size):
+            walk = optimise(objective, cycle, name=f"cycle {k + 1}")
+            begin = walk.enter
+            assert begin is not None
+            yield replace(walk, rates=self.rates(run, cycle), enter=self._entered(k, begin))
         yield Stage("last snapshot", walk.step, 0, enter=self._take)
-        yield from noise_on_held_out(self.score, run, f"{_KEPT}theta")
+        yield from noise_on_held_out(self._mixed, run, f"{_KEPT}theta")
+
+    def _entered(self, k: int, begin: Mark) -> Mark:
+        """Into the cycle k: what the one before ended with is kept."""
+
+        def enter(run: Run, state: State) -> State:
+            if k == 0:
+                state = state | self._empty(run, state)
+            elif k > self.skip:
+                state = self._take(run, state)
+            return begin(run, state)
+
+        return enter
 
     def rates(self, run: Run, cycle: int) -> Tensor:
-        """α(t) of each step: [steps], or [steps, M, 1] where runs differ."""
+        """α(t) of each step of a cycle: [c], or [c, M, 1] where runs differ."""
         at = torch.arange(cycle, dtype=run.dtype, device=run.device) / cycle
-        return run.rates((0.5 * (torch.cos(torch.pi * at) + 1)).repeat(self.size))
+        return run.rates(0.5 * (torch.cos(torch.pi * at) + 1))
 
     def _empty(self, run: Run, state: State) -> State:
         count = self.size - self.skip
@@ -106,8 +119,9 @@ class SnapshotEnsemble(Method):
             new[_KEPT + name] = torch.where(where, v.unsqueeze(1), state[_KEPT + name])
         return state | new
 
-    def score(self, run: Run, state: State, batch: Batch) -> Tensor:
-        return super().score(run, _snapshots(state) or state, batch)
+    def _mixed(self, run: Run, state: State, batch: Batch) -> Tensor:
+        """What the snapshots together say of rows, [M]."""
+        return self.score(run, _snapshots(state), batch)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         own = _snapshots(state)

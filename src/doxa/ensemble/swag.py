@@ -9,13 +9,16 @@ a larger `rate` makes it wider. In the paper a point's deviation is taken from t
 until then (`deviations="running"`); from the mean of all, as here by default, it is a sample
 covariance. `rank=0` leaves Σ_diag alone (SWAG-diagonal). With members it is MultiSWAG (Wilson &
 Izmailov, 2020). Learned noise is the trajectory's mean, without uncertainty. A network with
-BatchNorm is drawn from once, at the end, and the statistics are recomputed for every draw.
+BatchNorm is drawn from once, at the end, and the statistics are recomputed for every draw. Without
+it, where rows are held out, the trajectory ends (after two points at least) where its mean predicts
+them best: on a small table it walks on to weights that know it by heart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -37,6 +40,8 @@ from doxa.method import (
 )
 from doxa.method.fields import one_of, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior, SamplePosterior, Status
+
+_LEAST = 2  # points: a trajectory of one has no spread
 
 
 @store.register("swag")
@@ -75,24 +80,43 @@ class SWAG(SWA):
             )
         if run.steps > steps:
             yield optimise(log_joint, run.steps - steps, name="train")
-        marks = {i * self.cycle: self._add(i, points) for i in range(1, points)}
-        walk = optimise(log_joint, steps, name="trajectory", validates=False)
-        begin = walk.enter
-        assert begin is not None
-        yield replace(
-            walk, rates=self.rates(run, steps), marks=marks,
-            enter=lambda run, state: begin(run, state | self._empty(run)),
-        )  # fmt: skip
-        yield Stage("last point", walk.step, 0, over=("mean",), enter=self._add(points, points))
+        yield from self._trajectory(run, points)
         yield from refresh_batch_norm(run, "mean")
         yield from noise_on_held_out(self.score, run, "mean")
+
+    def _trajectory(self, run: Run, points: int) -> Iterable[Stage]:
+        """The walk. Where rows say when it should have ended, its first two points are taken before
+        any look at them, and its last one, which no look could follow, is not."""
+        rates, c = self.rates(run, points * self.cycle), self.cycle
+        watched = run.data.validation is not None and not run.net.tracked and points > _LEAST
+        cuts = [0, _LEAST, points] if watched else [0, points]
+        for first, last in pairwise(cuts):
+            walk = optimise(
+                log_joint, (last - first) * c, name=f"points {first + 1} to {last}",
+                validates=first > 0,
+            )  # fmt: skip
+            yield replace(
+                walk, rates=rates[first * c : last * c], enter=self._entered(first, walk.enter),
+                marks={(i - first) * c: self._add(i) for i in range(first + 1, last)},
+            )  # fmt: skip
+        if not watched:
+            yield Stage("last point", walk.step, 0, over=("mean",), enter=self._add(points))
+
+    def _entered(self, done: int, begin: Mark | None) -> Mark:
+        """Onto the walk, after so many points."""
+        assert begin is not None
+        take = self._add(done) if done else lambda run, state: state | self._empty(run)
+        return lambda run, state: begin(run, take(run, state))
 
     def _empty(self, run: Run) -> State:
         zeros = run.n.new_zeros(run.size, self.rank + 1, len(run.subset_index))
         mean = run.n.new_zeros(run.size, run.layout.size)
-        return {"mean": mean, "squares": zeros[:, 0].clone(), "deviations": zeros[:, 1:].clone()}
+        return {
+            "mean": mean, "squares": zeros[:, 0].clone(), "deviations": zeros[:, 1:].clone(),
+            "points": torch.zeros_like(run.n),
+        }  # fmt: skip
 
-    def _add(self, i: int, points: int) -> Mark:
+    def _add(self, i: int) -> Mark:
         """Take the i-th point in (Welford, 1962)."""
 
         def add(run: Run, state: State) -> State:
@@ -100,10 +124,10 @@ class SWAG(SWA):
             mean = torch.lerp(before, theta, 1.0 / i)
             own = run.subset_index
             away = (theta - mean)[:, own]
-            new = {**state, "mean": mean}
+            new = {**state, "mean": mean, "points": torch.full_like(run.n, i)}
             if i > 1:
                 new["squares"] = state["squares"] + (theta - before)[:, own] * away
-            if i > points - self.rank:
+            if self.rank:
                 # from the final mean: the point itself, which is centred in the end
                 column = away if self.deviations == "running" else theta[:, own]
                 new["deviations"] = state["deviations"].clone()
@@ -116,26 +140,32 @@ class SWAG(SWA):
         return state.get("mean", state["theta"])
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        points = self.averaging_steps(run) // self.cycle
         gaussian = GaussianPosterior(
-            mean=state["mean"], covariance=self._covariance(run, state, points),
+            mean=state["mean"], covariance=self._covariance(run, state),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
         posterior = self._drawn(run, gaussian, state) if run.net.tracked else gaussian
-        if points == 1:
+        posterior.record.diagnostics["points"] = state["points"].int().tolist()
+        if bool((state["points"] < 2).any()):
             reason = "one point has no spread: train for longer, or lower cycle"
             posterior.record.status = Status("not-converged", reason)
         return posterior
 
-    def _covariance(self, run: Run, state: State, points: int) -> linalg.Structure:
-        variance, scale = state["squares"].clamp(min=0) / points, run.field(self, "scale")
+    def _covariance(self, run: Run, state: State) -> linalg.Structure:
+        points, scale = state["points"].unsqueeze(1), run.field(self, "scale")
+        variance = state["squares"].clamp(min=0) / points
         if self.rank == 0:
             return linalg.Diagonal(variance).scaled(scale)
-        columns = state["deviations"]  # [M, K, P]
+        columns = state["deviations"]  # [M, K, P]: the point i is in the place i mod K
         if self.deviations == "final":
             columns = columns - state["mean"][:, None, run.subset_index]
-        factor = columns.mT / (2 * (self.rank - 1)) ** 0.5
-        return linalg.LowRankPlusDiagonal(0.5 * variance, factor).scaled(scale)
+        place = torch.arange(self.rank, device=run.device)
+        filled = (points >= self.rank) | ((place > 0) & (place <= points))  # [M, K]
+        columns = columns * filled.unsqueeze(2)
+        count = points.clamp(2, self.rank).unsqueeze(2)
+        return linalg.LowRankPlusDiagonal(
+            0.5 * variance, columns.mT / (2 * (count - 1)) ** 0.5
+        ).scaled(scale)
 
     def _drawn(self, run: Run, gaussian: GaussianPosterior, state: State) -> Posterior:
         """Draws of the Gaussian, each with statistics of its own."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from doxa.data import Batch
 from doxa.function.glance import glance
 from doxa.function.measurement import LOOKED_AT
+from doxa.likelihoods import Likelihood
 from doxa.method import Clock, Run, Stage, State, optimise
 from doxa.optim import Adam
 from doxa.priors.functions import GPPrior, flat_inputs
@@ -25,12 +26,19 @@ from doxa.priors.functions import GPPrior, flat_inputs
 _NOISE = "likelihood.log_noise"
 
 
+def prior_variance(likelihood: Likelihood) -> float:
+    """Of functions before the data: 1 for standardised targets, and 8 for logits, the target of
+    Tran et al. (2022) for classes. Logits of variance 1 say that labels are mostly chance, and
+    classes that can be told apart come out much too unsure."""
+    return 8.0 if likelihood.classifies else 1.0
+
+
 def first_kernel(run: Run) -> State:
     """Where it starts: "kernel", log (ℓ of each column, v, p) [M, D + 2]; "kernel_noise", log σ."""
     seen = glance(run, LOOKED_AT)
     rows = flat_inputs(seen.x).double()
     span = (rows.amax(1) - rows.amin(1)).clamp_min(1e-6)  # [M, D]
-    power = torch.ones_like(span[:, :1])
+    power = torch.full_like(span[:, :1], prior_variance(run.likelihood))
     if run.likelihood.scales_targets:
         each = seen.y.double().flatten(2).square().mean(2)  # [M, n]
         found = (seen.shares(each) * each).sum(1, keepdim=True)

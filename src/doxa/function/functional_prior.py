@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from doxa import store
 from doxa.data.scaling import standardise
 from doxa.errors import DataError, MethodError
+from doxa.function.evidence_prior import prior_variance
 from doxa.function.matching import Matched, Matching
 from doxa.mcmc.sghmc import SGHMC
 from doxa.method import Run, Stage, State
@@ -50,7 +51,7 @@ def functional_prior(
     *,
     kind: str = "gaussian",
     lengthscale: float | None = None,
-    variance: float = 1.0,
+    variance: float | None = None,
     spread: float | None = None,
     distance: str = "energy",
     steps: int = 300,
@@ -71,7 +72,8 @@ def functional_prior(
         log-normal scale, whose width is tuned, too: functions may then have heavier tails. "flow":
         `FlowPrior`, weights with tails that are tuned.
     lengthscale, variance: of a target that is named; √(2D) for D columns unless given, at which
-        two standardised rows have correlation e^(−½).
+        two standardised rows have correlation e^(−½), and 1, or 8 for the logits of a `Model` of
+        classes (the paper's): logits of variance 1 say that labels are mostly chance.
     spread: every function of a target that is named has a lengthscale of its own for each column
         and a variance of its own, whose logarithms have this standard deviation: see
         `doxa.HierarchicalGP`. None: they are known.
@@ -106,7 +108,7 @@ def functional_prior(
             (scales,) = standardise(rows, None, [torch.arange(len(rows))], scale_y=False)
             rows = scales.x(rows)
         rows = rows.to(believed.dtype)
-    matching = method.matching(math.prod(rows.shape[1:]))
+    matching = method.matching(math.prod(rows.shape[1:]), prior_variance(believed.likelihood))
     few = rows[_evenly(len(rows)).to(rows.device)]
     found = matching(believed.build(rows), [_distinct(few)], [seed])
     prior = TunedPrior(found.priors(0))
@@ -146,23 +148,24 @@ class FunctionalPrior(SGHMC):
     )
     kind: str = one_of("gaussian", "hierarchical", "flow")
     lengthscale: float | None = positive(None)
-    variance: float = positive(1.0)
+    variance: float | None = positive(None)
     spread: float | None = positive(None)
     distance: str = one_of("energy", "sliced")
     tuning: int = whole(300, least=1)
     functions: int = whole(128, least=2)
     points: int = whole(48, least=2)
 
-    def matching(self, columns: int) -> Matching:
-        """How the prior of a network with so many numbers in a row of x is tuned."""
-        target = self.target
+    def matching(self, columns: int, size: float = 1.0) -> Matching:
+        """How the prior of a network with so many numbers in a row of x is tuned; `size` is the
+        variance of a target that is named, unless it is given."""
+        target, size = self.target, size if self.variance is None else self.variance
         if not isinstance(target, FunctionPrior):
             length = math.sqrt(2.0 * columns) if self.lengthscale is None else self.lengthscale
-            target = GPPrior(target, length, self.variance)
+            target = GPPrior(target, length, size)
             if self.spread is not None:
                 each = (length,) * columns
-                target = HierarchicalGP(target.kernel, each, self.variance, spread=self.spread)
-        elif self.lengthscale is not None or self.variance != 1.0 or self.spread is not None:
+                target = HierarchicalGP(target.kernel, each, size, spread=self.spread)
+        elif (self.lengthscale, self.variance, self.spread) != (None, None, None):
             raise MethodError("lengthscale, variance and spread are of a target that is named: set "
                               "them in the target itself")  # fmt: skip
         return Matching(
@@ -183,7 +186,7 @@ class FunctionalPrior(SGHMC):
                 index = index[own.cpu()[index] > 0]
             few = index[_evenly(len(index))]
             rows.append(_distinct(run.rows.take(few, torch.tensor(run.run_of[m]))[0]))
-        matching = self.matching(math.prod(rows[0].shape[1:]))
+        matching = self.matching(math.prod(rows[0].shape[1:]), prior_variance(run.likelihood))
         return matching(run.net, rows, [run.seeds[m] for m in first])
 
     def _under_it(self, run: Run) -> Run:

@@ -12,7 +12,7 @@ densities. A weight of the KL of 1/n beside the mean over rows is the paper's λ
 
 The kernel of a prior that is named is fitted first, by the marginal likelihood of mini-batches of
 real targets (as in the paper), in `prior_steps` steps of Adam; with other targets it has the median
-distance for its lengthscale, and variance 1.
+distance for its lengthscale, and variance 1, or 8 for the logits of classes.
 
 It is no bound. KL(q ‖ p) over functions is the supremum over measurement sets, of which one is used
 at a time; and between a network's and a GP's functions that supremum is infinite (Burt, Ober,

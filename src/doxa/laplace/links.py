@@ -145,8 +145,12 @@ def _as_heads(outputs: Any, count: int) -> tuple[Tensor, ...]:
 
 def _form(likelihood: Likelihood, logits: _Logits, theta: Params, link: str) -> Form:
     f, variance, covariance = logits
+    if covariance is not None:
+        covariance = likelihood.location_variance(covariance, 1)
     if not likelihood.classifies:
         return build(f, likelihood, theta, variance, None, 0, 1)
+    f, variance = likelihood.location(f, 1), likelihood.location_variance(variance, 1)
+    likelihood = likelihood.plain()
     if link == "probit":
         return Averaged(likelihood, probit(f, variance))
     if covariance is None:

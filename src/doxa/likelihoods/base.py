@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,15 @@ from doxa.errors import DataError, ModelError, ShapeError, Unavailable
 
 Shape = tuple[int, ...]
 Theta = Mapping[str, Tensor]
+
+
+class LeftOut(NamedTuple):
+    """What rows left out say: a likelihood in place of another, and in words; what it learned in
+    training under one name is then under another, plus a number."""
+
+    likelihood: Likelihood
+    said: str
+    moved: Mapping[str, float] = MappingProxyType({})
 
 
 class Likelihood(ABC):
@@ -55,6 +65,21 @@ class Likelihood(ABC):
     def untempered(self) -> Likelihood:
         """The same likelihood without weights: the one predictions are scored with."""
         return self
+
+    def plain(self) -> Likelihood:
+        """The likelihood of `location` in place of f; of classes, at temperature 1."""
+        return self
+
+    @property
+    def asks_left_out(self) -> bool:
+        """Something in it is neither given nor learned in training, but by `left_out`."""
+        return False
+
+    def left_out(self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor) -> LeftOut | None:
+        """What rows that a fit has not seen say of p(y | f): f is [S, N, *output], S functions
+        whose mixture predicts them, in fitted units like y; theta is [S, *own], and weight [N].
+        None where they do not clearly ask for anything else."""
+        return None
 
     @abstractmethod
     def event(self, output: Shape) -> Shape:

@@ -1,7 +1,10 @@
 """Likelihoods of classes: one yes or no for each output (Bernoulli), one class of several.
 
-Bernoulli     log p = log sigmoid(f) if y = 1, log sigmoid(-f) if y = 0
-categorical   log p = f_y - logsumexp(f)
+Bernoulli     log p = log sigmoid(f/T) if y = 1, log sigmoid(-f/T) if y = 0
+categorical   log p = f_y/T - logsumexp(f/T)
+
+The temperature T is 1 unless it is given, or rows that a fit left out ask for another: see
+`left_out`. Logits, wherever they are shown, are f/T.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from doxa.likelihoods.base import (
     sum_event,
     uniform,
 )
+from doxa.likelihoods.logits import Classes
 
 
 def entropy_terms(probs: Tensor) -> Tensor:
@@ -49,12 +53,10 @@ def softmax(f: Tensor, axis: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Bernoulli(Likelihood):
+class Bernoulli(Classes):
     """Each output is the logit of a yes; targets are 0 or 1 and have the outputs' shape."""
 
     name: ClassVar[str] = "bernoulli"
-    discrete: ClassVar[bool] = True
-    classifies: ClassVar[bool] = True
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)
@@ -66,12 +68,13 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         check_match(f, y, lead)
-        return sum_event(logsigmoid((2.0 * y - 1.0).to(f.dtype) * f), lead)
+        return sum_event(logsigmoid((2.0 * y - 1.0).to(f.dtype) * self.location(f)), lead)
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return torch.sigmoid(f)
+        return torch.sigmoid(self.location(f))
 
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        f = self.location(f)
         return torch.sigmoid(f) * torch.sigmoid(-f)
 
     def constant(self, seen: Tensor, y: Tensor) -> Tensor:
@@ -79,23 +82,24 @@ class Bernoulli(Likelihood):
         return torch.where(y > 0, share, 1 - share).log().flatten(1).sum(1)
 
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return self.entropy_of(torch.sigmoid(f), lead)
+        return self.entropy_of(self.mean(f, theta, lead), lead)
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
         return entropy_terms(probs) + entropy_terms(1.0 - probs)
 
     def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
-        return probs.log() - torch.log1p(-probs)
+        return (probs.log() - torch.log1p(-probs)) * (self.temperature or 1.0)
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
-        return (uniform(f, tuple(f.shape), generator) < torch.sigmoid(f)).to(f.dtype)
+        yes = self.mean(f, theta, lead)
+        return (uniform(f, tuple(f.shape), generator) < yes).to(f.dtype)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        return diagonal(self.variance(f, theta, lead), lead)
+        return diagonal(self.location_variance(self.variance(f, theta, lead)), lead)
 
 
 @dataclass(frozen=True)
-class Categorical(Likelihood):
+class Categorical(Classes):
     """One of C classes: outputs are logits [N, C, *site], targets classes [N, *site].
 
     Parameters
@@ -108,13 +112,12 @@ class Categorical(Likelihood):
     """
 
     name: ClassVar[str] = "categorical"
-    discrete: ClassVar[bool] = True
-    classifies: ClassVar[bool] = True
 
     ignore_index: int | None = None
     class_weight: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         weight = positive("class_weight", self.class_weight)
         if isinstance(weight, float):
             raise ModelError("class_weight must be one weight for each class")
@@ -171,6 +174,7 @@ class Categorical(Likelihood):
                 f"with {lead} leading axes"
             )
         index, weight = self._index_and_weight(y, f, theta)
+        f = self.location(f)
         chosen = index.expand(sites).unsqueeze(axis)
         if _softmax_is_slow(f, axis):
             each = f.gather(axis, chosen).squeeze(axis) - torch.logsumexp(f, axis)
@@ -188,37 +192,39 @@ class Categorical(Likelihood):
         return each.reshape(len(y), -1).sum(1)
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return softmax(f, lead + 1)
+        return softmax(self.location(f), lead + 1)
 
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        probs = softmax(f, lead + 1)
+        probs = self.mean(f, theta, lead)
         return probs * (1.0 - probs)
 
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        return self.entropy_of(softmax(f, lead + 1), lead)
+        return self.entropy_of(self.mean(f, theta, lead), lead)
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
         return entropy_terms(probs).sum(lead + 1)
 
     def logits(self, probs: Tensor, lead: int = 0) -> Tensor:
-        return probs.log()
+        return probs.log() * (self.temperature or 1.0)
 
     def sample(self, f: Tensor, theta: Theta, generator: Generator, lead: int = 0) -> Tensor:
         axis = lead + 1
-        below = softmax(f, axis).cumsum(axis)
+        below = self.mean(f, theta, lead).cumsum(axis)
         shape = tuple(f.shape[:axis] + f.shape[axis + 1 :])
         threshold = uniform(f, shape, generator).unsqueeze(axis)
         # The last cumulative sum may round below 1: it is left out, so no draw falls past it.
         return (below.narrow(axis, 0, f.shape[axis] - 1) < threshold).sum(axis)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        """diag(p) - p p^T at each site, times the weight of y there; without y a class-weighted
-        likelihood takes its expected weight."""
+        """(diag(p) - p p^T)/T^2 at each site, times the weight of y there; without y a
+        class-weighted likelihood takes its expected weight."""
         axis = lead + 1
         classes, site = f.shape[axis], f.shape[axis + 1 :]
         count = math.prod(site)
-        probs = softmax(f, axis).reshape((*f.shape[:axis], classes, count)).transpose(-1, -2)
+        probs = self.mean(f, theta, lead).reshape((*f.shape[:axis], classes, count))
+        probs = probs.transpose(-1, -2)
         blocks = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+        blocks = self.location_variance(blocks)
         if y is not None:
             weight = self._index_and_weight(y, f, theta)[1]
             if weight is not None:

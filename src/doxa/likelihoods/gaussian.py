@@ -1,13 +1,18 @@
 """Gaussian likelihoods: one noise level for all inputs, or one that depends on the input.
 
 y = f(x) + sigma e,  e ~ N(0, 1):   log p = -(y - f)^2 / (2 sigma^2) - log sigma - log(2 pi)/2
+
+A level of noise that nobody asked for may be no level at all: errors of very different sizes have
+heavier tails, and a few of them widen every interval. Where rows that a fit left out are clearly
+likelier under Student-t noise, at twice the log of the ratio above 6.63 (with Gaussian noise one
+fit in two hundred: half of chi-squared with one degree of freedom), that is the posterior's noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,6 +21,7 @@ from torch.nn.functional import softplus
 
 from doxa.errors import ModelError
 from doxa.likelihoods.base import (
+    LeftOut,
     Likelihood,
     Shape,
     Theta,
@@ -28,6 +34,12 @@ from doxa.likelihoods.base import (
     positive,
     sum_event,
 )
+from doxa.likelihoods.left_out import likeliest, mixed
+from doxa.likelihoods.student_t import StudentT
+
+_DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # variances exist
+_MOST, _SPREAD = 2.0, 5.0  # of the log of the scale over the level that was found, beforehand
+_CLEAR = 6.63  # twice the log likelihood ratio
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -48,6 +60,8 @@ class Gaussian(Likelihood):
         theta["log_noise"] when None.
     per_output
         Learn one standard deviation for each output instead of one for all.
+    assumed
+        Nobody said that noise is Gaussian: rows left out may say that it is Student-t.
     """
 
     name: ClassVar[str] = "gaussian"
@@ -55,6 +69,7 @@ class Gaussian(Likelihood):
 
     noise: float | Sequence[float] | None = None
     per_output: bool = False
+    assumed: bool = field(default=False, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.noise is None:
@@ -70,6 +85,30 @@ class Gaussian(Likelihood):
     @property
     def integrates_normal(self) -> bool:
         return True
+
+    @property
+    def asks_left_out(self) -> bool:
+        return self.assumed and self.noise is None and not self.per_output
+
+    def left_out(self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor) -> LeftOut | None:
+        """Student-t noise, its degrees of freedom and its scale, where they clearly ask for it."""
+
+        def score(u: float, df: float | None = None) -> Tensor:
+            if df is None:
+                return mixed(self.log_prob(f, y, {"log_noise": theta["log_noise"] + u}, 1))
+            scale = {"log_scale": theta["log_noise"] + u}
+            return mixed(StudentT(df=df).log_prob(f, y, scale, 1))
+
+        def best(df: float | None) -> tuple[float, float]:
+            u = likeliest(lambda u: score(u, df), weight, _MOST, _SPREAD)
+            return float((weight * score(u, df)).sum()), u
+
+        found = {df: best(df) for df in _DEGREES}
+        df = max(_DEGREES, key=lambda df: found[df])
+        if not 2.0 * (found[df][0] - best(None)[0]) > _CLEAR:
+            return None
+        said = f"student-t with {df:g} degrees of freedom"
+        return LeftOut(StudentT(df=df), said, {"log_scale": found[df][1]})
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.data import cast
-from doxa.likelihoods import Bernoulli, Categorical, Heads, Inferred, Likelihood, infer
+from doxa.likelihoods import Bernoulli, Categorical, Heads, Inferred, Likelihood, assumed, infer
 from doxa.model.model import Inputs, Model
 
 log = logging.getLogger("doxa")
@@ -26,7 +26,7 @@ def understood(model: Model, x: Inputs, y: Any, complete: bool) -> tuple[Model, 
         return model, None
     seen = looked_at(model, x)
     inferred = _said(infer(y, seen.output, complete))
-    return seen.meaning(inferred.name), inferred
+    return seen.meaning(assumed(inferred.name)), inferred
 
 
 def meant(y: Any, complete: bool) -> Inferred:

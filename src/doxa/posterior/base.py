@@ -147,6 +147,12 @@ class Posterior(describe.Described, ABC):
         scales = self.scales.to(self.device, torch.float64)
         return Affine(self.base_likelihood, scales.y_loc, scales.y_scale)
 
+    @property
+    def fitted_likelihood(self) -> Likelihood:
+        """What outputs meant in training, before rows left out were asked."""
+        before = self.metadata.get("fitted_likelihood")
+        return self.base_likelihood if before is None else store.decode(before, "likelihood")
+
     @abstractmethod
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"

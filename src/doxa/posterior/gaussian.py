@@ -20,6 +20,7 @@ class GaussianPosterior(CentredPosterior):
     """
 
     kind = "gaussian"
+    flat = "mean"
 
     def __init__(self, *args: Any, mean: Tensor, covariance: linalg.Structure, **kw: Any) -> None:
         super().__init__(*args, **kw)

@@ -27,6 +27,7 @@ class ImplicitPosterior(WeightPosterior):
     """
 
     kind = "implicit"
+    flat = "theta"
     objective: float | None = None
     objective_error: float | None = None
 

@@ -34,6 +34,7 @@ class SamplePosterior(WeightPosterior):
     """
 
     kind = "sample"
+    flat = "samples"
 
     def __init__(
         self, *args: Any, samples: Tensor, chain: bool | None = None, per_draw: bool = False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from doxa.engine import Engine, choose, tiles
 from doxa.engine.threads import threads_for
 from doxa.engine.work import Count
 from doxa.errors import MemoryBudgetError, ModelError, Unavailable
+from doxa.likelihoods.base import LeftOut
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 from doxa.model.layers import plain_weights
@@ -47,6 +48,7 @@ class WeightPosterior(Posterior):
     """
 
     same_weights = False  # a member's draws differ in layers' noise alone
+    flat: ClassVar[str]  # the attribute that holds each member's weights, [..., P]
     memory_budget: int | None = None  # bytes for what predict returns; default: a quarter of free
 
     def __init__(
@@ -74,6 +76,15 @@ class WeightPosterior(Posterior):
     @property
     def layout(self) -> Layout:
         return self.network.layout
+
+    def take_up(self, found: LeftOut) -> None:
+        """Outputs mean from now on what rows left out asked for."""
+        self.base_likelihood, self.model = found.likelihood, self.network.meaning(found.likelihood)
+        for name, more in found.moved.items():
+            weights: Tensor = getattr(self, self.flat)
+            index = self.layout.index([f"likelihood.{name}"]).to(weights.device)
+            by = torch.full((*weights.shape[:-1], len(index)), more).to(weights)
+            setattr(self, self.flat, weights.index_add(-1, index, by))
 
     @abstractmethod
     def groups(self, n: int | None, seed: int) -> Iterable[FunctionDraws]:

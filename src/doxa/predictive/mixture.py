@@ -57,9 +57,12 @@ def build(
                 f"f_variance has shape {list(f_variance.shape)}, f {list(f.shape)}: they must agree"
             )
         f_variance = f_variance.to(f)
-        if not likelihood.integrates_normal:
-            f, values, weights = draw_functions(f, f_variance, values, weights, seed, draws)
-            f_variance = None
+    if likelihood.classifies:  # logits from here on, whatever their temperature
+        f_variance = None if f_variance is None else likelihood.location_variance(f_variance, 1)
+        f, likelihood = likelihood.location(f, 1), likelihood.plain()
+    if f_variance is not None and not likelihood.integrates_normal:
+        f, values, weights = draw_functions(f, f_variance, values, weights, seed, draws)
+        f_variance = None
     return Mixture(likelihood, f, values, weights, f_variance)
 
 

@@ -62,7 +62,7 @@ ROWS = (
         docs="methods.md", elbo=True),
     Row("ivon", "doxa.vi.ivon:IVON", "variational",
         "A factorised Gaussian over the weights by natural-gradient steps (online Newton)",
-        "Shen et al. 2024", "any network; a Gaussian prior", "1.3–1.5",
+        "Shen et al. 2024", "any network; a Gaussian prior", "1.2–1.4",
         gives="mean-field at the price of Adam, and a bound (ELBO)",
         demo=Demo("T = 1, only 10 hidden units", options={"validation": None}, hidden=(10,)),
         docs="methods.md", elbo=True),

@@ -183,7 +183,8 @@ class BayesianEstimator(BaseEstimator):
         """The likelihood, and how many outputs it needs of the network."""
 
     def _likelihood(self, default: str) -> Likelihood:
-        meant = likelihoods.likelihood(default if self.likelihood is None else self.likelihood)
+        asked = self.likelihood
+        meant = likelihoods.assumed(default) if asked is None else likelihoods.likelihood(asked)
         if isinstance(meant, Heads):
             raise ModelError(
                 f"{type(self).__name__} takes one likelihood, not a tuple; several heads are for "

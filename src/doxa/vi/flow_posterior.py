@@ -25,6 +25,7 @@ class FlowPosterior(CentredPosterior):
     """
 
     kind = "flow"
+    flat = "mean"
 
     def __init__(self, *args: Any, mean: Tensor, rho: Tensor, flow: Tensor, **kw: Any) -> None:
         super().__init__(*args, **kw)

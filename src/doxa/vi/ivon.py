@@ -17,8 +17,9 @@ the same lines are
 in a step. (h alone may be negative, where the loss is not convex.) The rate α is a share of a
 Newton step, so that α = 1 needs one step on a quadratic with a diagonal Hessian; the paper's code
 multiplies it by h₀ + δ, about 1 here. Where `average` is asked for it is of σ²: while x is small,
-E[x] = 0 says that the mean of σ², not that of h, is right. With one draw a step, ε changes its sign
-at every second one, which halves the drawing, and over two steps takes its noise out of the mean.
+E[x] = 0 says that the mean of σ², not that of h, is right. The bias correction of g is in the share
+that a new gradient gets, (1−β₁)/(1−β₁ᵗ). With one draw a step, ε changes its sign at every second
+one, which saves drawing, and over two steps takes its noise out of the mean.
 
 β₂ is 1 − 4/steps, so that h₀ counts e⁻⁴, or 2 %, in the answer. Most of a large network's weights
 have next to no curvature: their h is what is left of h₀, and their σ grows by (1−β₂)/2 a step as
@@ -104,7 +105,7 @@ class IVON(VariationalGaussian):
         return params["variance"].shape[1]
 
     def away(self, params: State, eps: Tensor) -> Tensor:
-        return params["variance"].sqrt().unsqueeze(1) * eps
+        return params["variance"].unsqueeze(1).sqrt() * eps
 
     def variances(self, params: State) -> Tensor:
         return params["variance"]
@@ -145,38 +146,50 @@ class IVON(VariationalGaussian):
     ) -> tuple[State, Tensor]:
         """What changes, and E_q log p(y | θ) of all rows, [M]."""
         mean, variance, where = state["mean"], state["variance"], run.subset_where
-        heat = run.setting(self, "temperature")
         away = self.away(state, self.normals(clock, variance.shape[1]))  # θ − m, [M, S, subset]
         params = {**state, "draws": moved(run, mean.unsqueeze(1), away)}
         value, grads, new = run.value_and_grad(self._fit, params, batch, clock, ("draws",))
         each = grads["draws"]  # [M, S, P], of the mean over draws
-        grad = summed(each)
-        bend = summed(away.mul_(each[..., where]))  # G(θ − m)
-        variance = self._variance(run, variance, bend)
-        momentum = torch.lerp(state["momentum"], grad[:, where], 1 - self.beta1)
-        debiased = momentum / (1 - self.beta1 ** (clock.t.to(run.dtype) + 1))
-        move = run.subset_prior.add_score(debiased, mean[:, where]).mul_(variance)
-        move = move.div_(heat).clamp_(-self.clip, self.clip).mul_(clock.rate)
+        grad, t = summed(each), clock.t.to(run.dtype) + 1
+        variance = self._variance(run, variance, away, each[..., where])
+        share = (1 - self.beta1) / (1 - self.beta1**t)  # all of it at the first step
+        own = state["momentum"]
+        momentum = (own.lerp_ if clock.owned else own.lerp)(grad[:, where], share)
+        move = run.subset_prior.add_score(momentum, mean[:, where]) * variance
+        heat = run.setting(self, "temperature")
+        if isinstance(heat, Tensor) or heat != 1.0:
+            move = move / heat
+        move = move.clamp(-self.clip, self.clip)
         new |= {"variance": variance, "momentum": momentum}
-        new["mean"] = move.add_(mean) if move.shape == mean.shape else moved(run, mean, move)
-        if len(points):
-            own = {"points": mean[:, points]}
-            slope = grad[:, points] + run.prior.score(mean)[:, points]
-            descent = {"points": run.descent(slope)}
-            adam = Adam().update(own, descent, state, _POINTS * clock.rate, clock.t, clock.owned)
-            new["mean"] = new["mean"].index_copy(1, points, adam.pop("points"))
-            new |= adam
-        return new, value
+        if not len(points):
+            new["mean"] = (mean.addcmul_ if clock.owned else mean.addcmul)(move, clock.rate)
+            return new, value
+        other = {"points": mean[:, points]}
+        slope = grad[:, points] + run.prior.score(mean)[:, points]
+        descent = {"points": run.descent(slope)}
+        adam = Adam().update(other, descent, state, _POINTS * clock.rate, clock.t, clock.owned)
+        new["mean"] = moved(run, mean, move * clock.rate)
+        new["mean"] = new["mean"].index_copy(1, points, adam.pop("points"))
+        return {**new, **adam}, value
 
-    def _variance(self, run: Run, variance: Tensor, bend: Tensor) -> Tensor:
-        """σ² after a step, in the memory of G(θ − m): fresh memory costs more than arithmetic."""
-        precision = run.subset_prior.precision
-        assert precision is not None
-        beta2 = self._kept(run.steps)
+    def _variance(self, run: Run, variance: Tensor, away: Tensor, slope: Tensor) -> Tensor:
+        """σ² after a step, in few passes over memory: 2σ²/(1 + u²), u = 1 + x. It never vanishes:
+        the smallest number is added, which is less than rounding to all but the smallest."""
+        beta2, prior = self._kept(run.steps), run.subset_prior
         share = (1 - beta2) / run.setting(self, "temperature")
-        one_x = bend.addcmul_(variance, -precision).mul_(-share).add_(beta2)  # 1 + x
-        growth = one_x.square_().mul_(0.5).add_(0.5)  # 1 + x + x²/2
-        return growth.reciprocal_().mul_(variance).clamp_min_(torch.finfo(variance.dtype).tiny)
+        kept, half, tiny = (
+            variance.new_full((), number) for number in (beta2, 0.5, torch.finfo(run.dtype).tiny)
+        )
+        if isinstance(share, float) and prior.shared_precision is not None:
+            u = torch.add(kept, variance, alpha=share * prior.shared_precision)
+        else:
+            assert prior.precision is not None
+            u = torch.addcmul(kept, variance, prior.precision * share)
+        if isinstance(share, float) and away.shape[1] == 1:
+            u = torch.addcmul(u, away[:, 0], slope[:, 0], value=-share)
+        else:
+            u = u - share * (away * slope).sum(1)
+        return torch.addcdiv(tiny, variance, torch.addcmul(half, u, u, value=0.5))
 
     def _kept(self, steps: int) -> float:
         """β₂ of a run of so many steps; ten make a Hessian at least."""

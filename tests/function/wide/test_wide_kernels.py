@@ -154,7 +154,7 @@ def test_a_layer_without_a_limit_is_named() -> None:
     odd = nn.Sequential(
         nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.BatchNorm1d(3)), nn.Linear(3, 1)
     )
-    with pytest.raises(ModelError, match=r"layer 2\.0, BatchNorm1d.*empirical_ntk"):
+    with pytest.raises(ModelError, match=r"layer 2\.0, BatchNorm1d.*NTK\(kernel"):
         read(odd)
     with pytest.raises(ModelError, match=r"layer 1, Conv2d.*groups"):
         read(nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2)))

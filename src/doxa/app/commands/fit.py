@@ -169,6 +169,8 @@ def fit(
     posterior.metadata.update(parts.remembered(digest))
     status = posterior.status
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
+    if left := posterior.diagnostics.get("left_out"):
+        out.print(f"likelihood: {left['likelihood']}, by {left['rows']:,} rows left out")
     if asked:
         rows = parts.calibration
         posterior, said = calibrated(posterior, x[rows], y[rows], asked, seed)

@@ -14,7 +14,7 @@ def settings(method: Any) -> list[tuple[str, Any, bool]]:
         return []
     rows = []
     for each in dataclasses.fields(method):
-        if each.init:
+        if each.init and each.compare:
             value = getattr(method, each.name)
             rows.append((each.name, value, bool(_default(each) == value)))
     return rows

@@ -176,7 +176,7 @@ def _check_gaussian(layers: tuple[Layer, ...], gaussian: bool) -> bool:
             raise ModelError(
                 f"layer {place}, {layer}, does not follow a dense layer or a convolution: what it "
                 "is given is not Gaussian at any width, and there is no closed form; "
-                "doxa.function.wide.empirical_ntk takes any network"
+                "doxa.NTK(kernel='empirical') takes any network"
             )
         else:
             gaussian = {"made": True, "lost": False}.get(layer.gaussian, gaussian)

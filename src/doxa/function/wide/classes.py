@@ -21,6 +21,7 @@ from torch import Tensor
 from doxa.errors import MethodError
 from doxa.exact.targets import event_of
 from doxa.function.evidence import Solved
+from doxa.function.glance import glance
 from doxa.likelihoods import Bernoulli, Categorical, Likelihood
 from doxa.method import Run
 
@@ -49,6 +50,16 @@ def coded(y: Tensor, likelihood: Likelihood, outputs: tuple[int, ...], lead: int
         return torch.nn.functional.one_hot(y.long(), outputs[0]).double() - 1.0 / outputs[0]
     y = y.reshape(*y.shape[:lead], -1).double()
     return 2.0 * y - 1.0 if isinstance(likelihood, Bernoulli) else y
+
+
+def spread_of(run: Run) -> Tensor:
+    """The standard deviation of each member's targets, 1 where they are all the same, [M]."""
+    seen = glance(run)
+    y = as_numbers(run, seen.y, 2)
+    share = (seen.shares(y) / y.shape[2]).unsqueeze(2)
+    away = y - (share * y).sum((1, 2), keepdim=True)
+    found = (away.square() * share).sum((1, 2)).sqrt()
+    return torch.where(found > 0, found, torch.ones_like(found))
 
 
 def temperatures(solved: Solved, log_noise: Tensor, likelihood: Likelihood) -> Tensor:

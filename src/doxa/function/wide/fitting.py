@@ -12,23 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from doxa.data import Batch
-from doxa.errors import DataError, MethodError
+from doxa.errors import MethodError
 from doxa.exact.targets import event_of, given_noise
 from doxa.function.budget import announce
-from doxa.function.evidence import Problem, Solved
-from doxa.function.glance import glance
+from doxa.function.evidence import Problem
 from doxa.function.process import shared_level
 from doxa.function.quasi_newton import quasi_newton
 from doxa.function.wide import activations
 from doxa.function.wide.architecture import Architecture
-from doxa.function.wide.classes import as_numbers, outputs_of
-from doxa.function.wide.function import WideFunction
+from doxa.function.wide.belief import Analytic, Belief
+from doxa.function.wide.classes import as_numbers, outputs_of, spread_of
 from doxa.function.wide.posterior import WidePosterior
 from doxa.function.wide.reading import read
 from doxa.likelihoods import Likelihood
@@ -39,22 +38,6 @@ from doxa.posterior import Posterior, Status
 _SKETCH = 500  # rows from which many are first fitted
 _NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
 _FAR = math.log(1e3)  # how far σ_w and σ_b go from their start
-
-
-class Scales(Problem):
-    """The evidence and a prior on θ: log σ_w, log σ_b and log σ of fitted units, around
-    1.5, 0.3 and 1."""
-
-    def value(self, theta: Tensor, solved: Solved) -> Tensor:
-        return super().value(theta, solved) - 0.5 * self._away(theta).square().sum(-1)
-
-    def gradient(self, theta: Tensor, solved: Solved) -> Tensor:
-        return super().gradient(theta, solved) - self._away(theta)
-
-    def _away(self, theta: Tensor) -> Tensor:
-        centre = torch.zeros_like(theta)
-        centre[..., 0], centre[..., 1] = math.log(1.5), math.log(0.3)
-        return theta - centre
 
 
 @dataclass(frozen=True)
@@ -81,8 +64,12 @@ class InfinitelyWide(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check()
         if isinstance(self.net, nn.Module):
             object.__setattr__(self, "net", read(self.net))
+
+    def check(self) -> None:
+        """What fields ask of each other."""
 
     def architecture(self, network: nn.Module | None) -> Architecture:
         """Of the network that `fit` was given, of `net`, else fully connected."""
@@ -96,31 +83,20 @@ class InfinitelyWide(Method):
 
     def init(self, run: Run) -> State:
         self._noise(run)
-        function = self._function(run)
+        belief = self._belief(run)
         announce(max(map(len, run.rows.rows)), self.matrices * run.size, self.name, run.device)
-        check_rows(function, run.rows.x)
-        scales = [run.field(self, name).double().log() for name in ("weight_std", "bias_std")]
-        rows = [torch.stack(scales, 1)]
+        rows = [belief.start()]
         if self._learned(run):
-            spread = self._spread(run).to(rows[0])
+            spread = spread_of(run).to(rows[0])
             rows.append((_NOISE * spread).log()[:, None].expand(-1, self._learned(run)))
         theta = torch.cat(rows, 1)
         bounds = {"low": theta - _FAR, "high": theta + _FAR}
-        bounds["low"][:, 2:] += _FAR + math.log(_LEAST / _NOISE)
+        bounds["low"][:, rows[0].shape[1] :] += _FAR + math.log(_LEAST / _NOISE)
         if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.3 * away)
         return {"theta": theta, **bounds}
-
-    def _spread(self, run: Run) -> Tensor:
-        """The standard deviation of each member's targets, 1 where they are all the same, [M]."""
-        seen = glance(run)
-        y = as_numbers(run, seen.y, 2)
-        share = (seen.shares(y) / y.shape[2]).unsqueeze(2)
-        away = y - (share * y).sum((1, 2), keepdim=True)
-        found = (away.square() * share).sum((1, 2)).sqrt()
-        return torch.where(found > 0, found, torch.ones_like(found))
 
     def _seen(self, run: Run, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs, targets as numbers and weights of one member."""
@@ -128,7 +104,7 @@ class InfinitelyWide(Method):
         x, y = run.rows.of_split(split)
         if weight is not None:
             weight = weight[run.rows.rows[split].to(weight.device)].double()
-        return as_matrix(x).to(run.dtype), as_numbers(run, y), weight
+        return self._belief(run).rows(x).to(run.dtype), as_numbers(run, y), weight
 
     def _noise(self, run: Run) -> tuple[Likelihood, Tensor | None]:
         """The likelihood, and log σ [M, L] where it is given; of classes, in units of ±1."""
@@ -146,22 +122,20 @@ class InfinitelyWide(Method):
             return 0
         return math.prod(event_of(run)) if getattr(likelihood, "per_output", False) else 1
 
-    def _function(self, run: Run) -> WideFunction:
-        if not isinstance(run.rows.x, Tensor):
-            raise DataError(f"{self.name} needs x as one array")
-        network = None if run.problem.model is None else run.net.net
-        return WideFunction(self.architecture(network), tuple(run.rows.x.shape[1:]), self.kind)
+    def belief(self, run: Run) -> Belief:
+        """The kernel that is fitted."""
+        return Analytic(self, run)
+
+    def _belief(self, run: Run) -> Belief:
+        return run.once("belief", lambda: self.belief(run))
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if not self.fit_hyper:
             return
-        function, rows = self._function(run), max(map(len, run.rows.rows))
+        rows = max(map(len, run.rows.rows))
 
         def problem_of(run: Run, batch: Batch) -> Problem:
-            lead = 1 if batch.shared else 2
-            x, y = as_matrix(batch.x, lead).double(), as_numbers(run, batch.y, lead)
-            weight = None if batch.weight is None else batch.weight.double()
-            return Scales(cast(Any, function), x, y, weight, run.n.double(), self._noise(run)[1])
+            return self._belief(run).problem(batch, self._noise(run)[1])
 
         if self.refine and rows >= 2 * _SKETCH:
             sketch = quasi_newton(problem_of, self.refine, "sketch", _SKETCH)
@@ -173,17 +147,19 @@ class InfinitelyWide(Method):
         likelihood, given = self._noise(run)
         x, y, weight = self._seen(run, 0)
         event = outputs_of(run)
-        log_noise = state["theta"][:, 2:] if given is None else given
+        belief, theta = self._belief(run), state["theta"]
+        scales = theta[:, : theta.shape[1] - self._learned(run)]
+        log_noise = theta[:, scales.shape[1] :] if given is None else given
         own = (
             event
             if (given is not None and not likelihood.classifies)
             else event[: log_noise.shape[1] > 1]
         )
-        posterior = self.posterior(
-            **run.common(self) | {"likelihood": likelihood}, kernel=self._function(run),
-            hyper=state["theta"][:, :2].double(),
+        posterior = belief.posterior(
+            **run.common(self) | {"likelihood": likelihood}, kernel=belief.function,
+            hyper=belief.hyper(scales.double()),
             log_noise=log_noise.expand(-1, math.prod(own)).reshape(run.size, *own),
-            x=x, y=y, weight=weight, event=event, **self.settled(run),
+            x=x, y=y, weight=weight, event=event, **self.settled(run), **belief.settled(scales),
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
         if "ascent.grad" in state:
@@ -199,7 +175,8 @@ class InfinitelyWide(Method):
                 f"the evidence still rises (slope {float(slope.max()):.2g} a row): raise refine"
             )
             return Status("not-converged", reason)
-        if bool(at_end[:, 2:].any()):
+        learned = self._learned(run)
+        if learned and bool(at_end[:, -learned:].any()):
             reason = (
                 "the learned noise fell to a thousandth of the targets' deviation: they have none, "
                 "or rows repeat each other; give noise="
@@ -210,14 +187,3 @@ class InfinitelyWide(Method):
     def settled(self, run: Run) -> dict[str, Tensor]:
         """What else a posterior is given."""
         return {}
-
-
-def as_matrix(x: Tensor, lead: int = 1) -> Tensor:
-    """Rows as vectors: [..., N, D], with `lead` axes up to the rows."""
-    return x.unsqueeze(-1) if x.ndim == lead else x.flatten(lead)
-
-
-def check_rows(function: WideFunction, x: Tensor) -> None:
-    """A row goes through, or an error says which layer does not fit it."""
-    one = x[:1].double()
-    function(one.new_zeros(2), as_matrix(one), as_matrix(one))

@@ -14,118 +14,29 @@ with f_0 ~ GP(0, K) its function at the start (Jacot et al. 2018). Over the star
 This is what a deep ensemble of very wide networks would say; it is no Bayesian posterior. σ_w, σ_b
 and σ are found by the evidence of a GP whose kernel is Θ, of which it has none itself; the noise of
 y, where it is learned, by rows left out (`left_out.py`). Up to about 5,000 rows: it holds K, Θ and
-a factor.
+a factor. With kernel="empirical" it is the network that `fit` is given that is trained, of finite
+width and linear in its weights around each member's start: `tangent_fit.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.function.evidence import by_level
+from doxa.errors import MethodError
+from doxa.function.wide.belief import Belief
 from doxa.function.wide.fitting import InfinitelyWide
-from doxa.function.wide.function import WideFunction
-from doxa.function.wide.left_out import noise_of
 from doxa.function.wide.posterior import WidePosterior
-from doxa.linalg.layout import Params
+from doxa.function.wide.tangent_fit import Tangent
+from doxa.function.wide.trained import NTKPosterior
 from doxa.method import Run, State
-from doxa.method.fields import positive
-from doxa.posterior import Posterior, register_posterior
-from doxa.posterior.process import square_root
+from doxa.method.fields import one_of, positive
+from doxa.posterior import Posterior
 
-
-@register_posterior
-class NTKPosterior(WidePosterior):
-    """Infinitely wide networks after training for a time, an equal mixture over members.
-
-    time: t of each member [K]; None: the end of training. shown: log τ of the noise of y, as
-    log_noise, where rows left out showed it; None: it is log σ.
-    """
-
-    kind = "wide-ensemble"
-
-    def __init__(
-        self, *args: Any, time: Tensor | None = None, shown: Tensor | None = None, **kw: Any
-    ) -> None:
-        self.time, self.shown = time, shown
-        super().__init__(*args, **kw)
-        self.log_evidence = None
-
-    def theta(self) -> Params:
-        if self.shown is None or self.base_likelihood.classifies:
-            return super().theta()
-        return {"log_noise": self.shown.to(self.dtype)}
-
-    def show_noise(self) -> None:
-        """Find the noise of y by rows left out, each in turn."""
-        levels = noise_of(self._solved, self._among, self._levels)  # [K, L]
-        self.shown = levels.expand(-1, self.log_noise[0].numel()).reshape(self.log_noise.shape)
-
-    @property
-    def start(self) -> WideFunction:
-        """K, of functions before training."""
-        return WideFunction(self.kernel.architecture, self.kernel.shape, "nngp")
-
-    @cached_property
-    def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvectors of B, [K, L, N, N], and what time has made of each: (1 − e^{−τλ})/λ."""
-        factor = self._solved.factor
-        values, vectors = torch.linalg.eigh(factor @ factor.mT)
-        assert self.time is not None
-        n = len(self.x) if self.weight is None else self.weight.sum()
-        done = self.time[:, None] * (2 * self._levels).exp() / n  # σ²t/n [K, L]
-        return vectors, -torch.expm1(-done.unsqueeze(-1) * values) / values
-
-    @cached_property
-    def _among(self) -> Tensor:
-        """K of the training rows, [K, N, N]."""
-        x = self.x.double()
-        return self.start(self.hyper, x, x).detach()
-
-    def _operated(self, cross: Tensor, some: slice) -> Tensor:
-        """A_t Θ*ᵀ [K, L, N, B] of Θ*ᵀ [K, N, B]: R g(B) R, R = W^½/σ, B of `evidence.py`."""
-        root = self._solved.root[some].unsqueeze(-1)
-        seen = root * cross.unsqueeze(1)
-        if self.time is None:
-            return root * torch.cholesky_solve(seen, self._solved.factor[some])
-        vectors, share = (part[some] for part in self._spectrum)
-        return root * (vectors @ (share.unsqueeze(-1) * (vectors.mT @ seen)))
-
-    def _trained(self, x: Tensor, some: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean at x [K, B, O], A_tΘ*ᵀ [K, L, N, B] and K* [K, 1, N, B]."""
-        old, hyper = self.x.double(), self.hyper[some]
-        weights = self._operated(self.kernel(hyper, old, x).detach(), some)
-        mean = weights.mT @ by_level(self.y, weights.shape[1])  # [K, L, B, O/L]
-        mean = mean[:, 0] if mean.shape[1] == 1 else mean.squeeze(-1).mT
-        return mean, weights, self.start(hyper, old, x).detach().unsqueeze(1)
-
-    def _marginal(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, weights, cross = self._trained(x, slice(None))
-        prior = self.start(self.hyper, x, x, True).detach().unsqueeze(1)  # [K, 1, B]
-        spread = weights * (self._among.unsqueeze(1) @ weights - 2 * cross)
-        variance = (prior + spread.sum(-2)).clamp_min(0.0)
-        return mean, variance.mT.expand_as(mean)
-
-    def joints(self, x: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        mean, weights, cross = self._trained(x, members)
-        shared = weights.mT @ cross
-        prior = self.start(self.hyper[members], x, x).detach().unsqueeze(1)
-        spread = weights.mT @ self._among[members].unsqueeze(1) @ weights - shared - shared.mT
-        return self._logits(mean, square_root(prior + spread), 1, members)
-
-    def prior_joints(self, x: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        root = square_root(self.start(self.hyper[members], x, x).detach().unsqueeze(1))
-        zero = root.new_zeros(len(root), len(x), self.y.shape[1])
-        return self._logits(zero, root, 1, members)
-
-    def tensors(self) -> dict[str, Tensor]:
-        own = {"time": self.time, "shown": self.shown}
-        return super().tensors() | {name: part for name, part in own.items() if part is not None}
+_OF_THE_LIMIT = ("depth", "activation", "net", "weight_std", "bias_std")
 
 
 @store.register("ntk")
@@ -144,6 +55,10 @@ class NTK(InfinitelyWide):
     time: how long networks are trained, steps times rate on the mean squared error; None: for ever.
     fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
+    kernel: "analytic", of infinite width, or "empirical": s²Θ̂ of the network that `fit` is given,
+        any that `Model` takes, at the weights where each member starts.
+    scale: s where it starts, in fitted units: the deviation of weights about their start; None: the
+        one at which functions vary as y does.
 
     Examples
     --------
@@ -160,6 +75,25 @@ class NTK(InfinitelyWide):
     matrices: ClassVar[int] = 2
 
     time: float | None = positive(None, per_run=True)
+    kernel: str = one_of("analytic", "empirical")
+    scale: float | None = positive(None)
+
+    def check(self) -> None:
+        if self.kernel != "empirical":
+            if self.scale is not None:
+                raise MethodError('scale is for kernel="empirical": weight_std and bias_std here')
+            return
+        named = {f.name: f.default for f in fields(self) if f.name in _OF_THE_LIMIT}
+        given = [name for name, default in named.items() if getattr(self, name) != default]
+        if given:
+            raise MethodError(
+                f'kernel="empirical" is of the network that fit is given, which leaves no '
+                f"{given[0]}= to say: give the network to fit, and scale= for its kernel"
+            )
+        object.__setattr__(self, "needs_network", True)
+
+    def belief(self, run: Run) -> Belief:
+        return Tangent(self, run) if self.kernel == "empirical" else super().belief(run)
 
     def settled(self, run: Run) -> dict[str, Tensor]:
         if self.time is None and "time" not in run.hyper:

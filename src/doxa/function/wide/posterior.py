@@ -97,7 +97,11 @@ class WidePosterior(GPPosterior):
         return {} if self.base_likelihood.classifies else super().theta()
 
     def prepared(self, x: Any) -> Tensor:
-        return _vectors(self.check_inputs(x)).double()
+        return self.vectors(self.check_inputs(x)).double()
+
+    def vectors(self, x: Any) -> Tensor:
+        """Inputs as rows of numbers, [N, D]."""
+        return x.unsqueeze(-1) if x.ndim == 1 else x.flatten(1)
 
     def condition(self, x: Any, y: Any) -> WidePosterior:
         """The process with further rows, at the same hyper-parameters."""
@@ -122,8 +126,8 @@ class WidePosterior(GPPosterior):
     def _targets(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         if not self.base_likelihood.classifies:
             x, y = new_targets(self, x, y, self.event)
-            return _vectors(x), y.double()
-        x = _vectors(self.check_inputs(x))
+            return self.vectors(x), y.double()
+        x = self.vectors(self.check_inputs(x))
         y = self.base_likelihood.prepare_targets(as_tensor(y, "y"), self.event).to(self.device)
         if len(y) != len(x):
             raise ShapeError(f"x has {len(x)} rows and y {len(y)}")
@@ -147,9 +151,10 @@ class WidePosterior(GPPosterior):
     ) -> WidePosterior:
         names = ("hyper", "log_noise", "x", "y", "weight", "temperature", "time", "shown")
         own = {name: tensors[name] for name in names if name in tensors}
-        kernel = WideFunction(extra["architecture"], tuple(extra["shape"]), extra["kernel"])
+        kernel = cls.kernel_of(common, extra)
         return cls(**common, kernel=kernel, event=extra["event"], ids=extra["ids"], **own)
 
-
-def _vectors(x: Tensor) -> Tensor:
-    return x.unsqueeze(-1) if x.ndim == 1 else x.flatten(1)
+    @classmethod
+    def kernel_of(cls, common: dict[str, Any], extra: dict[str, Any]) -> Any:
+        """The kernel that `extra` describes."""
+        return WideFunction(extra["architecture"], tuple(extra["shape"]), extra["kernel"])

@@ -71,7 +71,7 @@ def _layers(name: str, module: nn.Module) -> tuple[Layer, ...]:
     if isinstance(found, _Misfit):
         raise ModelError(
             f"layer {name or 'the network itself'}, {type(module).__name__}, has no kernel of "
-            f"infinite width: {found.reason}; doxa.function.wide.empirical_ntk takes any network"
+            f"infinite width: {found.reason}; doxa.NTK(kernel='empirical') takes any network"
         )
     return (found,)
 

@@ -178,6 +178,8 @@ def _listed(names: Names, things: Any, most: int = 8) -> Content:
 
 def _likelihood(posterior: Any) -> str:
     said = describe(posterior.base_likelihood)
+    if left_out := posterior.diagnostics.get("left_out"):
+        return f"{said}, by {left_out['rows']:,} rows left out"
     learned = getattr(posterior.base_likelihood, "noise", 0.0) is None
     return f"{said}, noise learned" if learned else said
 

@@ -102,7 +102,9 @@ def snippet(subject: Subject) -> str:
     extra += [f"{name}={value!r}" for name, value in given.items() if name != "net"]
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
         extra.append(f"members={posterior.members}")
-    beliefs = [f"likelihood={_class(posterior.base_likelihood)}"]
+    meant = posterior.fitted_likelihood
+    nobody_asked = getattr(meant, "assumed", False)
+    beliefs = [f"likelihood={'doxa.Gaussian(assumed=True)' if nobody_asked else _class(meant)}"]
     if model is not None and model.prior is not None and not asked:
         beliefs.append(f"prior={_class(model.prior)}")
     lines += [

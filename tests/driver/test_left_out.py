@@ -1,0 +1,137 @@
+"""Rows left out are asked about the likelihood: by whom, when, and what stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import doxa
+from doxa.driver.holdout import own_parts
+from doxa.laplace import links
+
+N = 600
+Data = tuple[Tensor, Tensor]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def numbers(heavy: bool) -> Data:
+    """y = x plus normal errors, every fifth of them eight times as large."""
+    x, e = torch.randn(N, 1, generator=generator(1)), torch.randn(N, generator=generator(2))
+    if heavy:
+        e[::5] *= 8.0
+    return x, x[:, 0] + 0.2 * e
+
+
+def classes() -> Data:
+    """The second class has the logit x."""
+    x = 2.0 * torch.randn(N, 1, generator=generator(3))
+    return x, (torch.rand(N, generator=generator(4)) < x[:, 0].sigmoid()).long()
+
+
+def fitted(data: Data, method: Any = "map", **options: Any) -> Any:
+    """Networks that are right about numbers, and three times too sure of classes, as they are
+    given (a rate of almost zero)."""
+    number = data[1].is_floating_point()
+    net = torch.nn.Linear(1, 1 if number else 2, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0]] if number else [[0.0], [3.0]]))
+    options = {"steps": 2, "progress": False, "lr": 1e-9, "init": "given"} | options
+    return doxa.fit(net, data, method, **options)
+
+
+def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
+    for data in (numbers(True), classes()):
+        posterior = fitted(data, "deep-ensemble", members=3)
+        likelihood, rows = posterior.base_likelihood, posterior.diagnostics["left_out"]["rows"]
+        assert rows == 3 * len(data[0]) // 10
+        said = posterior.diagnostics["left_out"]["likelihood"]
+        assert f"{said}, by {rows} rows left out" in repr(posterior)
+        posterior.save(tmp_path / likelihood.name)
+        net = torch.nn.Linear(1, 1 if likelihood.name == "student-t" else 2, bias=False)
+        loaded = doxa.load(tmp_path / likelihood.name, net)
+        assert loaded.base_likelihood == likelihood and repr(loaded) == repr(posterior)
+        assert loaded.fitted_likelihood == posterior.fitted_likelihood != likelihood
+        for each in (posterior, loaded):
+            p = each.predict(data[0])
+            assert torch.equal(p.log_prob(data[1]), posterior.predict(data[0]).log_prob(data[1]))
+
+
+def test_only_what_nobody_gave_is_asked_for() -> None:
+    heavy, sure = numbers(True), classes()
+    assert isinstance(fitted(heavy).base_likelihood, doxa.StudentT)
+    assert fitted(numbers(False)).base_likelihood == doxa.Gaussian()
+    assert fitted(heavy, likelihood="gaussian").base_likelihood == doxa.Gaussian()
+    assert fitted(heavy, validation=None).base_likelihood == doxa.Gaussian()
+    sampled = fitted(heavy, doxa.SGLD(draws=5, burn_in=5), lr=1e-3, validation=0.3)
+    assert sampled.base_likelihood == doxa.Gaussian()
+    assert fitted(sure, likelihood="categorical").base_likelihood.temperature > 1.5
+    given = doxa.Categorical(temperature=1.0)
+    assert fitted(sure, likelihood=given).base_likelihood == given
+    assert fitted(sure, validation=None).base_likelihood == doxa.Categorical()
+
+
+def test_runs_are_asked_each_by_its_own_rows() -> None:
+    (x, y), (_, heavy) = numbers(False), numbers(True)
+    both = torch.cat([x, x]), torch.cat([y, heavy])
+    rows = [torch.arange(N), torch.arange(N, 2 * N)]
+    sweep = fitted(both, runs=doxa.Runs(rows=rows))
+    assert [p.base_likelihood.name for p in sweep] == ["gaussian", "student-t"]
+    alone = fitted((x, heavy))
+    assert sweep[1].base_likelihood.name == alone.base_likelihood.name
+
+
+def test_a_fit_that_goes_on_says_the_same(tmp_path: Path) -> None:
+    whole = fitted(numbers(True))
+    with pytest.raises(KeyboardInterrupt):
+        fitted(numbers(True), checkpoint=tmp_path, checkpoint_every=0.0, callbacks=[_at_once])
+    again = fitted(numbers(True), checkpoint=tmp_path)
+    assert again.base_likelihood == whole.base_likelihood
+    assert torch.equal(again.samples, whole.samples)
+
+
+def _at_once(step: int, info: Any) -> bool:
+    raise KeyboardInterrupt
+
+
+def test_a_row_is_given_to_the_mixture_moved_to_the_member_that_left_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    monkeypatch.setattr(doxa.Categorical, "left_out", lambda self, f, y, *_: seen.append((f, y)))
+    x, y = classes()
+    posterior = fitted((x, y), "deep-ensemble", members=3, init="fresh")
+    splits = own_parts([torch.arange(N)], range(3), [0])
+    assert splits is not None and splits.held_out is not None
+    f, asked = seen[0]
+    assert torch.equal(asked, y[torch.cat(splits.held_out)])
+    outputs = posterior.predict(x).samples  # [3, N, 2]
+    own = torch.cat([outputs[m, rows] for m, rows in enumerate(splits.held_out)])
+    torch.testing.assert_close(f.mean(0), own)
+    torch.testing.assert_close(f.var(0), outputs[:, torch.cat(splits.held_out)].var(0))
+
+
+def test_a_temperature_divides_logits_wherever_they_are() -> None:
+    """Against the same functions at T = 1, divided by hand: samples, moments, a closed link."""
+    f, t = torch.randn(7, 5, 3, generator=generator(6)).double(), 1.7
+    cold = doxa.Predictive(f, doxa.Categorical(temperature=t))
+    torch.testing.assert_close(cold.samples, f / t)
+    torch.testing.assert_close(cold.probs, (f / t).softmax(2).mean(0))
+    again = doxa.Predictive.from_samples(cold.samples, cold.likelihood)
+    torch.testing.assert_close(again.probs, cold.probs)
+    for link in ("probit", "bridge"):
+        spread = torch.eye(3).double().expand(7, 5, 3, 3)
+        variance = torch.ones_like(f)
+        one, two = (
+            links._form(doxa.Categorical(temperature=own), links._Logits(*parts), {}, link).probs
+            for own, parts in (
+                (t, (f, variance, spread)), (None, (f / t, variance / t**2, spread / t**2)),
+            )
+        )  # fmt: skip
+        torch.testing.assert_close(one, two)

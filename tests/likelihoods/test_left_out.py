@@ -1,0 +1,106 @@
+"""What rows left out say of a likelihood, where it is known what they should say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
+
+N = 2000
+
+
+def normals(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def labels(likelihood: Likelihood, f: Tensor, seed: int = 1) -> Tensor:
+    return likelihood.sample(f, {}, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("truth", [0.6, 2.0])
+@pytest.mark.parametrize(
+    ("kind", "outputs"), [(Bernoulli, 1), (Categorical, 3)], ids=["bernoulli", "categorical"]
+)
+def test_the_temperature_of_labels_that_were_drawn_at_one(
+    kind: type[Bernoulli | Categorical], outputs: int, truth: float
+) -> None:
+    """log T has the standard error 1/√(N E[(dlog p/dlog T)²]), some 0.04 here; the prior moves it
+    by a hundredth of log T at most. Four standard errors, once in 16,000."""
+    f = 2.0 * normals(1, N, outputs)
+    y = labels(kind(temperature=truth), f[0])
+    found = kind().left_out(f, y, {}, torch.ones(N))
+    assert found is not None and isinstance(found.likelihood, kind)
+    assert found.likelihood.temperature is not None
+    assert math.log(found.likelihood.temperature / truth) == pytest.approx(0.0, abs=0.16)
+
+
+def test_few_rows_and_rows_that_are_right_change_little() -> None:
+    """40 sets of 100 labels that were drawn at T = 1: the mean of log T is 0 within three standard
+    errors, and none is beyond what the prior's 0.35 and the rows' own 0.25 leave, 4 × 0.2."""
+    logs = []
+    for seed in range(40):
+        f = 2.0 * normals(1, 100, 1, seed=seed)
+        found = Bernoulli().left_out(f, labels(Bernoulli(), f[0], 1000 + seed), {}, torch.ones(100))
+        t = None if found is None else found.likelihood.temperature  # type: ignore[attr-defined]
+        logs.append(math.log(t or 1.0))
+    assert abs(np.mean(logs)) < 3 * np.std(logs) / math.sqrt(40)
+    assert 0 < logs.count(0.0) < 40 and max(map(abs, logs)) < 0.8
+
+
+def test_rows_of_weight_two_are_two_rows() -> None:
+    f = 2.0 * normals(1, 200, 1)
+    y, weight = labels(Bernoulli(temperature=2.0), f[0]), torch.ones(200)
+    weight[:100] = 2.0
+    twice = torch.cat([torch.arange(100), torch.arange(200)])
+    one = Bernoulli().left_out(f, y, {}, weight)
+    two = Bernoulli().left_out(f[:, twice], y[twice], {}, torch.ones(300))
+    assert one is not None and two is not None
+    assert one.likelihood.temperature == pytest.approx(  # type: ignore[attr-defined]
+        two.likelihood.temperature, rel=1e-3  # type: ignore[attr-defined]
+    )  # fmt: skip
+
+
+def test_nothing_is_asked_of_what_is_given() -> None:
+    asked = [Bernoulli(), Categorical(ignore_index=0), assumed("gaussian"), assumed("categorical")]
+    given = [
+        Bernoulli(temperature=1.0), Categorical(class_weight=[1.0, 2.0]), Gaussian(), StudentT(),
+        Gaussian(noise=1.0, assumed=True), Gaussian(per_output=True, assumed=True),
+    ]  # fmt: skip
+    assert all(each.asks_left_out for each in asked)
+    assert not any(each.asks_left_out for each in given)
+    assert assumed("gaussian") == Gaussian() and repr(assumed("gaussian")) == repr(Gaussian())
+
+
+def test_heavy_tails_are_student_t_and_gaussian_ones_are_not() -> None:
+    """Errors of 0.5 times a Student-t with four degrees of freedom, by scipy, and a level of noise
+    that is three times too large; s has the standard error 0.5/√N · 1.4, and half of that again for
+    the degrees of freedom that are tried."""
+    rng = np.random.default_rng(0)
+    f, wide = torch.zeros(1, N, 1).double(), {"log_noise": torch.tensor([math.log(1.5)]).double()}
+    heavy = torch.tensor(0.5 * stats.t(4).rvs(N, random_state=rng))[:, None]
+    found = assumed("gaussian").left_out(f, heavy, wide, torch.ones(N))
+    assert found is not None and isinstance(found.likelihood, StudentT)
+    assert found.likelihood.df in (3.0, 4.0, 5.0)
+    scale = 1.5 * math.exp(found.moved["log_scale"])
+    _, _, expected = stats.t.fit(heavy[:, 0].numpy(), fdf=found.likelihood.df, floc=0.0)
+    assert scale == pytest.approx(expected, rel=1e-3)
+    light = 0.5 * normals(N, 1, seed=3)
+    assert assumed("gaussian").left_out(f, light, wide, torch.ones(N)) is None
+
+
+def test_the_spread_of_functions_is_not_noise() -> None:
+    """Functions ±1 and noise of 0.5: the mixture's rows are y = ±1 + 0.5 e, whose variance of 1.25
+    is no reason for wider noise, nor (it is bimodal) for tails."""
+    f = torch.tensor([-1.0, 1.0]).double()[:, None, None].expand(2, N, 1)
+    y = normals(N, 1).sign() + 0.5 * normals(N, 1, seed=1)
+    theta = {"log_noise": torch.full((2,), math.log(0.5)).double()}
+    assert assumed("gaussian").left_out(f, y, theta, torch.ones(N)) is None
+    heavy = normals(N, 1).sign() + torch.tensor(0.5 * stats.t(3).rvs((N, 1), random_state=0))
+    found = assumed("gaussian").left_out(f, heavy, theta, torch.ones(N))
+    assert found is not None and abs(found.moved["log_scale"]) < 0.15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,23 @@ def test_noise_is_not_estimated_on_the_rows_that_were_fitted(method: str) -> Non
     low, high = p.interval(0.9)
     covered = ((y[120:, None] >= low) & (y[120:, None] <= high)).double().mean()
     assert covered > 0.8
+
+
+@pytest.mark.parametrize("method", ["map", "snapshot"])
+def test_noise_of_a_few_rows_is_a_little_wider(method: str) -> None:
+    """A network that stays at zero, m = 12 rows held out, and N(0, 1) for log σ: the derivative of
+    −(m − 2) log σ − Σ y²/2σ² − (log σ)²/2 is zero, Σ y²/σ² = m − 2 + log σ."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.zeros(72, 1), 0.5 * torch.randn(72, 1, generator=g)
+    net = torch.nn.Linear(1, 1, bias=False)
+    held = (x[60:], y[60:])
+    posterior = doxa.fit(
+        net, (x[:60], y[:60]), method, init="given", lr=1e-12, steps=5, validation=held,
+        progress=False,
+    )  # fmt: skip
+    variance = float(posterior.predict(x[:1]).variance)
+    found = float(y[60:].square().sum()) / variance
+    assert found == pytest.approx(10 + 0.5 * math.log(variance), rel=0.02)
 
 
 @pytest.mark.slow

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 import doxa
+from doxa.app import fitting
+from doxa.app.intake import Asked, inferred
 from doxa.driver.holdout import own_parts
 from doxa.laplace import links
+from doxa.sklearn import BayesianRegressor
 
 N = 600
 Data = tuple[Tensor, Tensor]
@@ -77,6 +82,20 @@ def test_only_what_nobody_gave_is_asked_for() -> None:
     assert fitted(sure, validation=None).base_likelihood == doxa.Categorical()
 
 
+def test_the_scale_is_that_of_the_errors_left_out() -> None:
+    """The network is right, so that rows left out have the errors y − x; by scipy's maximum."""
+    x, y = numbers(True)
+    splits = own_parts([torch.arange(N)], [0], [0])
+    assert splits is not None and splits.held_out is not None
+    errors = (y - x[:, 0])[splits.held_out[0]].double().numpy()
+    posterior = fitted((x, y))
+    df = posterior.base_likelihood.df
+    _, _, scale = stats.t.fit(errors, fdf=df, floc=0.0)
+    assert float(posterior.draw()["likelihood.log_scale"].exp()) == pytest.approx(scale, rel=1e-3)
+    std = scale * (df / (df - 2)) ** 0.5
+    assert float(posterior.predict(x[:1]).std) == pytest.approx(std, rel=1e-3)
+
+
 def test_runs_are_asked_each_by_its_own_rows() -> None:
     (x, y), (_, heavy) = numbers(False), numbers(True)
     both = torch.cat([x, x]), torch.cat([y, heavy])
@@ -135,3 +154,15 @@ def test_a_temperature_divides_logits_wherever_they_are() -> None:
             )
         )  # fmt: skip
         torch.testing.assert_close(one, two)
+
+
+def test_estimators_and_tables_ask_like_fit() -> None:
+    x, y = (t.numpy() for t in numbers(True))
+    asked = {"members": 1, "steps": 100, "lr": 0.05, "hidden": (4,)}
+    estimator = BayesianRegressor("deep-ensemble", **asked).fit(x, y)
+    frame = pd.DataFrame({"x": x[:, 0], "y": y})
+    schema = inferred(frame, Asked("y"), None)
+    table = fitting.fit_arrays(schema, x, y, "deep-ensemble", (), fitting.Plan(**asked))
+    for posterior in (estimator.posterior_, table):
+        assert posterior.base_likelihood.name == "student-t"
+    assert not inferred(frame, Asked("y", "gaussian"), None).assumed

@@ -70,8 +70,10 @@ def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         y = data.take(rows, torch.tensor(data.run_of(split)))[1]
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
-        own = data.weight is not None and data.weight.ndim == 1  # not a method's, of each member
-        weight = data.weight[rows.to(data.weight.device)].to(one) if own else one
-        parts.append((f, y, theta, weight))
+        weight = data.weight
+        if weight is None or weight.ndim > 1:  # those of a method, of each member, are no rows'
+            parts.append((f, y, theta, one))
+        else:
+            parts.append((f, y, theta, weight[rows.to(weight.device)].to(one)))
     fs, ys, thetas, weights = zip(*parts, strict=True)
     return torch.cat(fs, 1), torch.cat(ys), thetas[0], torch.cat(weights)

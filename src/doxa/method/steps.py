@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, Source, batch_rows
+from doxa.likelihoods import Gaussian
 from doxa.linalg.layout import Params
 from doxa.method.clock import Clock, Info, State, network_part, unfolded
 from doxa.method.objectives import Objective
@@ -71,23 +72,28 @@ def noise_on_held_out(
     """A short stage that re-estimates the likelihood's own parameters, which are among the weights
     under a name, on the rows held out: on the rows that were fitted the noise looks smaller than
     it is. `score` gives the log-likelihood of rows, [M]. No stage where nothing is held out, or
-    nothing learned."""
+    nothing learned.
+
+    Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m: a new row has the largest expected
+    log-likelihood under it where σ is known from m rows alone, and intervals hold what they say."""
     learned = [own for own in run.layout.names if own.startswith("likelihood.")]
     if run.data.validation is None or not learned:
         return
     index = run.layout.index(learned).to(run.device)
+    fewest = min(len(rows) for rows in run.data.validation)
+    spared = min(2.0, 0.5 * fewest) if isinstance(run.likelihood, Gaussian) else 0.0
 
     def put(state: State) -> State:
         return {**state, name: state[name].index_copy(-1, index, state["noise"])}
 
     def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         own = put(params)
-        theta = own[name]
+        theta, wider = own[name], spared * params["noise"].sum(-1)  # log σ, as if 2 rows fewer
         if theta.ndim == 2:
-            return score(run, own, batch) + run.prior.log_prob(theta), {}
+            return score(run, own, batch) + run.prior.log_prob(theta) + wider, {}
         k = theta.shape[1]  # particles, whose mean density is what predicts
         each = run.times(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
-        return score(run, own, batch) + each.mean(1), {}
+        return score(run, own, batch) + (each + wider).mean(1), {}
 
     stage = optimise(
         objective, steps, ("noise",), optimizer=Adam(), name="noise", source="held-out",

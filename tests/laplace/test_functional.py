@@ -116,7 +116,7 @@ def test_members_with_rows_of_their_own_and_weights(tmp_path: Path) -> None:
 
 def test_weights_can_be_drawn_and_links_taken() -> None:
     x, _ = data = classes()
-    posterior = fit(data, "functional", settings={"link": "probit"})
+    posterior = fit(data, "functional", settings={"link": "probit-marginal"})
     f, j = posterior._jacobians()(x[:3])
     variance = posterior.covariance.quad(j)
     logits = f / (1 + torch.pi / 8 * variance).sqrt()

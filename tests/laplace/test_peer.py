@@ -75,7 +75,7 @@ def fingerprint(block: KroneckerBlock) -> tuple[float, float]:
 
 
 LINKS = {
-    "probit": [
+    "probit-marginal": [
         [0.5759223569244999, 0.2741289447278408, 0.14994869834765936],
         [0.5700527213827211, 0.2776987582320241, 0.1522485203852549],
     ],

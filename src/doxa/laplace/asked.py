@@ -30,6 +30,8 @@ def check_settings(method: Laplace) -> None:
             f"link={method.link!r} is for Gaussian logits: use predictive='linearised', or "
             "link='samples'"
         )
+    if method.centre == "mean" and method.predictive != "linearised":
+        raise MethodError("centre='mean' is that of the linearised network: use 'linearised'")
     if not method.evidence_steps:
         return
     if not method.train:
@@ -58,6 +60,11 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
             "validation=(x, y) with rows that a trained network has not seen"
         )
     links.check(method.link, run.likelihood)
+    if method.centre == "mean" and not run.likelihood.classifies:
+        raise MethodError(
+            f"centre='mean' is for classes, and the likelihood is {run.likelihood.name}: use "
+            "centre='mode' (with Gaussian noise they are the same)"
+        )
     if method.subnetwork is not None and not run.prior.is_gaussian:
         raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
     if method.evidence_steps and not (method.tunes(run) or sums.learns_noise(run)):

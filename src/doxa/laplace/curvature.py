@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from doxa.model import Model
 
 log = logging.getLogger("doxa")
 
+Contrast = Callable[[Tensor], Tensor]  # linear in the outputs: [..., O, n] to the same, in place
+
 _CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of Jacobian at a time
 
 
@@ -37,7 +39,7 @@ def chunk_bytes(device: torch.device) -> int:
 
 def output_size(output: Any) -> int:
     """Numbers in one row's output, over all heads."""
-    return sum(math.prod(shape) for shape in _shapes(output))
+    return sum(math.prod(shape) for shape in output_shapes(output))
 
 
 def flatten_outputs(f: Any, lead: int) -> Tensor:
@@ -49,7 +51,7 @@ def flatten_outputs(f: Any, lead: int) -> Tensor:
 
 def unflatten_outputs(flat: Tensor, output: Any) -> Any:
     """[..., O] to the network's own shape, a tuple for several heads."""
-    shapes = _shapes(output)
+    shapes = output_shapes(output)
     parts = flat.split([math.prod(shape) for shape in shapes], -1)
     heads = tuple(
         part.reshape(flat.shape[:-1] + shape) for part, shape in zip(parts, shapes, strict=True)
@@ -61,7 +63,8 @@ def _has_heads(output: Any) -> bool:
     return bool(output) and isinstance(output[0], tuple)
 
 
-def _shapes(output: Any) -> list[tuple[int, ...]]:
+def output_shapes(output: Any) -> list[tuple[int, ...]]:
+    """Of one row, a head each."""
     return [tuple(shape) for shape in output] if _has_heads(output) else [tuple(output)]
 
 
@@ -124,10 +127,12 @@ class Jacobians:
                 self._rowwise = True
         return self._one_by_one(x, shared)
 
-    def variance(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
-        """f [K, B, O] and the variance of each output of f + Jδ, δ ~ N(0, Σ)."""
+    def variance(
+        self, x: Any, covariance: Structure, contrast: Contrast | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and the variance of each output of f + Jδ, δ ~ N(0, Σ), or of contrasts."""
         f, j = self(x)
-        return f, covariance.quad(j)
+        return f, covariance.quad(j if contrast is None else contrast(j))
 
     def spread(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and J Σ Jᵀ, [K, B, O, O]."""

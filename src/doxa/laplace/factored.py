@@ -19,7 +19,7 @@ from torch import Tensor
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError
 from doxa.laplace import layers
-from doxa.laplace.curvature import Jacobians, chunk_bytes
+from doxa.laplace.curvature import Contrast, Jacobians, chunk_bytes
 from doxa.laplace.layers import Layer
 from doxa.laplace.passes import Pass, Passes
 from doxa.linalg import Kronecker, KroneckerBlock, Structure
@@ -99,16 +99,19 @@ class Factored(Jacobians):
                 found[layer.weight] = (g.mT @ a[:, None]).sum(2).flatten(2).double()
         return found
 
-    def variance(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
-        """f [K, B, O] and the variance of each output."""
+    def variance(
+        self, x: Any, covariance: Structure, contrast: Contrast | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """f [K, B, O] and the variance of each output, or of contrasts."""
         blocks = self._blocks(covariance)
         made = self.passes(x)
         found = []
-        for g in self._gradients(made):
+        for g in self._gradients(made, contrast):
             each = [h.square().sum(-1) for h in self._halves(made, g, blocks)]
             found.append(torch.stack(each).sum(0))
         total = torch.cat(found, -1)
         for j, variance in self._dense(x, blocks):
+            j = j if contrast is None else contrast(j)
             total = total + (j.square() * variance[:, None, None]).sum(-1)
         return made.f, total
 
@@ -149,9 +152,12 @@ class Factored(Jacobians):
             whole = whole + torch.einsum("kbop,ksp->ksbo", self.others(x)[1], rest)
         return made.f, whole
 
-    def _gradients(self, made: Pass) -> Iterator[dict[str, Tensor]]:
-        """g of every output, some outputs at a time."""
+    def _gradients(
+        self, made: Pass, contrast: Contrast | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """g of every output, some outputs at a time; or of contrasts, which are symmetric."""
         eye = torch.eye(self.outputs, dtype=made.f.dtype, device=made.f.device)
+        eye = eye if contrast is None else contrast(eye)
         for own in eye.split(self.columns, 1):
             yield made.gradients(own.expand(*made.f.shape[:2], -1, -1))
 

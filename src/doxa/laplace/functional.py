@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows, free_memory
 from doxa.errors import MemoryBudgetError, MethodError
+from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, output_size
 from doxa.laplace.dual import Dual, Features
 from doxa.laplace.forms import Effective, Form, Matrix, spectral
@@ -46,9 +47,11 @@ class FunctionalPosterior(LaplacePosterior):
         shared, model, prefix = cls._shared(tensors, extra), common["model"], "covariance."
         state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
         own = (model.subset_names, shared["buffers"])
-        jacobians = Jacobians(model, tensors["mean"], *own)
+        at = tensors.get("at")
+        jacobians = Jacobians(model, tensors["mean"] if at is None else at, *own)
         covariance = Dual.restored(jacobians, state, common["inputs"])
-        new = cls(**common, **shared, mean=tensors["mean"], covariance=covariance)
+        common = common | {"method": links.as_saved(common["method"], extra)}
+        new = cls(**common, **shared, mean=tensors["mean"], covariance=covariance, at=at)
         new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
         return new
 

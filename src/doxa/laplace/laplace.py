@@ -31,7 +31,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.laplace import asked, maximum, scales, statistics, training, verdict
+from doxa.laplace import asked, centre, maximum, scales, statistics, training, verdict
 from doxa.laplace.dual import Dual
 from doxa.laplace.forms import Form, Matrix
 from doxa.laplace.functional import FunctionalPosterior, Kernel
@@ -87,7 +87,8 @@ class Laplace(Method):
         error where it has a negative eigenvalue that the prior does not outweigh.
     rank: of structure="low-rank", how many eigenpairs.
     link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
-        "samples": functions are drawn; "probit" and "bridge": in closed form (`laplace/links.py`).
+        "samples": functions are drawn; "probit", "bridge" and "probit-marginal", laplace-torch's
+        probit: in closed form (`laplace/links.py`).
     rows: of structure="functional", how many rows, evenly; None: all.
     subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
     prior_scale: what is tuned: one factor, "shared" by all uncertain weights, or one for each
@@ -95,6 +96,9 @@ class Laplace(Method):
     evidence_steps: how many times, evenly over training, learned noise and the prior's scale are
         re-estimated and training goes on under them (`laplace/training.py`); no rows are then held
         out by default. 0: after training alone.
+    centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
+        network, to where its average gradient is zero (`laplace/centre.py`): the doubt that the
+        evidence's prior leaves then costs little.
     """
 
     name: ClassVar[str] = "laplace"
@@ -108,11 +112,12 @@ class Laplace(Method):
     train: bool = flag(True)
     curvature: str = one_of("ggn", "fisher", "hessian")
     rank: int = whole(50, least=1)
-    link: str = one_of("samples", "probit", "bridge")
+    link: str = one_of("samples", "probit", "bridge", "probit-marginal")
     rows: int | None = whole(None, least=1)
     subnetwork: int | None = whole(None, least=1)
     prior_scale: str = one_of("shared", "layer")
     evidence_steps: int = whole(0, least=0)
+    centre: str = one_of("mode", "mean")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,6 +225,10 @@ class Laplace(Method):
             priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
+        if self.centre == "mean":
+            own = centre.moved(run, posterior, prior).to(run.dtype)
+            posterior.at = state["theta"]
+            posterior.mean = state["theta"].index_add(1, run.subset_index, own)
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             quad = (tau * quad).sum(1)
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)

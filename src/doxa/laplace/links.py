@@ -1,8 +1,16 @@
 """Class probabilities from Gaussian logits f ~ N(m, S), without drawing any.
 
-probit: E σ(f) ≈ σ(m / √(1 + π v/8)) for one logit of variance v (MacKay 1992); of several classes,
-the softmax of logits that are each divided so by their own variance S_cc, as in Daxberger et al.
-(2021): covariances do not count. The averaged probabilities are all that it gives.
+probit: E σ(f) ≈ σ(m / √(1 + π v/8)) for one logit of variance v (MacKay 1992). Of several classes,
+probabilities depend on differences between logits alone, so that each stands against the mean of
+the others, d_c = f_c − Σ_{k≠c} f_k/(C − 1):
+
+    softmax_c of (1 − 1/C) E d_c / √(1 + π Var d_c/8)
+
+which is MacKay's form where there are two. The averaged probabilities are all that it gives.
+
+probit-marginal: the softmax of m_c / √(1 + π S_cc/8), as in Daxberger et al. (2021) and in
+laplace-torch. S_cc counts the variance of what is common to all logits, which no probability
+depends on: under a wide prior it is most of it.
 
 bridge: the Dirichlet whose density over logits has its mode at m and the curvature 1/S_cc there
 (Laplace bridge; MacKay 1998, Hobbhahn et al. 2022),
@@ -20,6 +28,7 @@ classes the bridge spreads the probabilities and leaves them where the weights a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,7 +37,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
 from doxa.errors import MethodError
-from doxa.laplace.curvature import Jacobians, unflatten_outputs
+from doxa.laplace.curvature import Jacobians, output_shapes, unflatten_outputs
 from doxa.likelihoods import Bernoulli, Heads, Likelihood
 from doxa.linalg.layout import Params
 from doxa.predictive import Predictive
@@ -38,6 +47,7 @@ from doxa.predictive.mixture import build
 from doxa.predictive.summary import HeadsForm
 
 if TYPE_CHECKING:
+    from doxa.laplace.laplace import Laplace
     from doxa.laplace.posterior import LaplacePosterior
 
 _TINY = 1e-12  # no variance is below it
@@ -57,6 +67,14 @@ def check(link: str, likelihood: Likelihood) -> None:
             f"link={link!r} gives class probabilities, which a {named} likelihood has none of: "
             "use link='samples'"
         )
+
+
+def against_others(rows: Tensor, classes: int) -> Tensor:
+    """Each class less the mean of the others, in place of [..., C·site, n]."""
+    each = rows.unflatten(-2, (classes, -1))
+    each -= each.mean(-3, keepdim=True)
+    each *= classes / max(1, classes - 1)
+    return rows
 
 
 def probit(f: Tensor, variance: Tensor) -> Tensor:
@@ -81,6 +99,17 @@ def binary_bridge(f: Tensor, variance: Tensor) -> Tensor:
     m = f.double()
     odds = torch.stack([-m, m], -1).clamp_max(_MOST).exp()
     return (1.0 + odds) / variance.double().clamp_min(_TINY)[..., None]
+
+
+def marked() -> dict[str, str]:
+    """What a posterior saves beside its method, to say what "probit" means in it."""
+    return {"probit": "against-others"}
+
+
+def as_saved(method: Laplace, extra: dict[str, Any]) -> Laplace:
+    """The method with the link that it was saved with: "probit" was "probit-marginal" before."""
+    old = method.link == "probit" and "probit" not in extra
+    return replace(method, link="probit-marginal") if old else method
 
 
 class _Logits(NamedTuple):
@@ -114,12 +143,19 @@ def _logits(
     """Of every head at some rows."""
     output, bridges = posterior.network.output, posterior.method.link == "bridge"
     split = lambda flat: _as_heads(unflatten_outputs(flat, output), len(heads))  # noqa: E731
-    f, spread = (jacobians.spread if bridges else jacobians.variance)(x, posterior.covariance)
+    contrast = _Contrast(heads, output) if posterior.method.link == "probit" else None
+    if bridges:
+        f, spread = jacobians.spread(x, posterior.covariance)
+    else:
+        f, spread = jacobians.variance(x, posterior.covariance, contrast)
+    moved = posterior.moved
+    if moved is not None:
+        f = f + jacobians.along(x, moved.unsqueeze(1))[1][:, 0]
     variances = split(spread.diagonal(dim1=-2, dim2=-1) if bridges else spread)
     found, start = [], 0
     for head, value, variance in zip(heads, split(f), variances, strict=True):
         size, covariance = value[0, 0].numel(), None
-        if bridges and head.classifies and not isinstance(head, Bernoulli):
+        if bridges and _several(head):
             own = slice(start, start + size)
             sites = (value.shape[2], size // value.shape[2])
             block = spread[..., own, own].unflatten(-1, sites).unflatten(-3, sites)
@@ -129,6 +165,28 @@ def _logits(
         found.append(_Logits(value, variance, covariance))
         start += size
     return found
+
+
+@dataclass(frozen=True)
+class _Contrast:
+    """Outputs [..., O, n] with `against_others` of every head that has several logits; in place."""
+
+    heads: tuple[Likelihood, ...]
+    output: Any
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        start = 0
+        for head, shape in zip(self.heads, output_shapes(self.output), strict=True):
+            size = math.prod(shape)
+            if _several(head):
+                against_others(rows[..., start : start + size, :], shape[0])
+            start += size
+        return rows
+
+
+def _several(head: Likelihood) -> bool:
+    """A logit for each class, and not one alone."""
+    return head.classifies and not isinstance(head, Bernoulli)
 
 
 def _joined(pieces: list[_Logits]) -> _Logits:
@@ -151,7 +209,9 @@ def _form(likelihood: Likelihood, logits: _Logits, theta: Params, link: str) -> 
         return build(f, likelihood, theta, variance, None, 0, 1)
     f, variance = likelihood.location(f, 1), likelihood.location_variance(variance, 1)
     likelihood = likelihood.plain()
-    if link == "probit":
+    if link == "probit" and _several(likelihood):
+        f = f - f.mean(2, keepdim=True)
+    if link in ("probit", "probit-marginal"):
         return Averaged(likelihood, probit(f, variance))
     if covariance is None:
         alpha = binary_bridge(f, variance)

@@ -28,13 +28,46 @@ from doxa.predictive import Moments, Predictive
 
 @register_posterior
 class LaplacePosterior(GaussianPosterior):
-    """A `GaussianPosterior` that predicts by its linearisation unless its method says "sampled"."""
+    """A `GaussianPosterior` that predicts by its linearisation unless its method says "sampled".
+
+    at: θ*, where the network is linearised, [K, P], if that is not its mean.
+    """
 
     kind = "laplace"
+
+    def __init__(self, *args: Any, at: Tensor | None = None, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self.at = at
+
+    @property
+    def maximum(self) -> Tensor:
+        """θ*, [K, P]."""
+        return self.mean if self.at is None else self.at
+
+    @property
+    def moved(self) -> Tensor | None:
+        """From θ* to the mean, over the uncertain weights, [K, p]; None: they are one."""
+        if self.at is None:
+            return None
+        return self.subset.flatten(self.layout.unflatten(self.mean - self.at))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | ({} if self.at is None else {"at": self.at})
 
     @property
     def linearised(self) -> bool:
         return bool(self.method.predictive == "linearised")
+
+    def extra(self) -> dict[str, Any]:
+        return super().extra() | links.marked()
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> GaussianPosterior:
+        method = links.as_saved(common["method"], extra)
+        own = {"method": method} | ({"at": tensors["at"]} if "at" in tensors else {})
+        return super().restore(common | own, tensors, extra)
 
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
@@ -79,7 +112,7 @@ class LaplacePosterior(GaussianPosterior):
 
     def _jacobians(self) -> Jacobians:
         kind = Factored if isinstance(self.covariance, Kronecker) else Jacobians
-        return kind(self.network, self.mean, self.network.subset_names, self.buffers)
+        return kind(self.network, self.maximum, self.network.subset_names, self.buffers)
 
     def _marginal(self, jacobians: Jacobians, x: Any, rows: slice) -> tuple[Tensor, Tensor]:
         return jacobians.variance(tree_map(lambda t: t[rows], x), self.covariance)
@@ -102,7 +135,8 @@ class LaplacePosterior(GaussianPosterior):
     def _deltas(self, counts: list[int], seed: int) -> Tensor:
         """Draws of θ − θ*, [K, S, p]: the same ones as `draw` uses."""
         keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
-        return self._away(self.covariance, keys, seed)
+        away, moved = self._away(self.covariance, keys, seed), self.moved
+        return away if moved is None else away + moved.unsqueeze(1)
 
     def _member_theta(self) -> Params:
         return self._theta(FunctionDraws(self.layout.unflatten(self.mean), self.members))

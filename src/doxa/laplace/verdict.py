@@ -97,7 +97,7 @@ class Below(NamedTuple):
 def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Below:
     point = SamplePosterior(
         posterior.model, posterior.method, posterior.base_likelihood, inputs=posterior.inputs,
-        ids=posterior.ids, samples=posterior.mean.unsqueeze(1), constants=posterior.constants,
+        ids=posterior.ids, samples=posterior.maximum.unsqueeze(1), constants=posterior.constants,
         buffers=posterior.buffers, layers=posterior.layers,
     )  # fmt: skip
     alone, much = log_scores(point, rows), _MUCH
@@ -136,6 +136,8 @@ def _advice(posterior: LaplacePosterior, rows: Rows) -> str:
     advice = []
     if not posterior.linearised:
         advice.append("predictive='linearised'")
+    elif posterior.likelihood.classifies and posterior.method.centre == "mode":
+        advice.append("centre='mean'")
     if posterior.priors is None:
         advice.append("a prior whose scale is found (tune='evidence')")
     elif posterior.method.tune == "evidence" or not rows.held_out:

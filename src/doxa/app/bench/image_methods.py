@@ -206,7 +206,7 @@ PROTOCOLS: dict[str, Protocol] = {
         "last layer, full Gauss–Newton, linearised, {samples} samples", _last_layer("full"), True
     ),
     "laplace-probit": Protocol(
-        "last layer, full Gauss–Newton, linearised, MacKay's probit approximation",
+        "last layer, full Gauss–Newton, linearised, MacKay's probit of each logit and the others",
         _last_layer("full", "probit"),
     ),
     "laplace-bridge": Protocol(

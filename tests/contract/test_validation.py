@@ -70,7 +70,7 @@ def test_each_member_ends_with_its_best_score(trained: Any) -> None:
 @pytest.mark.by_family
 def test_it_stops_when_no_member_gains(trained: Any) -> None:
     """After `patience` validations; the history has them all, of every member."""
-    if trained.name in ("snapshot", "swa"):
+    if trained.name in ("snapshot", "swa", "swag"):
         pytest.skip("has a patience in every stage that validates")
     train, held = noise_to_fit(trained)
     posterior = trained.fit(

@@ -145,13 +145,13 @@ def test_without_held_out_rows_it_would_be_too_sure() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "likelihood"),
-    [("map", doxa.Gaussian(noise=0.3)), ("mean-field", None)],
+    [("map", doxa.Gaussian(noise=0.3)), ("mean-field", doxa.Gaussian())],
 )
 def test_members_with_parts_of_their_own_resume_to_the_bit(
-    method: str, likelihood: doxa.Gaussian | None, tmp_path: Path
+    method: str, likelihood: doxa.Gaussian, tmp_path: Path
 ) -> None:
-    """Also what each is alone, with the noise from its own part (that of averaged members, as map
-    has, is the mixture's: it is given here)."""
+    """Also what each is alone, with the noise from its own part. What belongs to the mixture is
+    given here: the noise's shape, and of averaged members, as map has, its level."""
     net = doxa.nets.mlp(2, 1, (8,)).double()
     x, y = curve()
     data = (x.double(), y.double())

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.driver.judgement import Judged, counted, in_units, moved
+from doxa.likelihoods.base import LeftOut
 from doxa.method import Method, Run
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
@@ -49,10 +50,21 @@ def ask_left_out(posterior: Posterior, judged: Judged, method: Method, run: Run)
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in judged))}.values():
         assert isinstance(each, WeightPosterior)
-        each.take_up(found)
+        _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
     posterior.record.diagnostics["left_out"] = {"rows": len(rows[1]), "likelihood": found.said}
     log.info("likelihood: %s, by %d rows left out", found.said, len(rows[1]))
+
+
+def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
+    """Its outputs mean from now on what was found."""
+    model = posterior.network.meaning(found.likelihood)
+    posterior.base_likelihood, posterior.model = found.likelihood, model
+    for name, more in found.moved.items():
+        weights: Tensor = getattr(posterior, posterior.flat)
+        index = posterior.layout.index([f"likelihood.{name}"]).to(weights.device)
+        by = torch.full((*weights.shape[:-1], len(index)), more).to(weights)
+        setattr(posterior, posterior.flat, weights.index_add(-1, index, by))
 
 
 def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:

@@ -16,13 +16,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from doxa.errors import DataError, ModelError, ShapeError, Unavailable
+from doxa.errors import ModelError, ShapeError, Unavailable
+from doxa.likelihoods.targets import Shape, as_tensor, fit_event
 
-Shape = tuple[int, ...]
 Theta = Mapping[str, Tensor]
 
 
@@ -97,8 +96,8 @@ class Likelihood(ABC):
         precision float32); Bernoulli and Poisson targets become the default floating dtype,
         classes int64. Raises ShapeError, or DataError naming the first row that cannot be used.
         """
-        y = y if isinstance(y, Tensor) else _as_tensor(y)
-        return self._check(_fit_event(y, self.event(output), output), output)
+        y = y if isinstance(y, Tensor) else as_tensor(y)
+        return self._check(fit_event(y, self.event(output), output), output)
 
     @abstractmethod
     def _check(self, y: Tensor, output: Shape) -> Tensor:
@@ -252,63 +251,6 @@ def log_constant(what: str, value: Any, event: Shape, scale: Tensor | None) -> T
     if scale is not None:
         numbers = numbers.to(scale.device) / scale.to(torch.float64)
     return numbers.log()
-
-
-def check_finite(y: Tensor) -> Tensor:
-    """Real, finite, floating targets of at least single precision."""
-    if y.is_complex():
-        raise DataError("targets must be real numbers, got a complex tensor")
-    if not y.is_floating_point():
-        y = y.to(torch.get_default_dtype())
-    elif y.dtype in (torch.float16, torch.bfloat16):
-        y = y.float()
-    require(y, torch.isfinite(y), "is not finite: drop or impute such rows")
-    return y
-
-
-def check_whole(y: Tensor) -> Tensor:
-    """Finite targets that are whole numbers, whatever their dtype."""
-    if y.is_floating_point():
-        y = check_finite(y)
-        require(y, y == y.round(), "is not a whole number")
-    elif y.is_complex():
-        raise DataError("targets must be real numbers, got a complex tensor")
-    return y
-
-
-def require(y: Tensor, good: Tensor, problem: str) -> None:
-    """Raise a DataError that names the first target where `good` is False."""
-    if bool(good.all()):
-        return
-    where = (~good).nonzero()[0].tolist()
-    place = f"row {where[0]}" + (f", output {where[1:]}" if len(where) > 1 else "")
-    raise DataError(f"target at {place} {problem} (it is {y[tuple(where)].item()})")
-
-
-def _as_tensor(y: Any) -> Tensor:
-    if y is None:
-        raise DataError("targets must be numbers, and y is None")
-    try:
-        array = np.asarray(y)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"targets must be numbers: {error}") from error
-    if array.dtype.kind not in "biufc":
-        raise DataError(f"targets must be numbers, not values of type {array.dtype}")
-    return torch.tensor(array)
-
-
-def _fit_event(y: Tensor, event: Shape, output: Shape) -> Tensor:
-    if y.ndim and tuple(y.shape[1:]) == event:
-        return y
-    if y.ndim == 1 and event == (1,):
-        return y.unsqueeze(1)
-    wanted = ", ".join(["N", *map(str, event)])
-    given = ", ".join(["N", *map(str, output)])
-    one_hot = not event and y.ndim > 1 and tuple(y.shape[1:]) == output
-    raise ShapeError(
-        f"targets have shape {list(y.shape)}; network outputs of shape [{given}] need targets of "
-        f"shape [{wanted}]" + ("; one-hot rows become labels by y.argmax(1)" if one_hot else "")
-    )
 
 
 def _as_tuple(value: Any) -> Any:

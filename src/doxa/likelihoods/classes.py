@@ -24,14 +24,13 @@ from doxa.likelihoods.base import (
     Shape,
     Theta,
     check_match,
-    check_whole,
     diagonal,
     positive,
-    require,
     sum_event,
     uniform,
 )
 from doxa.likelihoods.logits import Classes
+from doxa.likelihoods.targets import check_whole, require
 
 
 def entropy_terms(probs: Tensor) -> Tensor:

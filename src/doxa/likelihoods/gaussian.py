@@ -25,7 +25,6 @@ from doxa.likelihoods.base import (
     Likelihood,
     Shape,
     Theta,
-    check_finite,
     check_match,
     diagonal,
     log_constant,
@@ -36,6 +35,7 @@ from doxa.likelihoods.base import (
 )
 from doxa.likelihoods.left_out import likeliest, mixed
 from doxa.likelihoods.student_t import StudentT
+from doxa.likelihoods.targets import check_finite
 
 _DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # variances exist
 _MOST, _SPREAD = 2.0, 5.0  # of the log of the scale over the level that was found, beforehand

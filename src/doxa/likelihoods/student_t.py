@@ -20,7 +20,6 @@ from doxa.likelihoods.base import (
     Likelihood,
     Shape,
     Theta,
-    check_finite,
     check_match,
     diagonal,
     log_constant,
@@ -29,6 +28,7 @@ from doxa.likelihoods.base import (
     sum_event,
     uniform,
 )
+from doxa.likelihoods.targets import check_finite
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from doxa.engine import Engine, choose, tiles
 from doxa.engine.threads import threads_for
 from doxa.engine.work import Count
 from doxa.errors import MemoryBudgetError, ModelError, Unavailable
-from doxa.likelihoods.base import LeftOut
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 from doxa.model.layers import plain_weights
@@ -76,15 +75,6 @@ class WeightPosterior(Posterior):
     @property
     def layout(self) -> Layout:
         return self.network.layout
-
-    def take_up(self, found: LeftOut) -> None:
-        """Outputs mean from now on what rows left out asked for."""
-        self.base_likelihood, self.model = found.likelihood, self.network.meaning(found.likelihood)
-        for name, more in found.moved.items():
-            weights: Tensor = getattr(self, self.flat)
-            index = self.layout.index([f"likelihood.{name}"]).to(weights.device)
-            by = torch.full((*weights.shape[:-1], len(index)), more).to(weights)
-            setattr(self, self.flat, weights.index_add(-1, index, by))
 
     @abstractmethod
     def groups(self, n: int | None, seed: int) -> Iterable[FunctionDraws]:

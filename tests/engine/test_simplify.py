@@ -116,6 +116,35 @@ def test_constants_are_computed_once_also_where_an_argument_is_overwritten() -> 
         assert torch.equal(lean(theta.clone(), grad)[0], want)
 
 
+def test_constants_are_computed_once_also_where_what_was_just_made_is_overwritten() -> None:
+    """As torch's fused Adam says of the gradients it is given, though it writes to none."""
+    noise = drawn((1,))[0]
+
+    def step(theta: Tensor, grad: Tensor) -> list[Tensor]:
+        scaled = grad * (-2.0 * noise).exp()
+        scaled.sub_(theta)
+        return [scaled]
+
+    theta, grad = drawn((3, 4), (3, 4))
+    lean = simplified(make_fx(step)(theta, grad), [theta, grad])
+    assert operations(lean) == ["aten.mul.Tensor", "aten.sub_.Tensor"]
+    assert torch.equal(lean(theta, grad)[0], grad * torch.exp(-2.0 * noise) - theta)
+
+
+def test_a_constant_that_is_written_to_through_a_view_is_none() -> None:
+    noise = drawn((4,))[0]
+
+    def step(grad: Tensor) -> list[Tensor]:
+        copy = 2.0 * noise
+        copy.view(2, 2).add_(grad[0, 0])
+        return [copy]
+
+    (grad,) = drawn((3, 4))
+    lean = simplified(make_fx(step)(grad), [grad])
+    for _ in range(2):
+        assert torch.equal(lean(grad)[0], 2.0 * noise + grad[0, 0])
+
+
 def test_what_is_read_again_is_not_written_over() -> None:
     """A value with two readers, one that is an output, and one that is a view of an input."""
 

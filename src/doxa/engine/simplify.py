@@ -220,14 +220,15 @@ def _mutates(node: Node) -> bool:
 
 
 def _writes_to_unknown(node: Node) -> bool:
-    """Whether a node overwrites anything but fresh copies and arguments, of which no constant is
-    made: folding would then not be safe."""
-    if node.op != "call_function" or not _mutates(node):
-        return False
-    copies = {_aten.clone.default}
-    return not all(
-        source.target in copies or source.op == "placeholder" for source in overwritten(node)
-    )
+    """Whether a node overwrites memory that a constant could share: anything but arguments and what
+    an operation has just made. Folding would then not be safe."""
+    return not all(source.op == "placeholder" or _own_memory(source) for source in overwritten(node))
+
+
+def _own_memory(node: Node) -> bool:
+    """Whether what a node gives is memory of its own, no view of something."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and all(each.alias_info is None for each in schema.returns)
 
 
 def overwritten(node: Node) -> set[Node]:

@@ -222,7 +222,9 @@ def _mutates(node: Node) -> bool:
 def _writes_to_unknown(node: Node) -> bool:
     """Whether a node overwrites memory that a constant could share: anything but arguments and what
     an operation has just made. Folding would then not be safe."""
-    return not all(source.op == "placeholder" or _own_memory(source) for source in overwritten(node))
+    return not all(
+        source.op == "placeholder" or _own_memory(source) for source in overwritten(node)
+    )
 
 
 def _own_memory(node: Node) -> bool:

@@ -97,6 +97,22 @@ def test_a_sum_of_products_is_replayed_in_little_memory() -> None:
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))  # inputs are left alone
 
 
+def test_quotients_are_written_over_what_nobody_reads_again() -> None:
+    """The variance of an IVON step, 2v/(1 + u²)."""
+
+    def step(u: Tensor, v: Tensor) -> list[Tensor]:
+        half = v.new_full((), 0.5)
+        moved = u * v
+        return [torch.addcdiv(half, v, torch.addcmul(half, moved, moved, value=0.5))]
+
+    given = list(drawn((3, 4), (3, 4)))
+    kept, want = [t.clone() for t in given], step(*given)[0]
+    lean = thrifty(simplified(make_fx(step)(*given), given))
+    assert operations(lean) == ["aten.mul.Tensor", "aten.addcmul.out", "aten.addcdiv.out"]
+    assert torch.equal(lean(*given)[0], want)
+    assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))  # inputs are left alone
+
+
 def test_constants_are_computed_once_also_where_an_argument_is_overwritten() -> None:
     """As an optimiser does to weights that are its own: no constant is made of these, nor of a
     constant's copy that is written to. What is read beside them, here a weight, may be anything."""

@@ -58,11 +58,12 @@ def thrifty(module: GraphModule) -> GraphModule:
             _fuse_product(graph, node)
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
-        into = _IN_PLACE.get(node.target)
-        source = node.args[0] if node.args else None
-        if into is None or not _spent(source, node):
-            continue
-        node.target = into
+        spent = [argument for argument in node.args if _spent(argument, node)]
+        if spent and spent[0] is node.args[0] and node.target in _IN_PLACE:
+            node.target = _IN_PLACE[node.target]
+        elif spent and node.target in _INTO:
+            node.target = _INTO[node.target]
+            node.kwargs = {**node.kwargs, "out": spent[0]}
     module.recompile()
     return module
 
@@ -75,6 +76,9 @@ _IN_PLACE = {
     _aten.add.Tensor: _aten.add_.Tensor, _aten.sub.Tensor: _aten.sub_.Tensor,
     _aten.mul.Tensor: _aten.mul_.Tensor, _aten.div.Tensor: _aten.div_.Tensor,
     _aten.addcmul.default: _aten.addcmul_.default, _aten.clamp.default: _aten.clamp_.default,
+}  # fmt: skip
+_INTO = {
+    _aten.addcmul.default: _aten.addcmul.out, _aten.addcdiv.default: _aten.addcdiv.out,
 }  # fmt: skip
 
 
@@ -114,11 +118,11 @@ def _same_kind(value: Any, node: Node) -> bool:
 
 
 def _spent(source: Any, node: Node) -> bool:
-    """Whether a node may write over its first argument: fresh memory that nobody else reads."""
-    if not isinstance(source, Node) or source.target not in (*_FRESH, *_IN_PLACE.values()):
+    """Whether a node may write over an argument: fresh memory that nobody else reads."""
+    made = {*_FRESH, *_IN_PLACE.values(), *_INTO.values()}
+    if not isinstance(source, Node) or source.target not in made:
         return False
-    twice = sum(argument is source for argument in node.args) > 1
-    return len(source.users) == 1 and not twice and _same_kind(source, node)
+    return len(source.users) == 1 and _same_kind(source, node)
 
 
 def spelled_out(module: GraphModule) -> GraphModule:

@@ -11,7 +11,8 @@ from doxa.errors import MethodError
 from doxa.optim import SGD
 
 
-def test_a_step_fits_the_moved_rows_too() -> None:
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+def test_a_step_fits_the_moved_rows_too(mode: str) -> None:
     """x′ = x + ε · range · sign ∇ₓ(−log p): two steps of plain SGD on all rows, by autograd."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(10, 3, generator=g, dtype=torch.float64) * torch.tensor([1.0, 5.0, 0.1])
@@ -20,8 +21,9 @@ def test_a_step_fits_the_moved_rows_too() -> None:
     posterior = doxa.fit(
         net, (x, y), doxa.DeepEnsemble(adversarial=0.05), members=2, steps=2, lr=0.1,
         batch_size=10, optimizer=SGD(0.0), schedule="constant", init="given",
-        likelihood=doxa.Gaussian(noise=0.5),
+        likelihood=doxa.Gaussian(noise=0.5), engine=f"stack:{mode}",
     )  # fmt: skip
+    assert posterior.diagnostics["mode"] == mode
     step = 0.05 * (x.amax(0) - x.amin(0))
     weights = [p.detach().clone() for p in net.parameters()]
 

@@ -83,7 +83,7 @@ class DeepEnsemble(MAP):
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if self._moves_rows(run):
-            yield optimise(_with_moved_rows, run.steps, capturable=False)
+            yield optimise(_with_moved_rows, run.steps)
         else:
             yield optimise(target if self.frozen else log_joint, run.steps)
         yield from noise_on_held_out(self.score, run)

@@ -1,10 +1,10 @@
 """A GPU that is pretended: its tensors lie in the host's memory, and its graphs are lists of calls.
 
-A CUDA graph refuses what would wait for the host or copy from it, and these refusals need a GPU to
-be seen. Here tensors claim to be on another device, so that a constant that was left on the host, or
-is sent there in a step, shows as on a GPU. `gpu` puts graphs in the place of those of `torch.cuda`:
-what runs while one is captured is listed, with what a capture would refuse, and a replay runs the
-list again into the same memory.
+A CUDA graph refuses what would wait for the host or copy from it: it takes a GPU to see that. Here
+tensors claim to be on another device, so that a constant that was left on the host, or is sent from
+there in a step, shows. `gpu` puts graphs in the place of those of `torch.cuda`: what runs while one
+is captured is listed, and so is what a capture would refuse; a replay runs the list again, into the
+same memory.
 
 The device is "meta": the one besides the CPU whose gradients run in a process without a GPU.
 """
@@ -59,6 +59,9 @@ class Pretended(Tensor):
         new.held = real
         return new
 
+    def __repr__(self, **_: Any) -> str:
+        return f"Pretended({self.held!r})"
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func, args, kwargs or {})
@@ -94,17 +97,6 @@ class Graph:
                         old.copy_(new)
 
         self.calls.append(call)
-
-
-@contextmanager
-def _capture(graph: Graph) -> Iterator[None]:
-    Graph.current = graph
-    try:
-        yield
-    finally:
-        Graph.current = None
-    if graph.refused:
-        raise RuntimeError("refused: " + "; ".join(graph.refused))
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
@@ -169,24 +161,39 @@ class _Python(TorchFunctionMode):
             return args[0].cpu().tolist()
         if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], Pretended):
             where = args[1] if isinstance(args[1], tuple) else (args[1],)
-            where = tuple(torch.tensor(i, dtype=None if i else torch.long) if isinstance(i, list) else i for i in where)
+            where = tuple(
+                torch.tensor(i, dtype=None if i else torch.long) if isinstance(i, list) else i
+                for i in where
+            )
             return func(args[0], where, *args[2:])
         return func(*args, **kwargs)
 
 
 @contextmanager
-def gpu(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fits with `device=DEVICE` run there, and graphs are captured."""
+def gpu(patch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
+    """Fits with `device=DEVICE` run there, and graphs are captured: those that were."""
+    captured: list[Graph] = []
 
     class Stream:
         def wait_stream(self, other: Any) -> None: ...
 
+    @contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        Graph.current = graph
+        try:
+            yield
+        finally:
+            Graph.current = None
+        if graph.refused:
+            raise RuntimeError("refused: " + "; ".join(graph.refused))
+        captured.append(graph)
+
     for name, value in {
         "Stream": Stream, "current_stream": Stream, "stream": lambda stream: nullcontext(),
-        "CUDAGraph": Graph, "graph": _capture,
+        "CUDAGraph": Graph, "graph": capture,
     }.items():  # fmt: skip
         patch.setattr(torch.cuda, name, value)
-    place = checks.place
+    place = checks.place  # which knows that this device holds no numbers elsewhere
     patch.setattr(checks, "place", lambda spec: DEVICE if spec == DEVICE else place(spec))
     with _Python(), _Dispatch():
-        yield
+        yield captured

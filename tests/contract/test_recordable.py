@@ -87,6 +87,22 @@ def test_under_an_unknown_scale(name: str, kind: str, caplog: pytest.LogCaptureF
     assert "running eagerly" not in caplog.text
 
 
+@pytest.mark.parametrize("name", ["hmc", "sgld"])
+def test_a_bare_density(
+    name: str, gpu: list[pretend.Graph], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what makes its parameters unconstrained."""
+    starts = {"positive": 1.0, "unit": 0.4, "simplex": [0.2, 0.3, 0.5], "ordered": [-1.0, 2.0]}
+    doxa.sample(
+        lambda p: -sum(value.square().sum() for value in p.values()),
+        {kind: torch.tensor(start, device=pretend.DEVICE) for kind, start in starts.items()},
+        doxa.get_method(name)(draws=4, burn_in=4), members=2, constraints={k: k for k in starts},
+        device=pretend.DEVICE, engine="stack:graph", progress=False,
+    )  # fmt: skip
+    assert "running eagerly" not in caplog.text
+    assert len(gpu) == 2
+
+
 REFUSED = {
     "a value that Python reads": lambda x: x * float(x.sum()),
     "a decision": lambda x: x if x.sum() > 0 else -x,

@@ -82,13 +82,13 @@ def noise_index(run: Run) -> Tensor | None:
     return run.layout.index(learned).to(run.device) if learned else None
 
 
-def with_noise_of_evidence(stage: Stage, name: str) -> Stage:
-    """A stage that begins with the noise of the evidence among the weights under a name."""
+def with_noise_of_evidence(stage: Stage, name: str, index: Tensor) -> Stage:
+    """A stage that begins with the noise of the evidence among the weights under a name, at these
+    positions."""
     begin = stage.enter
 
     def enter(run: Run, state: State) -> State:
-        index = noise_index(run)
-        assert index is not None and begin is not None
+        assert begin is not None
         noise = state["kernel_noise"].expand(-1, len(index))
         return begin(run, {**state, name: state[name].index_copy(1, index, noise)})
 

@@ -13,7 +13,7 @@ likelihood's curvature, which is exact for classes.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,11 +26,14 @@ _NODES = 20
 Shape = tuple[int, ...]
 
 
-@cache
-def _hermite() -> tuple[list[float], list[float]]:
-    """Nodes and weights for a standard normal."""
+@lru_cache(8)
+@torch.inference_mode(False)  # whoever asks first: others may differentiate
+def _hermite(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for a standard normal. Made once: a recorded step sends none to a GPU."""
     at, weight = np.polynomial.hermite.hermgauss(_NODES)
-    return (math.sqrt(2.0) * at).tolist(), (weight / math.sqrt(math.pi)).tolist()
+    both = math.sqrt(2.0) * at, weight / math.sqrt(math.pi)
+    nodes, weights = (torch.from_numpy(part).float().to(device, dtype) for part in both)
+    return nodes, weights
 
 
 def several_latents(likelihood: Likelihood, output: Shape) -> bool:
@@ -53,7 +56,7 @@ def expected_log_prob(
         return likelihood.log_prob(at, y, theta, 1) - 0.5 * (variance * bend).sum(2), None
     std = variance.sqrt()
     if noise is None:
-        at, weights = (torch.tensor(part).to(mean) for part in _hermite())
+        at, weights = _hermite(mean.device, mean.dtype)
         f = mean + at[:, None, None, None] * std
     else:
         f = mean + noise.movedim(2, 0) * std

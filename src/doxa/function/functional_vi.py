@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -129,22 +130,30 @@ class FunctionalVI(DrawnWeights):
         fitted = self.function_prior in KERNELS and self.prior_steps
         if fitted and run.likelihood.scales_targets:
             yield by_evidence(str(self.function_prior), self.prior_steps)
-        main = optimise(self._functional, run.steps, over=_Q, average=self.average)
+        where = noise_index(run) if self.noise == "evidence" else None
+        main = optimise(
+            partial(self._functional, where), run.steps, over=_Q, average=self.average,
+            # a GPU's eigendecomposition waits for the host, so that no graph can hold it
+            capturable=run.device.type == "cpu",
+        )  # fmt: skip
         if self.noise == "evidence":
-            if not fitted or noise_index(run) is None:
+            if not fitted or where is None:
                 raise MethodError(
                     'noise="evidence" is that of a named function_prior, fitted in prior_steps, '
                     "for Gaussian noise that is learned: leave it out"
                 )
-            main = with_noise_of_evidence(main, "mean")
+            main = with_noise_of_evidence(main, "mean", where)
         yield main
         yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
 
-    def _functional(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    def _functional(
+        self, held: Tensor | None, run: Run, params: State, batch: Batch, clock: Clock
+    ) -> Any:
+        """The objective; weights at the positions `held` stay where they are."""
         s, rows = self.samples, batch_rows(batch)
-        if self.noise == "evidence" and (index := noise_index(run)) is not None:
+        if held is not None:
             mean = params["mean"]
-            params = {**params, "mean": mean.index_copy(1, index, mean[:, index].detach())}
+            params = {**params, "mean": mean.index_copy(1, held, mean[:, held].detach())}
         std = params["rho"].exp()
         eps = clock.times(s).noise(std.shape[1]).unflatten(0, (-1, s))  # [M, S, subset]
         theta = moved(run, params["mean"].unsqueeze(1), std.unsqueeze(1) * eps)  # [M, S, P]

@@ -136,7 +136,8 @@ class VariationalProcess(Method):
         return Composed(self.kernel, inputs if each else 1)
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=False)
+        recorded = run.device.type != "cpu"  # where `fit` is asked for a graph
+        yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=recorded)
         yield Stage("last pass", self._last, 0, "pass", enter=self._enter_last, capturable=False)
 
     def _enter(self, run: Run, state: State) -> State:

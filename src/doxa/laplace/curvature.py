@@ -90,7 +90,7 @@ class Jacobians:
         self.rest = {k: v for k, v in weights.items() if k not in self.layout.slices}
         self.buffers = dict(buffers or {})
         self.outputs = output_size(model.output)
-        self._rowwise = False
+        self.rowwise = False  # since the network does not run under vmap
 
     def chunks(self, rows: int) -> Iterator[slice]:
         """Pieces of the rows whose Jacobian stays small."""
@@ -116,7 +116,7 @@ class Jacobians:
 
     def __call__(self, x: Any, shared: bool = True) -> tuple[Tensor, Tensor]:
         """f [M, B, O] and J [M, B, O, p]; x has a member axis unless it is shared."""
-        if not self._rowwise:
+        if not self.rowwise:
             try:
                 return self._vectorised(x, shared)
             except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -124,7 +124,7 @@ class Jacobians:
                     "curvature: the network does not run under vmap (%s); one row at a time",
                     (str(error).splitlines() or [""])[0][:120],
                 )
-                self._rowwise = True
+                self.rowwise = True
         return self._one_by_one(x, shared)
 
     def variance(

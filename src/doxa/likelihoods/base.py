@@ -45,6 +45,8 @@ class Likelihood(ABC):
     """The mean is a table of class probabilities."""
     scales_targets: ClassVar[bool] = False
     """y may be standardised before fitting."""
+    spared: ClassVar[float] = 0.0
+    """Its own parameters, logs of scales, are found on rows left out as if these were fewer."""
 
     @property
     def is_normal(self) -> bool:

@@ -66,6 +66,7 @@ class Gaussian(Likelihood):
 
     name: ClassVar[str] = "gaussian"
     scales_targets: ClassVar[bool] = True
+    spared: ClassVar[float] = 2.0  # σ² = Σ e²/(m − 2) of m errors
 
     noise: float | Sequence[float] | None = None
     per_output: bool = False

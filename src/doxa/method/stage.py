@@ -32,7 +32,8 @@ class Stage:
     over: the names that the step moves: what the non-finite guard watches.
     enter: what happens to the state when the stage begins.
     validates: the driver may stop the stage early, on held-out rows.
-    capturable: the step is a fixed sequence of tensor operations.
+    capturable: the step is a fixed sequence of tensor operations, none of which waits for the host
+        where the run is on a GPU.
     marks: {t: what happens to the state before step t}, outside what is recorded or compiled.
     rates: what `clock.rate` is at each step, [steps] or [steps, M, 1]; None: as `fit` was asked.
     recorded: how parts of the step are executed, where that is not the whole step.

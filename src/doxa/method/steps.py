@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, Source, batch_rows
-from doxa.likelihoods import Gaussian
 from doxa.linalg.layout import Params
 from doxa.method.clock import Clock, Info, State, network_part, unfolded
 from doxa.method.objectives import Objective
@@ -81,14 +80,14 @@ def noise_on_held_out(
         return
     index = run.layout.index(learned).to(run.device)
     fewest = min(len(rows) for rows in run.data.validation)
-    spared = min(2.0, 0.5 * fewest) if isinstance(run.likelihood, Gaussian) else 0.0
+    spared = min(run.likelihood.spared, 0.5 * fewest)
 
     def put(state: State) -> State:
         return {**state, name: state[name].index_copy(-1, index, state["noise"])}
 
     def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         own = put(params)
-        theta, wider = own[name], spared * params["noise"].sum(-1)  # log σ, as if 2 rows fewer
+        theta, wider = own[name], spared * params["noise"].sum(-1)  # log σ, as if rows were fewer
         if theta.ndim == 2:
             return score(run, own, batch) + run.prior.log_prob(theta) + wider, {}
         k = theta.shape[1]  # particles, whose mean density is what predicts

@@ -39,7 +39,7 @@ class Tabulated(SharedScale):
         distinct, self.pair = torch.unique(pairs.reshape(-1, 2), dim=0, return_inverse=True)
         tables = [_table(type(self), float(n), float(a)) for n, a in distinct]
         empty = torch.empty(0, _CELLS, 4, dtype=torch.float64)
-        self.pair = self.pair.reshape(shape.shape)  # which table each group reads
+        self.pair = self.pair.reshape(shape.shape).to(self.place.device)  # each group's table
         return {
             "table": torch.stack(tables) if tables else empty,
             "inverse": self.scale**-2,
@@ -54,7 +54,7 @@ class Tabulated(SharedScale):
         place = (rho - self.at["start"]).clamp(min=0.0) / _STEP
         inside = place.clamp(max=float(_CELLS))
         index = inside.detach().long().clamp(0, _CELLS - 1)  # also of what is not a number
-        table = self.at["table"][self.pair.to(square.device), index]
+        table = self.at["table"][self.pair, index]
         return self.at["start"] + _STEP * place, place - inside, inside - index, table
 
     def value(self, square: Tensor) -> Tensor:

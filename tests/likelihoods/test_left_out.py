@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor
 
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
@@ -92,6 +92,44 @@ def test_heavy_tails_are_student_t_and_gaussian_ones_are_not() -> None:
     assert scale == pytest.approx(expected, rel=1e-3)
     light = 0.5 * normals(N, 1, seed=3)
     assert assumed("gaussian").left_out(f, light, wide, torch.ones(N)) is None
+
+
+DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)
+
+
+def twice_log_ratio(errors: np.ndarray) -> float:
+    """Of Student-t noise at its best over Gaussian noise at its best, both around 0, by scipy."""
+
+    def best(noise: stats.rv_continuous, **shape: float) -> float:
+        fitted = noise.fit(errors, floc=0.0, **shape)
+        return float(noise.logpdf(errors, *fitted).sum())
+
+    return 2.0 * (max(best(stats.t, fdf=df) for df in DEGREES) - best(stats.norm))
+
+
+def errors_of(ratio: float) -> np.ndarray:
+    """Quantiles of a normal, but the outermost two so far out that the log ratio is half this."""
+
+    def errors(far: float) -> np.ndarray:
+        return np.r_[stats.norm.ppf((np.arange(198) + 0.5) / 198), -far, far]
+
+    far = optimize.brentq(lambda far: twice_log_ratio(errors(far)) - ratio, 3.0, 8.0, xtol=1e-6)
+    return errors(far)
+
+
+@pytest.mark.parametrize(("ratio", "heavy"), [(6.6, False), (6.66, True), (13.2, True)])
+def test_one_fit_in_two_hundred_takes_gaussian_errors_for_heavy_ones(
+    ratio: float, heavy: bool
+) -> None:
+    """Where twice the log ratio is above the 99 % point of chi-squared, 6.63: under Gaussian noise,
+    on the edge of what Student-t can be, one in two hundred."""
+    assert stats.chi2(1).sf(6.63) / 2 == pytest.approx(1 / 200, abs=1e-4)
+    y = torch.tensor(errors_of(ratio))[:, None]
+    level = {"log_noise": torch.tensor([math.log(1.2)]).double()}
+    found = assumed("gaussian").left_out(
+        torch.zeros(1, *y.shape).double(), y, level, torch.ones(200)
+    )
+    assert (found is not None) == heavy
 
 
 def test_the_spread_of_functions_is_not_noise() -> None:

@@ -40,33 +40,36 @@ def test_the_temperature_of_labels_that_were_drawn_at_one(
     assert math.log(found.likelihood.temperature / truth) == pytest.approx(0.0, abs=0.16)
 
 
-def best_of(logits: np.ndarray, signs: np.ndarray) -> tuple[float, float]:
-    """By scipy: the log T that is likeliest under its prior, N(0.3, 0.35²), and the gain over T = 1
-    in its standard errors, of which the prior's middle is a part."""
+def best_of(logits: np.ndarray, signs: np.ndarray, members: int) -> tuple[float, float]:
+    """By scipy: the log T that is likeliest under N(0, 0.35²) with ½ log T for each member, and the
+    gain over T = 1 in its standard errors, of which that slope is a part."""
 
     def each(log_t: float) -> np.ndarray:
         return -np.log1p(np.exp(-signs * logits / np.exp(log_t)))
 
     def loss(log_t: float) -> float:
-        return -float(each(log_t).sum() + stats.norm(0.3, 0.35).logpdf(log_t))
+        prior = stats.norm(0.0, 0.35).logpdf(log_t) + 0.5 * members * log_t
+        return -float(each(log_t).sum() + prior)
 
     found = optimize.minimize_scalar(loss, bounds=(-1.6, 1.6), options={"xatol": 1e-6}).x
     gain = each(found) - each(0.0)
     error = math.sqrt(len(gain)) * np.std(gain)
-    return found, (gain.sum() + found * 0.3 / 0.35**2) / error
+    return found, (gain.sum() + 0.5 * members * found) / error
 
 
-def test_few_rows_say_it_with_a_prior_and_clearly() -> None:
+@pytest.mark.parametrize("members", [1, 5])
+def test_few_rows_say_it_with_a_prior_and_clearly(members: int) -> None:
     """100 labels that were drawn at T = 1, forty times, and at 0.7: T > 1 is taken from a gain of a
-    quarter of its standard error on, T < 1 from one; and T is scipy's. Where labels are right, the
-    prior's middle is worth a tenth of log T, the rows have a standard error of 0.2."""
+    quarter of its standard error on, T < 1 from one; and T is scipy's. Where labels are right, five
+    members are worth a tenth of log T, and the rows have a standard error of 0.2."""
     seen, right = set(), []
     for seed in range(40):
         for truth in (1.0, 0.7):
             f = 2.0 * normals(1, 100, 1, seed=seed)
             y = labels(Bernoulli(temperature=truth), f[0], 1000 + seed)
-            found = Bernoulli().left_out(f, y, {}, torch.ones(100))
-            expected, gain = best_of(f[0, :, 0].numpy(), 2.0 * y.double().numpy().ravel() - 1.0)
+            found = Bernoulli().left_out(f, y, {}, torch.ones(100), members)
+            signs = 2.0 * y.double().numpy().ravel() - 1.0
+            expected, gain = best_of(f[0, :, 0].numpy(), signs, members)
             assert (found is not None) == (gain > (0.25 if expected > 0 else 1.0))
             t = 1.0 if found is None else found.likelihood.temperature  # type: ignore[attr-defined]
             if found is not None:
@@ -74,7 +77,7 @@ def test_few_rows_say_it_with_a_prior_and_clearly() -> None:
             seen.add((expected > 0, found is not None))
             right += [math.log(t)] if truth == 1.0 else []
     assert len(seen) == 4
-    assert 0 < np.mean(right) < 0.15 and max(map(abs, right)) < 0.8
+    assert 0.0 < np.mean(right) < 0.03 * members and max(map(abs, right)) < 0.8
 
 
 def test_rows_of_weight_two_are_two_rows() -> None:

@@ -106,8 +106,8 @@ def cell(name: str, method: str, split: int, file: Path) -> dict[str, Any]:
     y = y.astype(int) if classes else y.astype(np.float32)[:, None]
     start = time.process_time()
     posterior = doxa.fit(
-        net, (x, y), method, likelihood="categorical" if classes else "gaussian",
-        standardize=True, seed=split, progress=False,
+        net, (x, y), method, standardize=True, seed=split, progress=False,
+        likelihood="categorical" if classes else None,  # what numbers are is said by nobody
     )  # fmt: skip
     found = {"seconds": time.process_time() - start, "status": str(posterior.status)}
     p = posterior.predict(test_x)
@@ -183,9 +183,10 @@ def _summary(cells: Results, name: str, method: str, share: str) -> tuple[str, s
     if not fine:
         return "", "", counts
     score = np.array([one["log_prob"] for one in fine])
-    error = score.std(ddof=1) / math.sqrt(len(score)) if len(score) > 1 else math.nan
-    held = np.mean([one[share] for one in fine])
-    return f"{score.mean():.3f} ± {error:.3f}", f"{held:.2f}", counts
+    said_score = f"{score.mean():.3f}"
+    if len(score) > 1:
+        said_score += f" ± {score.std(ddof=1) / math.sqrt(len(score)):.3f}"
+    return said_score, f"{np.mean([one[share] for one in fine]):.2f}", counts
 
 
 def main() -> None:
@@ -228,8 +229,11 @@ def main() -> None:
         worker.join(max(0.0, until - time.time()))
         if worker.is_alive():
             worker.terminate()
-    text = page(collected(asked.out))
-    asked.out.with_suffix(".md").write_text(HEAD + text + "\n")
+    text, file = page(collected(asked.out)), asked.out.with_suffix(".md")
+    before = (
+        file.read_text().split("| method |")[0] if file.exists() else HEAD
+    )  # and what was noted
+    file.write_text(before + text + "\n")
     print(text)
 
 

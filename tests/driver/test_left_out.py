@@ -122,14 +122,18 @@ def _at_once(step: int, info: Any) -> bool:
 def test_a_row_is_given_to_the_mixture_moved_to_the_member_that_left_it_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[tuple[Tensor, Tensor]] = []
-    monkeypatch.setattr(doxa.Categorical, "left_out", lambda self, f, y, *_: seen.append((f, y)))
+    seen: list[tuple[Tensor, Tensor, int]] = []
+
+    def left_out(_: Any, f: Tensor, y: Tensor, *rest: Any, stopped: int) -> None:
+        seen.append((f, y, stopped))
+
+    monkeypatch.setattr(doxa.Categorical, "left_out", left_out)
     x, y = classes()
     posterior = fitted((x, y), "deep-ensemble", members=3, init="fresh")
     splits = own_parts([torch.arange(N)], range(3), [0])
     assert splits is not None and splits.held_out is not None
-    f, asked = seen[0]
-    assert torch.equal(asked, y[torch.cat(splits.held_out)])
+    f, asked, stopped = seen[0]
+    assert stopped == 3 and torch.equal(asked, y[torch.cat(splits.held_out)])
     outputs = posterior.predict(x).samples  # [3, N, 2]
     own = torch.cat([outputs[m, rows] for m, rows in enumerate(splits.held_out)])
     torch.testing.assert_close(f.mean(0), own)

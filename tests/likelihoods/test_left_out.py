@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor
 
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
@@ -40,17 +40,44 @@ def test_the_temperature_of_labels_that_were_drawn_at_one(
     assert math.log(found.likelihood.temperature / truth) == pytest.approx(0.0, abs=0.16)
 
 
-def test_few_rows_and_rows_that_are_right_change_little() -> None:
-    """40 sets of 100 labels that were drawn at T = 1: the mean of log T is 0 within three standard
-    errors, and none is beyond what the prior's 0.35 and the rows' own 0.25 leave, 4 × 0.2."""
-    logs = []
+def best_of(logits: np.ndarray, signs: np.ndarray, members: int) -> tuple[float, float]:
+    """By scipy: the log T that is likeliest under N(0, 0.35²) with ½ log T for each member, and the
+    gain over T = 1 in its standard errors, of which that slope is a part."""
+
+    def each(log_t: float) -> np.ndarray:
+        return -np.log1p(np.exp(-signs * logits / np.exp(log_t)))
+
+    def loss(log_t: float) -> float:
+        prior = stats.norm(0.0, 0.35).logpdf(log_t) + 0.5 * members * log_t
+        return -float(each(log_t).sum() + prior)
+
+    found = optimize.minimize_scalar(loss, bounds=(-1.6, 1.6), options={"xatol": 1e-6}).x
+    gain = each(found) - each(0.0)
+    error = math.sqrt(len(gain)) * np.std(gain)
+    return found, (gain.sum() + 0.5 * members * found) / error
+
+
+@pytest.mark.parametrize("members", [1, 5])
+def test_few_rows_say_it_with_a_prior_and_clearly(members: int) -> None:
+    """100 labels that were drawn at T = 1, forty times, and at 0.7: T > 1 is taken from a gain of a
+    quarter of its standard error on, T < 1 from one; and T is scipy's. Where labels are right, five
+    members are worth a tenth of log T, and the rows have a standard error of 0.2."""
+    seen, right = set(), []
     for seed in range(40):
-        f = 2.0 * normals(1, 100, 1, seed=seed)
-        found = Bernoulli().left_out(f, labels(Bernoulli(), f[0], 1000 + seed), {}, torch.ones(100))
-        t = None if found is None else found.likelihood.temperature  # type: ignore[attr-defined]
-        logs.append(math.log(t or 1.0))
-    assert abs(np.mean(logs)) < 3 * np.std(logs) / math.sqrt(40)
-    assert 0 < logs.count(0.0) < 40 and max(map(abs, logs)) < 0.8
+        for truth in (1.0, 0.7):
+            f = 2.0 * normals(1, 100, 1, seed=seed)
+            y = labels(Bernoulli(temperature=truth), f[0], 1000 + seed)
+            found = Bernoulli().left_out(f, y, {}, torch.ones(100), members)
+            signs = 2.0 * y.double().numpy().ravel() - 1.0
+            expected, gain = best_of(f[0, :, 0].numpy(), signs, members)
+            assert (found is not None) == (gain > (0.25 if expected > 0 else 1.0))
+            t = 1.0 if found is None else found.likelihood.temperature  # type: ignore[attr-defined]
+            if found is not None:
+                assert math.log(t) == pytest.approx(expected, abs=1e-3)
+            seen.add((expected > 0, found is not None))
+            right += [math.log(t)] if truth == 1.0 else []
+    assert len(seen) == 4
+    assert 0.0 < np.mean(right) < 0.03 * members and max(map(abs, right)) < 0.8
 
 
 def test_rows_of_weight_two_are_two_rows() -> None:
@@ -92,6 +119,44 @@ def test_heavy_tails_are_student_t_and_gaussian_ones_are_not() -> None:
     assert scale == pytest.approx(expected, rel=1e-3)
     light = 0.5 * normals(N, 1, seed=3)
     assert assumed("gaussian").left_out(f, light, wide, torch.ones(N)) is None
+
+
+DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)
+
+
+def twice_log_ratio(errors: np.ndarray) -> float:
+    """Of Student-t noise at its best over Gaussian noise at its best, both around 0, by scipy."""
+
+    def best(noise: stats.rv_continuous, **shape: float) -> float:
+        fitted = noise.fit(errors, floc=0.0, **shape)
+        return float(noise.logpdf(errors, *fitted).sum())
+
+    return 2.0 * (max(best(stats.t, fdf=df) for df in DEGREES) - best(stats.norm))
+
+
+def errors_of(ratio: float) -> np.ndarray:
+    """Quantiles of a normal, but the outermost two so far out that the log ratio is half this."""
+
+    def errors(far: float) -> np.ndarray:
+        return np.r_[stats.norm.ppf((np.arange(198) + 0.5) / 198), -far, far]
+
+    far = optimize.brentq(lambda far: twice_log_ratio(errors(far)) - ratio, 3.0, 8.0, xtol=1e-6)
+    return errors(far)
+
+
+@pytest.mark.parametrize(("ratio", "heavy"), [(6.6, False), (6.66, True), (13.2, True)])
+def test_one_fit_in_two_hundred_takes_gaussian_errors_for_heavy_ones(
+    ratio: float, heavy: bool
+) -> None:
+    """Where twice the log ratio is above the 99 % point of chi-squared, 6.63: under Gaussian noise,
+    on the edge of what Student-t can be, one in two hundred."""
+    assert stats.chi2(1).sf(6.63) / 2 == pytest.approx(1 / 200, abs=1e-4)
+    y = torch.tensor(errors_of(ratio))[:, None]
+    level = {"log_noise": torch.tensor([math.log(1.2)]).double()}
+    found = assumed("gaussian").left_out(
+        torch.zeros(1, *y.shape).double(), y, level, torch.ones(200)
+    )
+    assert (found is not None) == heavy
 
 
 def test_the_spread_of_functions_is_not_noise() -> None:

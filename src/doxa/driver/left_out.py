@@ -45,7 +45,7 @@ def ask_left_out(posterior: Posterior, judged: Judged, method: Method, run: Run)
     rows = _rows(posterior, judged, run)
     if rows is None or len(rows[1]) < FEWEST:
         return
-    found = before.left_out(*rows)
+    found = before.left_out(*rows, stopped=len(judged))
     if found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in judged))}.values():

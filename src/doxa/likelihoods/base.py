@@ -76,10 +76,13 @@ class Likelihood(ABC):
         """Something in it is neither given nor learned in training, but by `left_out`."""
         return False
 
-    def left_out(self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor) -> LeftOut | None:
+    def left_out(
+        self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
+    ) -> LeftOut | None:
         """What rows that a fit has not seen say of p(y | f): f is [S, N, *output], S functions
         whose mixture predicts them, in fitted units like y; theta is [S, *own], and weight [N].
-        None where they do not clearly ask for anything else."""
+        So many members were stopped where their part of the rows is predicted best. None where
+        they do not clearly ask for anything else."""
         return None
 
     @abstractmethod

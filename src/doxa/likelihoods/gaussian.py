@@ -91,7 +91,9 @@ class Gaussian(Likelihood):
     def asks_left_out(self) -> bool:
         return self.assumed and self.noise is None and not self.per_output
 
-    def left_out(self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor) -> LeftOut | None:
+    def left_out(
+        self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
+    ) -> LeftOut | None:
         """Student-t noise, its degrees of freedom and its scale, where they clearly ask for it."""
 
         def score(u: float, df: float | None = None) -> Tensor:

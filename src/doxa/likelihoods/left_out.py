@@ -18,12 +18,13 @@ def mixed(each: Tensor) -> Tensor:
 
 
 def likeliest(
-    score: Callable[[float], Tensor], weight: Tensor, most: float, spread: float
+    score: Callable[[float], Tensor], weight: Tensor, most: float, spread: float, slope: float = 0.0
 ) -> float:
-    """argmax_u Σ_i w_i score(u)_i − u²/(2 spread²), in [−most, most], by golden section."""
+    """argmax_u Σ_i w_i score(u)_i + slope u − u²/(2 spread²), in [−most, most], by golden
+    section."""
 
     def value(u: float) -> float:
-        return float((weight * score(u)).sum()) - 0.5 * (u / spread) ** 2
+        return float((weight * score(u)).sum()) + slope * u - 0.5 * (u / spread) ** 2
 
     low, high = -most, most
     cut = [high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)]

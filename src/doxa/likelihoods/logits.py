@@ -5,10 +5,15 @@ Weinberger 2017, whose rows are held out of everything). It is where they are li
 
     log T ~ N(0, 0.35²)
 
-and it stays 1 unless they clearly gain: a gain of k of its standard errors is a log T of 2k of its
-own. One is enough for T > 1. Training was stopped where these very rows are predicted best, which
-makes a network look better than it is, and being too sure has no bound to what it costs: T < 1
-needs three.
+and ½ log T is added for each member. Training was stopped where its part of these very rows is
+predicted best, which makes a network look better than it is: the slope of their log-likelihood
+along log T is below that of new rows, of which ½ a member gives back the better part. On twelve
+tables an ensemble of five lacked 3.6 on the mean (0.9 to 9, with few rows and with many); on four
+or five, one network or dropout 2, `mean-field` and `laplace` ½.
+
+T stays 1 unless they gain, that slope counted: a gain of k of its standard errors is a log T of 2k
+of its own. Being too sure has no bound to what it costs: half of one is enough for T > 1, T < 1
+needs two.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from doxa.likelihoods.left_out import clear, likeliest, mixed
 
 _MOST = math.log(5.0)  # of |log T|
 _SPREAD = 0.35  # of log T, beforehand
-_ERRORS = {True: 0.5, False: 1.5}  # of the gain, that T > 1 and T < 1 must have
+_SLOPE = 0.5  # that rows lack, of each member that was stopped on its part of them
+_ERRORS = {True: 0.25, False: 1.0}  # of the gain, that T > 1 and T < 1 must have
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,18 @@ class Classes(Likelihood):
     def asks_left_out(self) -> bool:
         return self.temperature is None and not self.tempered
 
-    def left_out(self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor) -> LeftOut | None:
+    def left_out(
+        self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
+    ) -> LeftOut | None:
         """The temperature that they ask for."""
 
         def score(log_t: float) -> Tensor:
             return mixed(replace(self, temperature=math.exp(log_t)).log_prob(f, y, theta, 1))
 
-        log_t = likeliest(score, weight, _MOST, _SPREAD)
-        if not clear(score(log_t) - score(0.0), weight, _ERRORS[log_t > 0]):
+        slope = _SLOPE * stopped
+        log_t = likeliest(score, weight, _MOST, _SPREAD, slope)
+        lacking = slope * log_t / weight.sum()
+        if not clear(score(log_t) - score(0.0) + lacking, weight, _ERRORS[log_t > 0]):
             return None
         t = math.exp(log_t)
         return LeftOut(replace(self, temperature=t), f"{self.name} at temperature {t:.3g}")

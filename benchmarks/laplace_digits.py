@@ -64,8 +64,8 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def trained(data: Split, epochs: int = 40) -> nn.Module:
-    net = network()
+def trained(data: Split, epochs: int = 40, net: nn.Module | None = None) -> nn.Module:
+    net = network() if net is None else net
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     for _ in range(epochs):
         for rows in torch.randperm(len(data[1])).split(64):

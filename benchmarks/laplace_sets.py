@@ -4,13 +4,13 @@
     DOXA_DATA=... python benchmarks/laplace_sets.py --sets wine mnist-lenet --seeds 1
     python benchmarks/laplace_sets.py --table                    # of the rows that are there
 
-As `laplace_digits.py`, with its recipe: plain torch trains a network for 600 steps of Adam or twenty
-epochs, Laplace is put on it about the mode and about the mean, by evidence alone and with rows that
-were held out (`tune="auto"`), and stands beside the weights alone. "trained" are fits that leave all
-to doxa, training and held-out rows too. Sets, networks and settings were written down before any
-result was seen. A seed is another split and another start. Rows go to
-benchmarks/results/laplace_sets.json as they come, and the table is made of them; rows that are there
-are not made again.
+As `laplace_digits.py`, with its recipe: plain torch trains a network for 600 steps of Adam or
+twenty epochs, Laplace is put on it about the mode and about the mean, by evidence alone and with
+rows that were held out (`tune="auto"`), and stands beside the weights alone. "trained" are fits
+that leave all to doxa, training and held-out rows too. Sets, networks and settings were written
+down before any result was seen. A seed is another split and another start. Rows go to
+benchmarks/results/laplace_sets.json as they come, and the table is made of them; rows that are
+there are not made again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def images(name: str, seed: int) -> Task:
     flat = name.endswith("mlp")
     pixels = torch.tensor(x).float().div(255).reshape(-1, *((784,) if flat else (1, 28, 28)))
     labels = torch.tensor(y.astype(np.int64))
-    train, held, test = zip(pixels.split([2000, 500, 1000]), labels.split([2000, 500, 1000]))
+    sizes = [2000, 500, 1000]
+    train, held, test = zip(pixels.split(sizes), labels.split(sizes), strict=True)
     return Task(train, held, test, (lambda: doxa.nets.mlp(784, 10, (100,))) if flat else lenet)
 
 
@@ -148,8 +149,8 @@ def table(made: list[dict[str, Any]]) -> str:
     lines = [
         "# Laplace on classifiers: about the mode, about the mean",
         "",
-        "Made by `python benchmarks/laplace_sets.py`: what is compared is in its first lines. NLL of "
-        "test rows over that of the weights alone (below 1 is better than they are), its geometric "
+        "Made by `python benchmarks/laplace_sets.py`: what is compared is in its first lines. NLL "
+        "of test rows over that of the weights alone (below 1 is better than they are), its geometric "
         "mean over the seeds; ECE and accuracy are means.",
         "",
     ]

@@ -150,8 +150,8 @@ def table(made: list[dict[str, Any]]) -> str:
         "# Laplace on classifiers: about the mode, about the mean",
         "",
         "Made by `python benchmarks/laplace_sets.py`: what is compared is in its first lines. NLL "
-        "of test rows over that of the weights alone (below 1 is better than they are), its geometric "
-        "mean over the seeds; ECE and accuracy are means.",
+        "of test rows over that of the weights alone (below 1 is better than they are), its "
+        "geometric mean over the seeds; ECE and accuracy are means.",
         "",
     ]
     for rule, words in RULES.items():

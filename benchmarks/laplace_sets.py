@@ -41,6 +41,7 @@ RULES = {
     "held-out": "with held-out rows",
     "trained": "trained by doxa, its defaults",
 }
+CENTRES = ("mode", "mean", "auto")
 PLACE = ("set", "seed", "rule", "subset", "structure", "centre")
 
 
@@ -111,7 +112,7 @@ def rows(name: str, seed: int, rules: list[str], done: set[Any]) -> Iterator[dic
                 ("all", "kronecker"), ("all", "diagonal")]  # fmt: skip
     for rule in rules:
         for subset, structure in matrices:
-            for centre in ("mode", "mean"):
+            for centre in CENTRES:
                 place = (name, seed, rule, subset, structure, centre)
                 if place in done:
                     continue

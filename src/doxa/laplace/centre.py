@@ -16,6 +16,7 @@ round, each about two passes of the network, and a line search on outputs alone.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +36,28 @@ from doxa.linalg.layout import Params
 from doxa.method import Run
 from doxa.model import Model
 
+log = logging.getLogger("doxa")
+
 _DRAWS = 32  # half of them the other half's negatives
 _NUMBERS = 1 << 24  # of outputs over rows and draws, at the most
 _ROUNDS = 30
 _HALVINGS = 12  # of a bracket in which a step's length lies
 _LONGEST = 4.0  # in steps of Newton's method at θ*
 _ARRIVED = 1e-4  # of gᵀΣg, of that at the start
+
+
+def move(run: Run, posterior: LaplacePosterior, prior: Tensor, asked: bool) -> None:
+    """Moves its Gaussians. Where nobody asked, and the network has no forward derivatives, they
+    stay."""
+    try:
+        own = moved(run, posterior, prior).to(run.dtype)
+    except MethodError as error:
+        if asked:
+            raise
+        log.info("laplace: the Gaussian stays at the mode: %s", error)
+        return
+    posterior.at = posterior.mean
+    posterior.mean = posterior.mean.index_add(1, run.subset_index, own)
 
 
 def moved(run: Run, posterior: LaplacePosterior, prior: Tensor) -> Tensor:

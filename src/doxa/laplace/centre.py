@@ -224,8 +224,8 @@ def _pushed_together(
 ) -> tuple[Tensor, Tensor]:
     """f [B, O] and Jv [B, S, O] for several v, each [S, ...]."""
     outputs = _outputs(model, rest, buffers, x)
-    f, away = vmap(lambda one: jvp(outputs, (own,), (one,)), out_dims=(0, 1))(v)
-    return f[0], away
+    found = vmap(lambda one: jvp(outputs, (own,), (one,)), out_dims=(0, 1))(v)
+    return found[0][0], found[1]
 
 
 def _pulled(model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Tensor) -> Params:

@@ -247,18 +247,18 @@ def table(rows: list[dict[str, Any]]) -> str:
         "",
         "By evidence the Gaussian is too wide, in both libraries, by tensor as by one scale, and "
         "also where the evidence sets the prior during training (the ratio of these rows is to "
-        "their own weights, whose NLL is in brackets). What is wrong is its place: "
-        "rows told apart with hardly a doubt leave the posterior skewed, and a Gaussian at "
-        "its maximum reaches as far into doubt as away from it. Moved to where its average "
-        "gradient is zero (`centre='mean'`), of the same width, it costs little. "
-        "`centre='auto'`, the default, moves it where it would be worse than the weights alone; "
-        "rows that name no centre are about the maximum. There held-out rows choose the narrowest "
-        "scale there is to choose, or nearly: hardly wider than the weights alone. The probit "
-        "link is nearer to samples than `probit-marginal`, laplace-torch's, and mends no width. Not blind: "
-        "that a standard error decides, and not two, was settled after a look at two thirds of these "
-        "test rows, where two gave 1.11 times the weights' NLL (all weights, full); and that "
-        "the mean is the place was found on these test rows, with nothing to choose in it. "
-        "laplace-torch searches nine scales from 0.01 to 100.",
+        "their own weights, whose NLL is in brackets). What is wrong is its place: rows told "
+        "apart with hardly a doubt leave the posterior skewed, and a Gaussian at its maximum "
+        "reaches as far into doubt as away from it. Moved to where its average gradient is zero "
+        "(`centre='mean'`), of the same width, it costs little. `centre='auto'`, the default, "
+        "moves it where it would be worse than the weights alone; rows that name no centre are "
+        "about the maximum. There held-out rows choose the narrowest scale there is to choose, "
+        "or nearly: hardly wider than the weights alone. The probit link is nearer to samples "
+        "than `probit-marginal`, laplace-torch's, and mends no width. Not blind: that a standard "
+        "error decides, and not two, was settled after a look at two thirds of these test rows, "
+        "where two gave 1.11 times the weights' NLL (all weights, full); and that the mean is "
+        "the place was found on these test rows, with nothing to choose in it. laplace-torch "
+        "searches nine scales from 0.01 to 100.",
         "",
         "| who | weights | matrix | predictive | prior | scale | accuracy | NLL | of the weights' "
         "| ECE | status |",

@@ -250,7 +250,8 @@ def main() -> None:
             done = {tuple(row[k] for k in PLACE) for row in made}
             for row in rows(name, seed, asked.rules, done):
                 made.append(row)
-                asked.out.write_text(json.dumps(made, indent=1) + "\n")
+                lines = ",\n".join(json.dumps(each, sort_keys=True) for each in made)
+                asked.out.write_text(f"[\n{lines}\n]\n")
     asked.out.with_suffix(".md").write_text(table(made))
 
 

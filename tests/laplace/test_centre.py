@@ -125,7 +125,7 @@ def test_by_default_it_is_moved_where_the_mode_loses_much(structure: str) -> Non
     }
     assert found["mode"].status == "worse-than-map" and found["mode"].at is None
     assert loss(found["mode"]) > loss_of_the_weights() + 0.03
-    assert found["auto"].status == "ok"
+    assert found["auto"].status == "ok" and found["auto"].diagnostics["centre"] == "mean"
     assert torch.equal(found["auto"].mean, found["mean"].mean)
     assert torch.equal(found["auto"].maximum, found["mode"].mean)
     assert found["auto"].log_evidence == found["mode"].log_evidence
@@ -137,6 +137,7 @@ def test_by_default_it_stays_where_the_mode_loses_little() -> None:
     """Under a prior so narrow that hardly anything is in doubt, and with noise."""
     stays = post_hoc(doxa.Laplace(train=False, tune=None), prior=doxa.Normal(0.05))
     assert stays.at is None and stays.status != "worse-than-map"
+    assert stays.diagnostics["centre"] == "mode"
     x = normal(30, 2)
     line = doxa.fit(nn.Linear(2, 1).double(), (x, x[:, :1]), doxa.Laplace(), steps=20)
     assert line.at is None

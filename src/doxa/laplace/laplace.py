@@ -204,6 +204,8 @@ class Laplace(Method):
         if posterior.record.status == verdict.WORSE and self._may_move(run):
             posterior = self._judged(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
+        if run.likelihood.classifies:
+            posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
         maximum.judge(run, state, posterior, run.field(self, "temperature"))
         return posterior
 

@@ -172,11 +172,11 @@ Group = dict[str, dict[str, Any]]  # the rows of one fit, by centre
 
 
 def groups(made: list[dict[str, Any]]) -> list[Group]:
-    """Fits of which all centres are there."""
+    """Fits of which the mode and the mean, at least, are there."""
     found: dict[Any, Group] = {}
     for row in made:
         found.setdefault(tuple(row[k] for k in PLACE[:-1]), {})[row["centre"]] = row
-    return [group for group in found.values() if all(centre in group for centre in CENTRES)]
+    return [group for group in found.values() if {"mode", "mean"} <= group.keys()]
 
 
 def by(some: list[Group], *keys: str) -> Iterator[tuple[list[str], list[Group]]]:
@@ -197,9 +197,10 @@ def middle(values: list[float]) -> float:
 
 
 def summary(some: list[Group]) -> list[str]:
+    some = [group for group in some if len(group) == len(CENTRES)]
     change = [ratio(group["mean"]) / ratio(group["mode"]) for group in some]
     lines = [
-        f"{len(some)} fits: the mean's NLL is lower than the mode's in {sum(c < 1 for c in change)}"
+        f"{len(some)} fits with all three: the mean's NLL is lower than the mode's in {sum(c < 1 for c in change)}"
         f", at most a twentieth above it in {sum(c <= 1.05 for c in change)}, and "
         f"{min(change):.2f} to {max(change):.2f} times it.",
         "",
@@ -222,11 +223,11 @@ def body(some: list[Group]) -> list[str]:
     ]  # fmt: skip
     for words, own in by(some, "set", "subset", "structure"):
         alone = [group["mode"]["alone"] for group in own]
-        cells = [_cell(middle([each["nll"] for each in alone]), alone)]
+        cells = [_cell(middle([row["nll"] for row in alone]), alone)]
         for centre in CENTRES:
-            rows_ = [group[centre] for group in own]
-            cells.append(_cell(middle([ratio(row) for row in rows_]), rows_))
-        said = ", ".join(sorted({group["auto"]["status"] for group in own}))
+            each = [group[centre] for group in own if centre in group]
+            cells.append(_cell(middle([ratio(row) for row in each]), each) if each else "not run")
+        said = ", ".join(sorted({group["auto"]["status"] for group in own if "auto" in group}))
         lines.append(f"| {' | '.join(words)} | {len(own)} | {' | '.join(cells)} | {said} |")
     return lines
 

@@ -200,9 +200,9 @@ def summary(some: list[Group]) -> list[str]:
     some = [group for group in some if len(group) == len(CENTRES)]
     change = [ratio(group["mean"]) / ratio(group["mode"]) for group in some]
     lines = [
-        f"{len(some)} fits with all three: the mean's NLL is lower than the mode's in {sum(c < 1 for c in change)}"
-        f", at most a twentieth above it in {sum(c <= 1.05 for c in change)}, and "
-        f"{min(change):.2f} to {max(change):.2f} times it.",
+        f"{len(some)} fits with all three: the mean's NLL is lower than the mode's in "
+        f"{sum(c < 1 for c in change)}, at most a twentieth above it in "
+        f"{sum(c <= 1.05 for c in change)}, and {min(change):.2f} to {max(change):.2f} times it.",
         "",
         "| weights | matrix | fits | " + " | ".join(
             f"{c}: NLL ratio, worst, fits within 1.1" for c in CENTRES) + " |",

@@ -11,10 +11,11 @@ the Hessian, and with it the scale of a prior that nobody chose, after training 
 are linearised unless asked otherwise. The evidence says which scale explains the data, not which
 predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
 So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
-is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one mode is enough and the evidence is wanted;
-"full" is for up to about 5,000 weights, "kronecker" for networks of Linear layers, convolutions and
-embeddings, "low-rank" for few rows, "diagonal" for any number of weights, at the price of all
-correlations. Dropout is off and BatchNorm frozen while curvature is computed.
+is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
+mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
+networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
+number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
+curvature is computed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ round, each about two passes of the network, and a line search on outputs alone.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +28,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows
 from doxa.errors import MethodError
-from doxa.laplace.curvature import Jacobians, flatten_outputs
+from doxa.laplace.curvature import Jacobians, chunk_bytes, flatten_outputs
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.statistics import some_rows
@@ -34,12 +36,28 @@ from doxa.linalg.layout import Params
 from doxa.method import Run
 from doxa.model import Model
 
+log = logging.getLogger("doxa")
+
 _DRAWS = 32  # half of them the other half's negatives
 _NUMBERS = 1 << 24  # of outputs over rows and draws, at the most
 _ROUNDS = 30
 _HALVINGS = 12  # of a bracket in which a step's length lies
 _LONGEST = 4.0  # in steps of Newton's method at θ*
 _ARRIVED = 1e-4  # of gᵀΣg, of that at the start
+
+
+def move(run: Run, posterior: LaplacePosterior, prior: Tensor, asked: bool) -> None:
+    """Moves its Gaussians. Where nobody asked, and the network has no forward derivatives, they
+    stay."""
+    try:
+        own = moved(run, posterior, prior).to(run.dtype)
+    except MethodError as error:
+        if asked:
+            raise
+        log.info("laplace: the Gaussian stays at the mode: %s", error)
+        return
+    posterior.at = posterior.mean
+    posterior.mean = posterior.mean.index_add(1, run.subset_index, own)
 
 
 def moved(run: Run, posterior: LaplacePosterior, prior: Tensor) -> Tensor:
@@ -121,20 +139,28 @@ class _Linearised:
     batch: Batch
 
     def along(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """f [M, B, O] and Jδ [M, S, B, O] for draws [M, S, p]."""
-        pushed = [self._pushed(delta[:, s]) for s in range(delta.shape[1])]
-        return pushed[0][0], torch.stack([away for _, away in pushed], 1)
+        """f [M, B, O] and Jδ [M, S, B, O] for draws [M, S, p], as many together as memory allows:
+        they share f, and a layer's products with all of them are one."""
+        most = max(1, chunk_bytes(delta.device) // self._row_bytes)
+        pushed = [self._together(some) for some in delta.split(most, 1)]
+        return pushed[0][0], torch.cat([away for _, away in pushed], 1)
 
     def push(self, direction: Tensor) -> Tensor:
         """J v for v [M, p]: [M, B, O]."""
-        return self._pushed(direction)[1]
+        return self._pushed(direction, _pushed)[1]
 
-    def _pushed(self, direction: Tensor) -> tuple[Tensor, Tensor]:
-        j = self.jacobians
-        like = next(iter(j.own.values()))
-        own = j.layout.unflatten(direction.to(like.dtype))
+    def _together(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        if delta.shape[1] > 1:
+            with contextlib.suppress(RuntimeError, ValueError):  # an operation without a rule
+                f, away = self._pushed(delta, _pushed_together, delta.shape[1])
+                return f, away.transpose(1, 2)
+        pushed = [self._pushed(delta[:, s], _pushed) for s in range(delta.shape[1])]
+        return pushed[0][0], torch.stack([away for _, away in pushed], 1)
+
+    def _pushed(self, direction: Tensor, product: Any, draws: int = 1) -> tuple[Tensor, Tensor]:
+        own = self.jacobians.layout.unflatten(direction.to(self._like.dtype))
         try:
-            parts = [self._members(_pushed, rows, own) for rows in self._parts()]
+            parts = [self._members(product, rows, own) for rows in self._parts(draws)]
         except NotImplementedError as error:
             raise MethodError(
                 "centre='mean' needs forward derivatives, which an operation of the network has "
@@ -151,8 +177,21 @@ class _Linearised:
         ]
         return torch.stack(slopes).sum(0)
 
-    def _parts(self) -> list[slice]:
-        return list(self.jacobians.chunks(batch_rows(self.batch)))
+    @property
+    def _like(self) -> Tensor:
+        return next(iter(self.jacobians.own.values()))
+
+    @property
+    def _row_bytes(self) -> int:
+        """What layers give for one row of all members, its tangent, and a copy."""
+        numbers = max(1, sum(width for _, width in self.jacobians.model.widths))
+        return 3 * self.jacobians.members * numbers * self._like.dtype.itemsize
+
+    def _parts(self, draws: int = 1) -> list[slice]:
+        """Pieces of the rows: no J is held, only what layers give."""
+        count = batch_rows(self.batch)
+        step = max(1, chunk_bytes(self._like.device) // (draws * self._row_bytes))
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
     def _members(self, product: Any, rows: slice, other: Any) -> Any:
         """A product of each member with what it is given, at some rows."""
@@ -178,6 +217,15 @@ def _pushed(
     """f [B, O] and Jv."""
     found = jvp(_outputs(model, rest, buffers, x), (own,), (v,))
     return found[0], found[1]
+
+
+def _pushed_together(
+    model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Params
+) -> tuple[Tensor, Tensor]:
+    """f [B, O] and Jv [B, S, O] for several v, each [S, ...]."""
+    outputs = _outputs(model, rest, buffers, x)
+    found = vmap(lambda one: jvp(outputs, (own,), (one,)), out_dims=(0, 1))(v)
+    return found[0][0], found[1]
 
 
 def _pulled(model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Tensor) -> Params:

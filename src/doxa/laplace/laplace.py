@@ -10,11 +10,12 @@ the Hessian, and with it the scale of a prior that nobody chose, after training 
 `evidence_steps`, during it; other likelihood parameters stay at their joint maximum. Predictions
 are linearised unless asked otherwise. The evidence says which scale explains the data, not which
 predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
-So the predictive is compared with that of θ* alone, on held-out rows where there are any, and
-`status` says where it is much worse. Use it where one mode is enough and the evidence is wanted;
-"full" is for up to about 5,000 weights, "kronecker" for networks of Linear layers, convolutions and
-embeddings, "low-rank" for few rows, "diagonal" for any number of weights, at the price of all
-correlations. Dropout is off and BatchNorm frozen while curvature is computed.
+So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
+is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
+mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
+networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
+number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
+curvature is computed.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Laplace(Method):
         out by default. 0: after training alone.
     centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
         network, to where its average gradient is zero (`laplace/centre.py`): the doubt that the
-        evidence's prior leaves then costs little.
+        evidence's prior leaves then costs little. "auto": it is moved where it would otherwise be
+        "worse-than-map", its predictive much worse than that of θ* alone.
     """
 
     name: ClassVar[str] = "laplace"
@@ -117,7 +119,7 @@ class Laplace(Method):
     subnetwork: int | None = whole(None, least=1)
     prior_scale: str = one_of("shared", "layer")
     evidence_steps: int = whole(0, least=0)
-    centre: str = one_of("mode", "mean")
+    centre: str = one_of("auto", "mode", "mean")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,16 +201,30 @@ class Laplace(Method):
             held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)
             each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
-        posterior = self._posterior(run, state)
+        posterior = self._judged(run, state, rows)
+        if posterior.record.status == verdict.WORSE and self._may_move(run):
+            posterior = self._judged(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
-        heat = run.field(self, "temperature")
-        if rows is not None:
-            share = statistics.determined(run, state, posterior.covariance, heat)
-            verdict.judge(posterior, rows, share)
-        maximum.judge(run, state, posterior, heat)
+        if run.likelihood.classifies:
+            posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
+        maximum.judge(run, state, posterior, run.field(self, "temperature"))
         return posterior
 
-    def _posterior(self, run: Run, state: State) -> LaplacePosterior:
+    def _may_move(self, run: Run) -> bool:
+        classes = run.likelihood.classifies and self.predictive == "linearised"
+        return self.centre == "auto" and classes
+
+    def _judged(
+        self, run: Run, state: State, rows: verdict.Rows | None, moves: bool = False
+    ) -> LaplacePosterior:
+        posterior = self._posterior(run, state, moves)
+        if rows is not None:
+            heat = run.field(self, "temperature")
+            share = statistics.determined(run, state, posterior.covariance, heat)
+            verdict.judge(posterior, rows, share)
+        return posterior
+
+    def _posterior(self, run: Run, state: State, moves: bool = False) -> LaplacePosterior:
         prior, quad = scales.prior_curvature(run, state)
         tau = state["tau"]
         prior = scales.Scales.of(run, state).each(tau) * prior
@@ -225,10 +241,8 @@ class Laplace(Method):
             priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if self.centre == "mean":
-            own = centre.moved(run, posterior, prior).to(run.dtype)
-            posterior.at = state["theta"]
-            posterior.mean = state["theta"].index_add(1, run.subset_index, own)
+        if moves or self.centre == "mean":
+            centre.move(run, posterior, prior, asked=self.centre == "mean")
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             quad = (tau * quad).sum(1)
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)

@@ -30,6 +30,8 @@ from doxa.method import Run
 from doxa.posterior import SamplePosterior, Status
 from doxa.predictive import Predictive
 
+WORSE = "worse-than-map"  # the status
+
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
 _MUCH = 0.1  # nats a row
@@ -124,7 +126,7 @@ def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> None:
     if not below.beyond(allowed):
         return
     posterior.record.status = Status(
-        "worse-than-map",
+        WORSE,
         f"on {len(below.each)} {rows.words}, the predictive's log score is {below.mean:.2g} nats a "
         "row below "
         f"that of the weights alone (at most {allowed:.2g} were to be expected): "

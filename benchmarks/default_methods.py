@@ -230,10 +230,8 @@ def main() -> None:
         if worker.is_alive():
             worker.terminate()
     text, file = page(collected(asked.out)), asked.out.with_suffix(".md")
-    before = (
-        file.read_text().split("| method |")[0] if file.exists() else HEAD
-    )  # and what was noted
-    file.write_text(before + text + "\n")
+    above = file.read_text().split("| method |")[0] if file.exists() else HEAD  # notes stay
+    file.write_text(above + text + "\n")
     print(text)
 
 

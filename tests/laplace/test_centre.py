@@ -24,7 +24,7 @@ def test_it_is_nearer_to_a_skewed_posterior() -> None:
     """Logistic regression on twelve rows that a weight tells apart, under N(0, 3²). By quadrature:
     the mean of the posterior is .71 above its mode, and averages at new rows are .043 off about the
     mode; half of both is left. Of Gaussians of that width, the nearest in divergence has its mean
-    within a tenth of a standard deviation of ours, which is made of 32 draws."""
+    within a tenth of a standard deviation of ours, which is made of 128 draws."""
     x = torch.linspace(-2, 2, 12).double()[:, None]
     y = (x[:, 0] > 0).double()[:, None]
     grid = torch.linspace(-10, 30, 20001).double()
@@ -52,7 +52,7 @@ def test_it_is_nearer_to_a_skewed_posterior() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "functional"])
 def test_the_average_gradient_is_zero_there(structure: str) -> None:
-    """Of two members with sample weights, over the same 32 draws and with J held whole: a hundredth
+    """Of two members with sample weights, over the same 128 draws and with J held whole: a hundredth
     of what it is at θ*, in the metric of Σ. θ* is where the network is linearised, before and after
     saving."""
     net = doxa.nets.mlp(2, 3, (4,), activation="tanh").double()
@@ -63,7 +63,7 @@ def test_the_average_gradient_is_zero_there(structure: str) -> None:
     posterior = doxa.fit(net, (x, y), method, likelihood="categorical", members=2, steps=150,
                          lr=0.05, seed=0, sample_weight=weight, validation=None)  # fmt: skip
     f, j = Jacobians(posterior.network, posterior.at, posterior.network.subset_names)(x)
-    keys = [f"{k}/{i}" for k in posterior.ids for i in range(16)]
+    keys = [f"{k}/{i}" for k in posterior.ids for i in range(64)]
     delta = posterior._away(posterior.covariance, keys, seed=0)
     away = torch.einsum("kbop,ksp->ksbo", j, torch.cat([delta, -delta], 1))
 

@@ -25,6 +25,7 @@ from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 from doxa.predictive import Predictive
 from doxa.predictive.mixture import Mixture
+from doxa.predictive.odds import drawn
 
 LEVEL = 0.9
 ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
@@ -126,8 +127,8 @@ def predicted(
 def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
     """All functions at x, moved to where one member has its mean; None where they are not kept."""
     try:
-        whole = posterior.predict(x)._form
-        own = whole if alone is posterior else alone.predict(x)._form
+        whole = drawn(posterior.predict(x)._form)
+        own = whole if alone is posterior else drawn(alone.predict(x)._form)
     except MemoryBudgetError:
         return None
     if not (type(own) is Mixture and type(whole) is Mixture):

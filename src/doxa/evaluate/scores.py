@@ -19,6 +19,7 @@ from torch.nn.functional import logsigmoid
 from doxa.evaluate.paired import check_predicted, check_predictive, check_some, counted_labels
 from doxa.likelihoods import Bernoulli
 from doxa.predictive import Predictive
+from doxa.predictive.class_table import ClassTable
 from doxa.predictive.mixture import Mixture
 
 
@@ -67,6 +68,8 @@ def _defined(each: Tensor) -> Tensor:
 def _by_site(p: Predictive, y: Tensor) -> Tensor:
     """[L]: the log marginal probability of each label, ignored ones included (any value)."""
     form = p._form
+    if isinstance(form, ClassTable):
+        return form.by_label(y).flatten()
     if not isinstance(form, Mixture):
         return _probability_of(p, y).log()
     # By way of logits: a probability that rounds to 0 still has a logarithm.

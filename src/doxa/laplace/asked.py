@@ -25,7 +25,7 @@ def check_settings(method: Laplace) -> None:
         raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
     if method.prior_scale == "layer" and method.structure == "functional":
         raise MethodError("a kernel has one scale: use prior_scale='shared', or structure='full'")
-    if method.link != "samples" and method.predictive != "linearised":
+    if method.link not in links.DRAWN and method.predictive != "linearised":
         raise MethodError(
             f"link={method.link!r} is for Gaussian logits: use predictive='linearised', or "
             "link='samples'"

@@ -38,7 +38,7 @@ from doxa.model import Model
 
 log = logging.getLogger("doxa")
 
-_DRAWS = 32  # half of them the other half's negatives
+_DRAWS = 128  # half of them the other half's negatives
 _NUMBERS = 1 << 24  # of outputs over rows and draws, at the most
 _ROUNDS = 30
 _HALVINGS = 12  # of a bracket in which a step's length lies

@@ -88,8 +88,9 @@ class Laplace(Method):
         error where it has a negative eigenvalue that the prior does not outweigh.
     rank: of structure="low-rank", how many eigenpairs.
     link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
-        "samples": functions are drawn; "probit", "bridge" and "probit-marginal", laplace-torch's
-        probit: in closed form (`laplace/links.py`).
+        "odds": functions are drawn, and log odds integrated over the Gaussian that they show
+        (`predictive/odds.py`); "samples": drawn functions are averaged; "probit", "bridge" and
+        "probit-marginal", laplace-torch's probit: in closed form (`laplace/links.py`).
     rows: of structure="functional", how many rows, evenly; None: all.
     subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
     prior_scale: what is tuned: one factor, "shared" by all uncertain weights, or one for each
@@ -114,7 +115,7 @@ class Laplace(Method):
     train: bool = flag(True)
     curvature: str = one_of("ggn", "fisher", "hessian")
     rank: int = whole(50, least=1)
-    link: str = one_of("samples", "probit", "bridge", "probit-marginal")
+    link: str = one_of("odds", "samples", "probit", "bridge", "probit-marginal")
     rows: int | None = whole(None, least=1)
     subnetwork: int | None = whole(None, least=1)
     prior_scale: str = one_of("shared", "layer")

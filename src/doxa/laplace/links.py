@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from doxa.laplace.laplace import Laplace
     from doxa.laplace.posterior import LaplacePosterior
 
+DRAWN = ("odds", "samples")  # links that draw functions, and are for every likelihood
+
 _TINY = 1e-12  # no variance is below it
 _MOST = 600.0  # of a logarithm whose exponential is taken
 
@@ -57,7 +59,7 @@ _MOST = 600.0  # of a logarithm whose exponential is taken
 def check(link: str, likelihood: Likelihood) -> None:
     """A closed link needs classes: an error where no head, or some head without a closed form, has
     none."""
-    if link == "samples":
+    if link in DRAWN:
         return
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     open_ = [head.name for head in heads if not (head.classifies or head.integrates_normal)]

@@ -4,12 +4,13 @@
 
 The Gauss–Newton curvature is that of the linearised network, so the linearised predictive is the
 one it belongs to (Khan et al. 2019; Immer, Korzepa & Bauer 2021). With Gaussian noise it is a
-closed form; otherwise whole functions f + Jδ are drawn, or class probabilities are approximated in
-closed form (`links.py`).
+closed form; otherwise whole functions f + Jδ are drawn, by which classes have their probabilities
+(`predictive/odds.py`), or these are approximated in closed form (`links.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,12 @@ from doxa.laplace.factored import Factored
 from doxa.linalg import Kronecker
 from doxa.linalg.layout import Params
 from doxa.posterior import FunctionDraws, GaussianPosterior, register_posterior
-from doxa.predictive import Moments, Predictive
+from doxa.predictive import Predictive, odds
+from doxa.predictive.form import Form
+from doxa.predictive.mixture import build
+from doxa.predictive.summary import moments
+
+Drawn = tuple[Any, Any]  # functions, and the centres of the Gaussians that they are drawn from
 
 
 @register_posterior
@@ -87,18 +93,17 @@ class LaplacePosterior(GaussianPosterior):
                 unflatten_outputs(f, output), self.likelihood, self._member_theta(),
                 f_variance=unflatten_outputs(variance, output),
             )  # fmt: skip
-        if self.method.link != "samples":
+        if self.method.link not in links.DRAWN:
             return links.predict(self, jacobians, x, self._member_theta())
         counts = self._split(n)
         theta = self._theta_of(counts)
         if keep == "moments":
             parts = []
-            for _, f in self._function_chunks(jacobians, x, counts, seed):
-                moments = Moments(self.likelihood, seed)
-                moments.update(f, theta)
-                parts.append(moments.result())
+            for drawn in self._function_chunks(jacobians, x, counts, seed):
+                parts.append(Predictive.of(moments(self._form(drawn, theta, counts))))
             return parts[0] if len(parts) == 1 else Predictive.concat(parts)
-        return Predictive(self._functions(jacobians, x, counts, seed), self.likelihood, theta)
+        drawn = self._functions(jacobians, x, counts, seed)
+        return Predictive.of(self._form(drawn, theta, counts))
 
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Whole functions f + Jδ (or the network at drawn weights), [n, N, ...], in units of y."""
@@ -106,7 +111,7 @@ class LaplacePosterior(GaussianPosterior):
         if not self.linearised:
             return super().functions(x, n, seed)
         x = self.check_inputs(x)
-        f = self._functions(self._jacobians(), x, self._split(n), seed)
+        f, _ = self._functions(self._jacobians(), x, self._split(n), seed)
         location: Tensor = self.likelihood.location(f, 1)
         return location
 
@@ -117,26 +122,40 @@ class LaplacePosterior(GaussianPosterior):
     def _marginal(self, jacobians: Jacobians, x: Any, rows: slice) -> tuple[Tensor, Tensor]:
         return jacobians.variance(tree_map(lambda t: t[rows], x), self.covariance)
 
-    def _functions(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Any:
-        rows = rows_of(x, "x")
-        self._check_memory(sum(counts), rows)
-        pieces = [f for _, f in self._function_chunks(jacobians, x, counts, seed)]
-        return tree_map(lambda *parts: torch.cat(parts, 1), *pieces)
+    def _form(self, drawn: Drawn, theta: Params, counts: list[int]) -> Form:
+        f, centres = drawn
+        form = build(f, self.likelihood, theta, None, None, 0, 1)
+        if self.method.link == "samples":
+            return form
+        return odds.averaged(form, self.likelihood, centres, counts)
 
-    def _function_chunks(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Any:
-        """(rows, f + Jδ at those rows for every draw), chunk by chunk: [S, B, ...]."""
-        delta = self._deltas(counts, seed)
+    def _functions(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Drawn:
+        """Functions [S, N, ...] and what they are drawn about, [K, N, ...]."""
+        self._check_memory(sum(counts), rows_of(x, "x"))
+        pieces = self._function_chunks(jacobians, x, counts, seed)
+        f, centres = tree_map(lambda *parts: torch.cat(parts, 1), *pieces)
+        return f, centres
+
+    def _function_chunks(
+        self, jacobians: Jacobians, x: Any, counts: list[int], seed: int
+    ) -> Iterator[Drawn]:
+        """The same at some rows after others: f + Jδ for every draw, and for its mean."""
+        delta, moved = self._deltas(counts, seed), self.moved
         for rows in jacobians.chunks(rows_of(x, "x")):
             f, away = jacobians.along(tree_map(lambda t, r=rows: t[r], x), delta)
             drawn = away + f.unsqueeze(1)  # [K, S, B, O]
             own = [drawn[k, :count] for k, count in enumerate(counts)]
-            yield rows, unflatten_outputs(torch.cat(own), self.network.output)
+            centre = f if moved is None else drawn[:, -1]
+            yield tuple(unflatten_outputs(t, self.network.output) for t in (torch.cat(own), centre))
 
     def _deltas(self, counts: list[int], seed: int) -> Tensor:
-        """Draws of θ − θ*, [K, S, p]: the same ones as `draw` uses."""
+        """Draws of θ − θ*, [K, S, p], the same ones as `draw` uses; their mean is one more, where
+        it is not zero."""
         keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
         away, moved = self._away(self.covariance, keys, seed), self.moved
-        return away if moved is None else away + moved.unsqueeze(1)
+        if moved is None:
+            return away
+        return torch.cat([away, torch.zeros_like(away[:, :1])], 1) + moved.unsqueeze(1)
 
     def _member_theta(self) -> Params:
         return self._theta(FunctionDraws(self.layout.unflatten(self.mean), self.members))

@@ -1,94 +1,33 @@
 """Class probabilities that were recalibrated: one distribution a label, made of the average.
 
 A recalibration acts on log p̄, the logarithm of the *averaged* probabilities, because they are what
-is scored. What it gives is no longer an average over draws, so that the split of its uncertainty
-does not follow from it; the base's proportions are kept,
-
-    I' = H[q] · I / H[p̄],    epistemic' = q (1 - q) · epistemic / variance,
-
-with which the parts still add up and 0 <= I' <= H[q]: recalibration changes how much is unknown,
-not where the lack of knowledge comes from.
+is scored, and changes how much is unknown, not where the lack of knowledge comes from
+(`class_table.py`).
 """
 
 from __future__ import annotations
 
 import math
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from doxa.errors import Unavailable
-from doxa.likelihoods import Bernoulli, Categorical
+from doxa.likelihoods import Bernoulli
 from doxa.noise import generator
 from doxa.predictive.blend import Blend
+from doxa.predictive.class_table import ClassTable
 from doxa.predictive.conformal import Conformal
-from doxa.predictive.form import Form, check_rows
+from doxa.predictive.form import Form
 from doxa.predictive.mixture import Mixture
 
 
-class CalibratedClasses(Form):
-    """Log-probabilities [N, C, *site] in float64 (no and yes on axis 1 for Bernoulli), and the
-    form they were made from. Labels of one row are independent."""
-
-    def __init__(self, base: Form, log_table: Tensor) -> None:
-        self.base, self.log_table = base, log_table
-        self.likelihood = base.likelihood
-
-    @property
-    def splits(self) -> bool:
-        return self.base.splits
-
-    @property
-    def mean(self) -> Tensor:
-        return self._mean
-
-    @cached_property
-    def _mean(self) -> Tensor:
-        table = self.log_table.exp()
-        chosen = table[:, 1] if isinstance(self.likelihood, Bernoulli) else table
-        return chosen.to(self.base.mean.dtype)
-
-    def class_table(self) -> Tensor:
-        return self.log_table.exp()
-
-    @property
-    def aleatoric(self) -> Tensor:
-        return self.mean * (1.0 - self.mean) - self.epistemic
-
-    @property
-    def epistemic(self) -> Tensor:
-        return self.mean * (1.0 - self.mean) * _share(self.base.epistemic, self.base.variance)
-
-    @property
-    def expected_entropy(self) -> Tensor:
-        return self.marginal_entropy * (1.0 - self._known_share)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        return self.marginal_entropy * self._known_share
-
-    @cached_property
-    def _known_share(self) -> Tensor:
-        return _share(self.base.mutual_information, self.base.marginal_entropy)
+class CalibratedClasses(ClassTable):
+    """A table that was made of the base's average: of its draws nothing is left."""
 
     def votes(self) -> Tensor:
         raise self.unavailable("votes")
-
-    def targets(self, y: Any) -> Tensor:
-        ready = self.likelihood.prepare_targets(y, tuple(self.mean.shape[1:]))
-        return check_rows(ready.to(self.log_table.device), self.mean.shape[0])
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        index, counted = y.long(), torch.ones_like(y, dtype=torch.bool)
-        if isinstance(self.likelihood, Categorical) and self.likelihood.ignore_index is not None:
-            counted = index != self.likelihood.ignore_index
-            index = torch.where(counted, index, 0)
-        each = self.log_table.gather(1, index.unsqueeze(1)).squeeze(1)
-        each = torch.where(counted, each, 0.0).reshape(len(each), math.prod(each.shape[1:]))
-        return each.sum(1).to(self.mean.dtype)
 
     def sample(self, n: int, seed: int) -> Tensor:
         logits = self.log_table
@@ -117,7 +56,7 @@ def log_probs(form: Form) -> Tensor:
 
 
 def _log_probs(form: Form) -> Tensor:
-    if isinstance(form, CalibratedClasses):
+    if isinstance(form, ClassTable):
         return form.log_table
     if isinstance(form, Conformal):
         return _log_probs(form.base)
@@ -143,8 +82,3 @@ def _average(each: Tensor, weights: Tensor) -> Tensor:
     weights = weights.double().reshape(-1, *[1] * (each.ndim - 1))
     # What counts nothing may be undefined.
     return torch.logsumexp(torch.where(weights > 0, each + weights.log(), -torch.inf), 0)
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole in [0, 1]; 0 where there is nothing to share."""
-    return torch.where(whole > 0, part / whole, 0.0).clamp(0.0, 1.0)

@@ -139,6 +139,15 @@ class HeadsForm(Form):
         )
 
 
+def moments(form: Form) -> Form:
+    """What `Moments` would leave of a form, by its own averages."""
+    if isinstance(form, HeadsForm):
+        return HeadsForm(form.likelihood, [moments(head) for head in form.heads])
+    votes = form.votes() if form.likelihood.classifies else None
+    own = (form.mean, form.aleatoric, form.epistemic, form.expected_entropy)
+    return MomentForm(form.likelihood, *own, votes)
+
+
 def moment_matched(p: Form) -> Form:
     """The normal with the same moments."""
     if isinstance(p, HeadsForm):

@@ -22,7 +22,7 @@ import doxa
 from doxa.engine import Engine
 from doxa.method import Stage
 from doxa.model.nested import NestedLinear, with_nested
-from doxa.vi.nesting import nested_draws
+from doxa.vi.nesting import all_draws, nested_draws
 
 STD, NOISE = 0.3, 0.8
 MEMBERS, STEPS = 60, 50
@@ -131,7 +131,7 @@ def estimates(name: str, kind: str, prior: str = "normal") -> tuple[Tensor, Tens
         engine="stack", progress=False,
     )  # fmt: skip
     nested = [m.draws for m in q.model.net.modules() if isinstance(m, NestedLinear)]
-    assert bool(nested) == (kind == "auto")
+    assert bool(nested) == (kind != "weights")
     values = torch.cat([value for value, _ in FOUND])
     mean, rho = (torch.cat([grads[k] for _, grads in FOUND]) for k in ("mean", "rho"))
     return values, mean, rho
@@ -151,13 +151,38 @@ def test_gradients_on_a_linear_network_are_unbiased() -> None:
         assert (error < 0.1 * wanted.abs().max()).all()  # it has some power
 
 
+def test_weights_of_rows_count() -> None:
+    """By μ a pair ±ε gives Xᵀ diag(w)(y − Xμ)/s² − μ itself, whatever ε is."""
+    x, y = regression()
+    weight = torch.arange(1.0, 13.0).double()
+    FOUND.clear()
+    q = doxa.fit(
+        mlp(2, 1), (x, y), Estimates(samples=10, average=0, elbo_samples=1), init="given",
+        likelihood=doxa.Gaussian(NOISE), prior=doxa.Normal(1.0), validation=None, progress=False,
+        sample_weight=weight,
+    )  # fmt: skip
+    assert q.diagnostics["engine"] == "loop"  # ten draws are one pass of one member
+    x = torch.cat([x, torch.ones(len(x), 1).double()], 1)
+    layer = mlp(2, 1)[0]
+    mean = torch.cat([layer.weight[0], layer.bias]).detach()
+    wanted = x.T @ (weight * (y[:, 0] - x @ mean)) / NOISE**2 - mean
+    for _, grads in FOUND:
+        torch.testing.assert_close(grads["mean"][0], wanted)
+
+
 @pytest.mark.parametrize(
-    ("name", "prior"), [("2-3-1", "normal"), ("2-3-1", "student-t"), ("6-16-16-1", "normal")]
-)
-def test_the_elbo_and_its_gradient_are_those_of_weight_draws(name: str, prior: str) -> None:
+    ("name", "kind", "prior"),
+    [
+        ("2-3-1", "auto", "normal"), ("2-3-1", "local", "normal"), ("2-3-1", "auto", "student-t"),
+        ("6-16-16-1", "auto", "normal"),
+    ],
+)  # fmt: skip
+def test_the_elbo_and_its_gradient_are_those_of_weight_draws(
+    name: str, kind: str, prior: str
+) -> None:
     """At most 803 numbers at 5 standard errors of the difference each: 5e-4 in all."""
     for got, other in zip(
-        estimates(name, "auto", prior), estimates(name, "weights", prior), strict=True
+        estimates(name, kind, prior), estimates(name, "weights", prior), strict=True
     ):
         error = ((got.var(0) + other.var(0)) / DRAWS).sqrt()
         assert ((got.mean(0) - other.mean(0)).abs() < 5 * error).all()
@@ -236,23 +261,24 @@ def seen(net: nn.Module, x: Tensor, subset: Any = "all") -> doxa.Model:
 
 
 def test_the_rule() -> None:
-    """As many draws of first layers as the budget pays for, each number a part of the next, in
-    pairs where all are; weights where they are less work."""
+    """As many draws of the first layer as the budget pays for, a part of the others', in pairs
+    where all are; of the weights where that is less work."""
 
     def draws(samples: int, *sizes: int) -> tuple[int, ...] | None:
         model = seen(mlp(*sizes), torch.zeros(1, sizes[0]).double())
-        found = nested_draws(model, samples, samples)
+        found = nested_draws(model, samples)
         return None if found is None else tuple(found.values())
 
     assert draws(10, 784, 400, 400, 10) == (2, 10, 10)
     assert draws(100, 784, 400, 400, 10) == (50, 100, 100)
     assert draws(9, 784, 400, 400, 10) == (3, 9, 9)
     assert draws(4, 13, 50, 1) == (4, 4)
-    assert draws(10, 8, 64, 64, 64, 64, 1) == (2, 2, 2, 10, 10)
+    assert draws(10, 8, 64, 64, 64, 64, 1) is None  # only the first layer shares draws
     assert draws(2, 784, 400, 400, 10) is None
     assert draws(1, 13, 50, 1) is None
     trunk = seen(mlp(3, 4, 4, 2), torch.zeros(1, 3).double(), "last_layer")
-    assert nested_draws(trunk, 10, 10) == {"4": 10}
+    assert nested_draws(trunk, 10) == {"4": 10}
+    assert all_draws(seen(mlp(8, 64, 64, 1), normal(1, 8)), 10) == {"0": 10, "2": 10, "4": 10}
 
 
 class Residual(nn.Module):
@@ -292,7 +318,7 @@ def tied() -> nn.Module:
 def test_other_networks_keep_draws_of_the_weights(net: nn.Module) -> None:
     """To the bit what `estimator="weights"` gives."""
     x = normal(12, 3)
-    assert nested_draws(seen(net, x), 10, 10) is None
+    assert nested_draws(seen(net, x), 10) is None
     options = {"steps": 3, "progress": False, "init": "given", "validation": None}
     auto, weights = (
         doxa.fit(net, (x, x), doxa.MeanField(samples=4, estimator=kind, elbo_samples=1), **options)
@@ -303,8 +329,8 @@ def test_other_networks_keep_draws_of_the_weights(net: nn.Module) -> None:
 
 def test_places_of_a_row_keep_draws_of_the_weights() -> None:
     """A linear layer on a sequence: local noise would be of each place's own."""
-    assert nested_draws(seen(mlp(3, 4, 2), normal(2, 5, 3)), 10, 10) is None
-    assert nested_draws(seen(nn.Sequential(nn.Flatten(), *mlp(15, 4, 2)), normal(2, 5, 3)), 10, 10)
+    assert nested_draws(seen(mlp(3, 4, 2), normal(2, 5, 3)), 10) is None
+    assert nested_draws(seen(nn.Sequential(nn.Flatten(), *mlp(15, 4, 2)), normal(2, 5, 3)), 10)
 
 
 def test_ten_draws_take_less_than_four_gradients_of_a_point_estimate() -> None:

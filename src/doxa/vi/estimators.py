@@ -3,7 +3,7 @@
     weights  θ = μ + σ ∘ ε: one draw for all rows of a batch
     local    a linear layer's outputs, with the mean and variance that its weights give them
     flipout  one draw σ ∘ ε, with signs of its own for each row
-    auto     one draw: weights; several: local and nested, where that is exact and less work
+    auto     one draw: weights; several: local ones in one pass, where that is exact and less work
 
 All estimate the same expectation. With one draw for a batch, the rows' gradients are
 correlated, and a larger batch averages no noise out; with noise of each row's own they are
@@ -13,14 +13,13 @@ recurrent and attention layers, bare parameters, weights that two layers share) 
 own in the same fit.
 
 Several draws of local noise in a network of linear layers, one after the other, are one pass whose
-layers draw their outputs several times (`doxa.model.nested`, `doxa.vi.nesting`); elsewhere, and of
-the other kinds, each draw is a pass.
+layers draw their outputs several times (`doxa.model.nested`); of those of `auto` some share the
+first layer's noise (`doxa.vi.nesting`). Elsewhere, and of the other kinds, each draw is a pass.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ from doxa.model.nested import NestedLinear, with_nested
 from doxa.model.problem import Network
 from doxa.model.spread import SPREAD, Local, Spread, with_spread
 from doxa.vi.layer_noise import alone, layer_noise, under
-from doxa.vi.nesting import nested_draws
+from doxa.vi.nesting import all_draws, nested_draws
 
 log = logging.getLogger("doxa")
 
@@ -44,9 +43,7 @@ def rewritten(problem: Problem, kind: str, samples: int) -> Problem:
     if kind == "weights" or (kind == "auto" and samples == 1):
         return problem
     if kind != "flipout":
-        # draws of the weights cost as much as so many point estimates' gradients, local ones more
-        most = samples if kind == "auto" else math.inf
-        draws = nested_draws(problem.net, samples, most)
+        draws = (nested_draws if kind == "auto" else all_draws)(problem.net, samples)
         if draws is not None:
             return problem.rewrite(
                 lambda name, layer: with_nested(layer, draws[name]) if name in draws else None

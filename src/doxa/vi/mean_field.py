@@ -67,9 +67,9 @@ class MeanField(GaussianVI):
     initial_std: the standard deviation each weight starts with.
     estimator: "weights": one draw for all rows of a batch; "local" (reparametrisation) and
         "flipout": noise of each row's own, in linear, convolutional and embedding layers. "auto":
-        "weights" of one draw. Of several, "local" where the uncertain weights are those of linear
-        layers, one after the other, that see each row once, and that is less work; else "weights".
-        Several "local" draws in such a network are nested: the first layers have fewer of them.
+        "weights" of one draw; of several "local", where the uncertain weights are those of linear
+        layers, one after the other, that see each row once, and where that is less work than
+        "weights". Of these draws some share the noise of the first layer (`doxa.vi.nesting`).
     prior_scale: "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer"
         (a factor for each tensor).
     """

@@ -28,7 +28,9 @@ import doxa
 
 METHODS: dict[str, Any] = {
     "weights": doxa.MeanField(),
-    "weights, ten draws": doxa.MeanField(samples=10),
+    "ten draws": doxa.MeanField(samples=10),  # nested, by the rule
+    "weights, ten draws": doxa.MeanField(samples=10, estimator="weights"),
+    "local, ten draws": doxa.MeanField(samples=10, estimator="local"),
     "local": doxa.MeanField(estimator="local"),
     "flipout": doxa.MeanField(estimator="flipout"),
     "ivon": doxa.IVON(),

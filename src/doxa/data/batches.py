@@ -53,6 +53,16 @@ class Batch:
         points = None if self.points is None else again(self.points)
         return Batch(x, y, again(self.scale), weight, False, points)
 
+    def drawn(self, k: int) -> Batch:
+        """For a network that gives k outputs for each row of x, side by side: each stands for a
+        k-th of the row."""
+        if self.points is not None:
+            raise ValueError("rows that are tasks have no several outputs")
+        lead = 0 if self.shared else 1
+        y = tree_map(lambda t: t.repeat_interleave(k, lead), self.y)
+        weight = None if self.weight is None else self.weight.repeat_interleave(k, -1)
+        return replace(self, y=y, weight=weight, scale=self.scale / k)
+
     def padded(self, k: int) -> Batch:
         """With as many rows more, of weight 0, as make their number a multiple of k."""
         lead, rows = 0 if self.shared else 1, batch_rows(self)

@@ -21,7 +21,7 @@ log = logging.getLogger("doxa")
 
 def try_engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
     """As asked for, or by the rule; the loop where stacking fails."""
-    own, width = not isinstance(run.problem, Network), method.width
+    own, width = not isinstance(run.problem, Network), method.width_on(run.problem)
     if asked != "auto":
         chosen = Engine.parse(asked)
     elif own and method.modules_stack and run.size > 1:

@@ -64,6 +64,10 @@ class Method:
         """Parameter vectors inside a member: the engine is chosen for members × width."""
         return 1
 
+    def width_on(self, problem: Problem) -> int:
+        """The same for a problem that was prepared, where it depends on that."""
+        return self.width
+
     @property
     def gradients(self) -> tuple[int, int] | None:
         """The least and the most gradients on all rows that a chain takes: what the cost of such a

@@ -72,6 +72,13 @@ class Plan:
         modules = dict(net.named_modules())
         return cls(net, graph) if all(_supported(node, modules) for node in graph.nodes) else None
 
+    @property
+    def is_path(self) -> bool:
+        """Whether each operation takes what the one before it gave, and nothing else: the number
+        of rows may then change on the way."""
+        steps = [node for node in self._nodes if node.op != "placeholder"]
+        return all(node.all_input_nodes == [node.prev] for node in steps)
+
     def __call__(
         self,
         params: Mapping[str, Tensor],

@@ -3,13 +3,18 @@
     weights  θ = μ + σ ∘ ε: one draw for all rows of a batch
     local    a linear layer's outputs, with the mean and variance that its weights give them
     flipout  one draw σ ∘ ε, with signs of its own for each row
+    auto     one draw: weights; several: local ones in one pass, where that is exact and less work
 
-All three estimate the same expectation. With one draw for a batch, the rows' gradients are
+All estimate the same expectation. With one draw for a batch, the rows' gradients are
 correlated, and a larger batch averages no noise out; with noise of each row's own they are
 independent (`local`), or uncorrelated (`flipout`). `doxa.model.spread` has the layers: linear,
 convolutional and embedding ones whose weights are their own. All other uncertain weights (norms,
 recurrent and attention layers, bare parameters, weights that two layers share) have noise of their
 own in the same fit.
+
+Several draws of local noise in a network of linear layers, one after the other, are one pass whose
+layers draw their outputs several times (`doxa.model.nested`); of those of `auto` some share the
+first layer's noise (`doxa.vi.nesting`). Elsewhere, and of the other kinds, each draw is a pass.
 """
 
 from __future__ import annotations
@@ -23,16 +28,31 @@ from doxa.data import Batch
 from doxa.errors import ModelError
 from doxa.linalg.layout import Layout, Params
 from doxa.method import Clock, Problem, Run
+from doxa.model.nested import NestedLinear, with_nested
 from doxa.model.problem import Network
 from doxa.model.spread import SPREAD, Local, Spread, with_spread
-from doxa.vi.layer_noise import alone, layer_noise
+from doxa.vi.layer_noise import alone, layer_noise, under
+from doxa.vi.nesting import all_draws, nested_draws
 
 log = logging.getLogger("doxa")
 
 
-def rewritten(problem: Problem, kind: str) -> Problem:
-    """With noise on rows in every layer that can have it; the others are named in the log."""
+def rewritten(problem: Problem, kind: str, samples: int) -> Problem:
+    """With noise on rows, where the estimator has it."""
     assert isinstance(problem, Network)
+    if kind == "weights" or (kind == "auto" and samples == 1):
+        return problem
+    if kind != "flipout":
+        draws = (nested_draws if kind == "auto" else all_draws)(problem.net, samples)
+        if draws is not None:
+            return problem.rewrite(
+                lambda name, layer: with_nested(layer, draws[name]) if name in draws else None
+            )
+    return problem if kind == "auto" else _spread(problem, kind)
+
+
+def _spread(problem: Network, kind: str) -> Problem:
+    """With noise on rows in every layer that can have it; the others are named in the log."""
     uncertain = problem.net.subset_names
     layers = dict(problem.net.net.named_modules())
     taken = {name for name, layer in layers.items()
@@ -64,6 +84,7 @@ class Placed:
     buffers: dict[str, str]  # {weight: the buffer of its layer that takes its deviation}
     sites: tuple[str, ...]  # the noise of rows
     local: bool
+    draws: int  # of each row, in one pass
     rest: Tensor  # positions of the other uncertain weights in the flat row,
     rest_in_subset: Tensor  # and among the uncertain ones
 
@@ -88,7 +109,7 @@ class Placed:
         rest = [name for name in subset.names if name not in names]
         return cls(
             subset, {name: names[name] for name in subset.names if name in names}, sites,
-            any(isinstance(layer, Local) for layer in layers.values()),
+            any(isinstance(layer, Local) for layer in layers.values()), draws_of(run.problem),
             run.layout.index(rest).to(run.device), subset.index(rest).to(run.device),
         )  # fmt: skip
 
@@ -118,5 +139,8 @@ class Placed:
         return len(self.rest) if self.local else self.subset.size
 
 
-def under(path: str, leaf: str) -> str:
-    return f"{path}.{leaf}" if path else leaf
+def draws_of(problem: Problem) -> int:
+    """How many draws of each row a pass has: more than one where they are nested."""
+    assert isinstance(problem, Network)
+    layers = problem.net.net.modules()
+    return max((layer.draws for layer in layers if isinstance(layer, NestedLinear)), default=1)

@@ -40,3 +40,8 @@ def alone(layer: nn.Module, layers: Mapping[str, nn.Module]) -> bool:
     holders = [one for one in layers.values() for p in one.parameters(recurse=False)
                if p is layer.weight]  # fmt: skip
     return len(holders) == 1
+
+
+def under(path: str, leaf: str) -> str:
+    """The full name of a layer's tensor."""
+    return f"{path}.{leaf}" if path else leaf

@@ -4,12 +4,12 @@
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
 Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws a member and
-step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`); the gradient of
-the entropy (by ρ it is T), and under a Gaussian or a Laplace prior that of the KL, is in closed
-form. A Gaussian prior's scale may be learned (`doxa.vi.prior_scale`). What is a point, and what the
-bound counts, is as for every Gaussian (`doxa.vi.gaussian`): prediction and the final bound draw
-weights, whatever the estimator was. The family cannot hold correlations, so it is too narrow where
-the posterior has them.
+step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`; several draws may
+be nested, `doxa.vi.nesting`); the gradient of the entropy (by ρ it is T), and under a Gaussian or a
+Laplace prior that of the KL, is in closed form. A Gaussian prior's scale may be learned
+(`doxa.vi.prior_scale`). What is a point, and what the bound counts, is as for every Gaussian
+(`doxa.vi.gaussian`): prediction and the final bound draw weights, whatever the estimator was. The
+family cannot hold correlations, so it is too narrow where the posterior has them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from doxa import linalg, store
 from doxa.data import Batch
 from doxa.method import Clock, Known, Objective, Problem, Run, State
 from doxa.method.fields import one_of
-from doxa.vi.estimators import Placed, rewritten
+from doxa.vi.estimators import Placed, draws_of, rewritten
 from doxa.vi.gaussian import GaussianVI, moved
 from doxa.vi.prior_scale import Scaled, best_priors, check_gaussian
 
@@ -60,13 +60,16 @@ class MeanField(GaussianVI):
     Parameters
     ----------
     temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
-    samples: draws of the weights a member and step.
+    samples: draws a member and step.
     average: the share of the last steps over which (μ, ρ) is averaged (Polyak), to take the
         gradient noise out of the answer; 0 for the last iterate.
     elbo_samples: draws with which the final ELBO is estimated.
     initial_std: the standard deviation each weight starts with.
     estimator: "weights": one draw for all rows of a batch; "local" (reparametrisation) and
-        "flipout": noise of each row's own, in linear, convolutional and embedding layers.
+        "flipout": noise of each row's own, in linear, convolutional and embedding layers. "auto":
+        "weights" of one draw; of several "local", where the uncertain weights are those of linear
+        layers, one after the other, that see each row once, and where that is less work than
+        "weights". Of these draws some share the noise of the first layer (`doxa.vi.nesting`).
     prior_scale: "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer"
         (a factor for each tensor).
     """
@@ -74,11 +77,14 @@ class MeanField(GaussianVI):
     name: ClassVar[str] = "mean-field"
     shape: ClassVar[tuple[str, ...]] = ("rho",)
 
-    estimator: str = one_of("weights", "local", "flipout")
+    estimator: str = one_of("auto", "weights", "local", "flipout")
     prior_scale: str = one_of("given", "shared", "layer")
 
     def prepare(self, problem: Problem) -> Problem:
-        return problem if self.estimator == "weights" else rewritten(problem, self.estimator)
+        return rewritten(problem, self.estimator, self.samples)
+
+    def width_on(self, problem: Problem) -> int:
+        return self.samples // draws_of(problem)
 
     def init_shape(self, run: Run) -> State:
         std = run.field(self, "initial_std").unsqueeze(1)
@@ -118,13 +124,16 @@ class MeanField(GaussianVI):
             away, std = Away.apply(rho, self.normals(clock, rho.shape[1]))
             theta = moved(run, mean.unsqueeze(1), away)
         else:
-            std = rho.exp()
-            eps = self.normals(clock, placed.numbers())
+            std, nested = rho.exp(), placed.draws > 1
+            batch = batch.drawn(placed.draws) if nested else batch
+            eps = rho.new_empty(len(rho), 1, 0) if nested else self.normals(clock, placed.numbers())
             theta, given = placed.drawn(run, mean, std, eps, batch, clock)
         value, changed = self.log_likelihood_at(run, params, batch, theta, **given)
         if not run.subset_prior.widens:
             if placed is not None:  # layers have no draw of the weights
-                away = std.unsqueeze(1) * clock.noise(std.shape[1]).unsqueeze(1)
+                size = std.shape[1]
+                eps = self.normals(clock, size) if nested else clock.noise(size).unsqueeze(1)
+                away = std.unsqueeze(1) * eps
                 theta = moved(run, mean.unsqueeze(1), away)
             value = value + self.log_prior_at(run, theta)
         return value, changed, self._known(run, params, std.detach())

@@ -101,7 +101,7 @@ VARIATIONAL = {
         "N(0, 1) prior, T = 1, four draws a step, 400 epochs (80 on large sets), B = 32; the rate, "
         f".01 or .03 decaying, and the first width, .001, .01 or .05, {_CHOSEN}; 1,000 samples",
         _gaussian_noise(
-            doxa.MeanField(samples=4), large=80,
+            doxa.MeanField(samples=4, estimator="weights"), large=80,
             grid={"lr": (0.01, 0.03), "initial_std": (0.001, 0.01, 0.05)},
         ),
     ),

@@ -52,9 +52,9 @@ def test_it_is_nearer_to_a_skewed_posterior() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "functional"])
 def test_the_average_gradient_is_zero_there(structure: str) -> None:
-    """Of two members with sample weights, over the same 128 draws and with J held whole: a hundredth
-    of what it is at θ*, in the metric of Σ. θ* is where the network is linearised, before and after
-    saving."""
+    """Of two members with sample weights, over the same 128 draws and with J held whole: a
+    hundredth of what it is at θ*, in the metric of Σ. θ* is where the network is linearised, before
+    and after saving."""
     net = doxa.nets.mlp(2, 3, (4,), activation="tanh").double()
     x, y = normal(40, 2), (torch.arange(40) % 3)
     x = x + 2.0 * nn.functional.one_hot(y, 3)[:, :2]

@@ -15,20 +15,16 @@ odd in the noise cancels. A layer without noise is the plain one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from doxa.model.layers import Shape, Slots, Value, extended
-from doxa.model.plan import stacked_linear
-from doxa.model.spread import Local, Spread, local_deviation, root
+from doxa.model.layers import Shape, extended
+from doxa.model.spread import LocalLinear, Spread
 
 
-class NestedLinear(Local):
+class NestedLinear(LocalLinear):
     """A linear layer whose outputs are drawn `draws` times for each row of x."""
 
-    inner = nn.Linear
     draws: int  # n; m of the layer before, or 1, divides it
 
     @property
@@ -39,22 +35,6 @@ class NestedLinear(Local):
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
         """For rows of x that are not yet several: without noise they never are."""
         return {"eps": ("normal", (len(x) * self.fresh, self.weight.shape[-2]))}
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = nn.Linear.forward(self, x)  # type: ignore[arg-type]
-        if self.eps is None or self.weight_away is None:
-            return out
-        bias = None if self.bias_away is None else self.bias_away.square()
-        return self.drawn(out, local_deviation(self, x, self.weight_away.square(), bias), self.eps)
-
-    def batched(self, h: Tensor, has_axis: bool, slots: Slots, inner: Any) -> Value:
-        out, out_axis = inner(h, has_axis)
-        eps, away, bias = (slots.take(name) for name in ("eps", *self.given))
-        if eps is None or away is None:
-            return out, out_axis
-        bias = None if bias is None else bias.square()
-        variance = stacked_linear(h.square(), has_axis, away.square(), bias)
-        return self.drawn(out, root(variance), eps), True
 
     def drawn(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
         """[..., B·m, out] twice and [..., B·fresh, out] to [..., B·n, out]."""

@@ -75,7 +75,11 @@ class Local(Spread):
         if self.eps is None or self.weight_away is None:
             return out
         bias = None if self.bias_away is None else self.bias_away.square()
-        return out + self.eps * local_deviation(self, x, self.weight_away.square(), bias)
+        return self.drawn(out, local_deviation(self, x, self.weight_away.square(), bias), self.eps)
+
+    def drawn(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
+        """A draw of what the layer gives."""
+        return mean + eps * std
 
 
 class LocalLinear(Local):
@@ -90,7 +94,7 @@ class LocalLinear(Local):
             return out, out_axis
         bias = None if bias is None else bias.square()
         variance = stacked_linear(h.square(), has_axis, away.square(), bias)
-        return out + eps * root(variance), True
+        return self.drawn(out, root(variance), eps), True
 
 
 class Flipout(Spread):

@@ -165,12 +165,12 @@ VARIATIONAL = {
         ),
     ),
     "concrete-dropout": Protocol(
-        "masks on inputs and hidden units; the prior, N(0, 1) or N(0, 10²), and one of the noise "
-        "levels of MC dropout by the last fifth of each training split, refitted on all of it; "
-        "1,600 epochs (160 on large sets), B = 128, rate .01 decaying; 1,000 masks",
+        "masks on inputs and hidden units; the prior, N(0, s²) with s of .2, .5, 1 or 10, and one "
+        "of the noise levels of MC dropout by the last fifth of each training split, refitted on "
+        "all of it; 1,600 epochs (160 on large sets), B = 128, rate .01 decaying; 1,000 masks",
         _dropout(
             doxa.ConcreteDropout(insert="all"),
-            {"prior": (doxa.Normal(1.0), doxa.Normal(10.0))}, 1000,
+            {"prior": tuple(doxa.Normal(s) for s in (0.2, 0.5, 1.0, 10.0))}, 1000,
             *({"epochs": n, "lr": 0.01, "batch_size": 128, "schedule": "cosine"}
               for n in (1600, 160)),
         ),

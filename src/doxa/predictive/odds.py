@@ -25,10 +25,11 @@ from torch.nn.functional import logsigmoid
 from doxa.likelihoods import Bernoulli, Heads, Likelihood
 from doxa.predictive.class_table import ClassTable
 from doxa.predictive.form import Form
-from doxa.predictive.mixture import CHUNK_ELEMENTS, Mixture
+from doxa.predictive.mixture import Mixture
 from doxa.predictive.summary import HeadsForm
 
 _FEWEST = 10  # draws of a member
+_NUMBERS = 1 << 22  # at a time, in float64; what is computed from them is a few times as large
 _NODES, _FARTHEST = 129, 7.0  # of the integral: a trapezium, out to so many standard deviations
 
 
@@ -84,7 +85,7 @@ class Odds(ClassTable):
 def _log_table(base: Mixture, centres: Tensor, counts: Sequence[int]) -> Tensor:
     """log p with the classes on axis 1, in float64, some rows at a time."""
     numbers = max(sum(counts), _NODES) * max(1, centres[0, :1].numel())
-    step = max(1, CHUNK_ELEMENTS // numbers)
+    step = max(1, _NUMBERS // numbers)
     share = torch.tensor(counts, dtype=torch.float64, device=centres.device).div(sum(counts)).log()
     parts = []
     for start in range(0, max(1, centres.shape[1]), step):

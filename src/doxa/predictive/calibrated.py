@@ -30,12 +30,7 @@ class CalibratedClasses(ClassTable):
         raise self.unavailable("votes")
 
     def sample(self, n: int, seed: int) -> Tensor:
-        logits = self.log_table
-        if isinstance(self.likelihood, Bernoulli):
-            logits = logits[:, 1] - logits[:, 0]
-        source = generator(seed, "predictive", "sample")
-        drawn = self.likelihood.sample(logits.expand(n, *logits.shape), {}, source, 1)
-        return drawn.to(self.mean.dtype) if drawn.is_floating_point() else drawn
+        return self.labels(self.log_table, n, generator(seed, "predictive", "sample"))
 
     def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
         return super().unavailable(

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from doxa.likelihoods import Bernoulli, Categorical
 from doxa.predictive.form import Form, check_rows
@@ -83,6 +83,13 @@ class ClassTable(Form):
             index = torch.where(counted, index, 0)
         each = self.log_table.gather(1, index.unsqueeze(1)).squeeze(1)
         return torch.where(counted, each, 0.0)
+
+    def labels(self, log_table: Tensor, n: int, source: Generator) -> Tensor:
+        """n labels of each row by itself, with these probabilities: [n, N, *event]."""
+        binary = isinstance(self.likelihood, Bernoulli)
+        logits = log_table[:, 1] - log_table[:, 0] if binary else log_table
+        drawn = self.likelihood.sample(logits.expand(n, *logits.shape), {}, source, 1)
+        return drawn.to(self.mean.dtype) if drawn.is_floating_point() else drawn
 
 
 def share(part: Tensor, whole: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from doxa.likelihoods import Bernoulli, Heads, Likelihood
+from doxa.noise import generator
 from doxa.predictive.class_table import ClassTable
 from doxa.predictive.form import Form
 from doxa.predictive.mixture import Mixture
@@ -70,7 +71,15 @@ class Odds(ClassTable):
         return self.base.votes()
 
     def sample(self, n: int, seed: int) -> Tensor:
-        return self.base.sample(n, seed)
+        """What one function gives at all rows, of which as few labels as need be are drawn again:
+        c is kept with probability min(1, q_c/p_c), q the table and p the draws' average, so that
+        each row has its own probabilities."""
+        y, source = self.base.sample(n, seed), generator(seed, "predictive", "again")
+        ours, drawn = self.class_table(), self.base.class_table()
+        kept = (ours / drawn).expand(n, *ours.shape).gather(2, y.long().unsqueeze(2)).squeeze(2)
+        chance = torch.rand(kept.shape, generator=source, dtype=kept.dtype).to(kept.device)
+        others = (ours - drawn).clamp_min(torch.finfo(ours.dtype).tiny).log()
+        return torch.where(chance < kept, y, self.labels(others, n, source))
 
     def targets(self, y: Any) -> Tensor:
         return self.base.targets(y)

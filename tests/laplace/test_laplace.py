@@ -182,7 +182,8 @@ def test_the_closed_form_is_the_limit_of_its_draws() -> None:
 
 @pytest.mark.slow
 def test_classification_draws_correlated_logits() -> None:
-    """p.samples are the functions, whose covariance over classes is J Σ Jᵀ."""
+    """p.samples are the functions, whose covariance over classes is J Σ Jᵀ; probabilities are those
+    of their average, but for how far log odds of three classes are from a Gaussian."""
     x, y = classes()
     posterior = fit(tanh_net(3), (x, y), doxa.Laplace(), likelihood="categorical")
     p = posterior.predict(x[:4], n=20_000)
@@ -194,7 +195,7 @@ def test_classification_draws_correlated_logits() -> None:
     variance = expected.diagonal(dim1=-2, dim2=-1)
     error = ((variance[..., None] * variance[:, None] + expected.square()) / 20_000).sqrt()
     assert ((ours - expected).abs() < 5 * error).all()
-    assert torch.allclose(p.probs, p.samples.softmax(-1).mean(0))
+    assert torch.allclose(p.probs, p.samples.softmax(-1).mean(0), rtol=0, atol=2e-3)
     moments = posterior.predict(x[:4], n=20_000, keep="moments")
     assert torch.allclose(moments.probs, p.probs)
     assert torch.allclose(moments.mutual_information, p.mutual_information, atol=1e-9)

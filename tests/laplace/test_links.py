@@ -157,6 +157,28 @@ def test_how_rough_the_links_are(classes: int, least: float, most: float) -> Non
     assert least < error(alpha / alpha.sum(-1, keepdim=True)) < most
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_bridge_of_logits_that_are_sure_is_sure(outputs: int) -> None:
+    """α of e^180 is beyond single precision: probabilities are those of double precision, and no
+    number is missing."""
+    net = nn.Linear(1, outputs, bias=False)
+    x = torch.linspace(-3, 3, 13)[:, None]
+    y = (x > 0).float() if outputs == 1 else (x[:, 0] > 0).long()
+    kind = "bernoulli" if outputs == 1 else "categorical"
+    with torch.no_grad():
+        net.weight.copy_(60.0 * torch.arange(1.0, outputs + 1)[:, None])
+    method = doxa.Laplace(link="bridge", train=False, tune=None)
+    both = [
+        doxa.fit(doxa.Model(net, kind, doxa.Normal(100.0)), (x.to(dtype), y), method, init="given",
+                 dtype=dtype, validation=None).predict(x.to(dtype))
+        for dtype in (torch.float32, torch.float64)
+    ]  # fmt: skip
+    for p in both:
+        parts = (p.mean, p.entropy, p.mutual_information, p.log_prob(y))
+        assert all(part.isfinite().all() for part in parts)
+    assert torch.allclose(both[0].mean.double(), both[1].mean, atol=1e-5)
+
+
 def test_the_bridge_of_one_logit_is_that_of_a_pair() -> None:
     """And keeps the probability of its mean."""
     f, v = numbers(-3.0, 0.2, 5.0), numbers(0.3, 2.0, 9.0)

@@ -28,7 +28,12 @@ _WORK = 1e9  # multiplications that inverses of one member may take
 
 
 class Form(ABC):
-    """Full, diagonal, Kronecker-factored or of low rank."""
+    """Full, diagonal, Kronecker-factored or of low rank.
+
+    averages: whether `outputs.matrix` is what it is made of, at one place or on average.
+    """
+
+    averages: ClassVar[bool] = True
 
     @abstractmethod
     def empty(self, run: Run, groups: int) -> State:

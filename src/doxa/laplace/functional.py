@@ -84,6 +84,7 @@ class Kernel(Form):
 
     rows: int | None = None
     kind: str = "ggn"
+    averages: ClassVar[bool] = False
     diagonal: ClassVar[Matrix] = Matrix(diagonal=True)
 
     def empty(self, run: Run, groups: int) -> State:

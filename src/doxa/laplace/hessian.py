@@ -10,6 +10,7 @@ outweighs them. Columns are products with unit vectors, forward over reverse.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ _TOGETHER = 64  # columns
 class Hessian(Matrix):
     """All of it, [M, 1, p, p]."""
 
+    averages: ClassVar[bool] = False
     diagonal: bool = False
 
     def add(

@@ -42,6 +42,7 @@ from doxa.laplace.kronecker import Factors
 from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.subnetwork import Subnetwork
+from doxa.linalg import Structure
 from doxa.method import (
     Clock,
     Info,
@@ -99,9 +100,9 @@ class Laplace(Method):
         re-estimated and training goes on under them (`laplace/training.py`); no rows are then held
         out by default. 0: after training alone.
     centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
-        network, to where its average gradient is zero (`laplace/centre.py`): the doubt that the
-        evidence's prior leaves then costs little. "auto": it is moved where it would otherwise be
-        "worse-than-map", its predictive much worse than that of θ* alone.
+        network, to where its average gradient is zero, and is as wide as its average curvature
+        says (`laplace/centre.py`): the doubt that the evidence's prior leaves then costs little.
+        "auto": it is moved where its predictive would be much worse than that of θ* alone.
     """
 
     name: ClassVar[str] = "laplace"
@@ -202,13 +203,14 @@ class Laplace(Method):
             held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)
             each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
-        posterior = self._judged(run, state, rows)
-        if posterior.record.status == verdict.WORSE and self._may_move(run):
-            posterior = self._judged(run, state, rows, moves=True)
+        posterior, doubtful = self._judged(run, state, rows)
+        if doubtful and self._may_move(run):
+            posterior, _ = self._judged(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
         if run.likelihood.classifies:
             posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
-        maximum.judge(run, state, posterior, run.field(self, "temperature"))
+        at_mode = posterior.covariance if posterior.at is None else self._spread(run, state)
+        maximum.judge(run, state, posterior, at_mode, run.field(self, "temperature"))
         return posterior
 
     def _may_move(self, run: Run) -> bool:
@@ -217,39 +219,56 @@ class Laplace(Method):
 
     def _judged(
         self, run: Run, state: State, rows: verdict.Rows | None, moves: bool = False
-    ) -> LaplacePosterior:
+    ) -> tuple[LaplacePosterior, bool]:
+        """The posterior with its status, and whether it is much worse than θ* on these rows."""
         posterior = self._posterior(run, state, moves)
-        if rows is not None:
-            heat = run.field(self, "temperature")
-            share = statistics.determined(run, state, posterior.covariance, heat)
-            verdict.judge(posterior, rows, share)
-        return posterior
+        if rows is None:
+            return posterior, False
+        heat = run.field(self, "temperature")
+        share = statistics.determined(run, state, posterior.covariance, heat)
+        return posterior, verdict.judge(posterior, rows, share)
+
+    def _prior(self, run: Run, state: State) -> Tensor:
+        """τΛ, [M, p]."""
+        return (
+            scales.Scales.of(run, state).each(state["tau"]) * scales.prior_curvature(run, state)[0]
+        )
+
+    def _spread(self, run: Run, state: State) -> Structure:
+        """T H⁻¹, as a posterior keeps it."""
+        inverse = self._sums.form.covariance(run, state, self._prior(run, state))
+        return self._kept(run, inverse)
+
+    def _kept(self, run: Run, inverse: Structure) -> Structure:
+        spread = inverse.scaled(run.field(self, "temperature").double()).to(dtype=run.dtype)
+        if isinstance(spread, Dual):
+            return spread
+        tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
+        return spread.from_state(tidy)
 
     def _posterior(self, run: Run, state: State, moves: bool = False) -> LaplacePosterior:
-        prior, quad = scales.prior_curvature(run, state)
-        tau = state["tau"]
-        prior = scales.Scales.of(run, state).each(tau) * prior
+        prior, tau = self._prior(run, state), state["tau"]
         inverse = self._sums.form.covariance(run, state, prior)
-        temperature = run.field(self, "temperature").double()
-        kind, spread = LaplacePosterior, inverse.scaled(temperature).to(dtype=run.dtype)
-        if isinstance(spread, Dual):
-            kind = FunctionalPosterior
-        else:
-            tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
-            spread = spread.from_state(tidy)
+        kind = LaplacePosterior if not isinstance(inverse, Dual) else FunctionalPosterior
         posterior = kind(
-            mean=state["theta"], covariance=spread,
+            mean=state["theta"], covariance=self._kept(run, inverse),
             priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
         if moves or self.centre == "mean":
-            centre.move(run, posterior, prior, asked=self.centre == "mean")
+            width = partial(self._averaged, run, state) if self._sums.averages else None
+            centre.move(run, posterior, prior, width, asked=self.centre == "mean")
+        temperature = run.field(self, "temperature")
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
-            quad = (tau * quad).sum(1)
+            quad = (tau * scales.prior_curvature(run, state)[1]).sum(1)
             posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
         if self.tunes(run):
             posterior.record.diagnostics["prior_scale"] = scales.told(run, tau)
         return posterior
+
+    def _averaged(self, run: Run, state: State, away: Tensor) -> Structure:
+        """T H⁻¹ with the curvature averaged over outputs f + d, by d [M, S, B, O]."""
+        return self._spread(run, self._sums.averaged(run, state, away))
 
     def _log_evidence(
         self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor

@@ -219,4 +219,12 @@ def _form(likelihood: Likelihood, logits: _Logits, theta: Params, link: str) -> 
         alpha = binary_bridge(f, variance)
     else:  # classes go last, and back
         alpha = bridge(f.movedim(2, -1), covariance)
-    return Dirichlets(likelihood, alpha.movedim(-1, 2).to(f.dtype))
+    return Dirichlets(likelihood, _held(alpha.movedim(-1, 2), f.dtype))
+
+
+def _held(alpha: Tensor, dtype: torch.dtype) -> Tensor:
+    """α [K, N, C, ...] in a precision that may not reach so far: a belief as narrow as that is no
+    wider, and has the same mean, where all its α are smaller."""
+    kind = torch.finfo(dtype)
+    least = kind.max**0.75 / alpha.amax(2, keepdim=True)
+    return (alpha * least.clamp_max(1.0)).clamp_min(kind.tiny).to(dtype)

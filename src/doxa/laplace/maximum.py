@@ -22,7 +22,7 @@ from doxa.laplace.curvature import output_size
 from doxa.laplace.forms import Matrix
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.scales import Scales, prior_curvature
-from doxa.linalg import Embedded
+from doxa.linalg import Embedded, Structure
 from doxa.method import Clock, Info, Run, State, slice_state
 from doxa.posterior import Status
 
@@ -89,11 +89,13 @@ def gradient(run: Run, state: State) -> Tensor:
     return state["slope"].sum(1) + own
 
 
-def judge(run: Run, state: State, posterior: LaplacePosterior, heat: Tensor) -> None:
+def judge(
+    run: Run, state: State, posterior: LaplacePosterior, spread: Structure, heat: Tensor
+) -> None:
     """λ of each member as a diagnostic, and in the status where θ* was to be a maximum and is far
-    from one; `heat` is the temperature T [M] of the covariance T H⁻¹."""
+    from one; `heat` is the temperature T [M] of the covariance T H⁻¹ at θ*, `spread`."""
     g = gradient(run, state)
-    spread = posterior.covariance.to(dtype=torch.float64)
+    spread = spread.to(dtype=torch.float64)
     if isinstance(spread, Embedded):
         g = spread.picked(g)
         spread = spread.inner

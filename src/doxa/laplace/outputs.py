@@ -19,6 +19,7 @@ from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
 
 _JITTER = 1e-13  # of the diagonal: softmax has a direction without curvature
+_NUMBERS = 1 << 24  # of curvature, over rows and draws at once
 _FLAT = 1e-6  # of the largest entry: what a last column of round-off stays below
 
 
@@ -35,6 +36,11 @@ class Outputs:
     ) -> None:
         self.likelihood, self.theta, self.part, self.kind = likelihood, theta, part, kind
         self.shape = shape
+
+    def times(self, draws: int) -> Outputs:
+        """The same rows for each of so many draws of every member's outputs."""
+        part = self.part.times(draws)
+        return Outputs(self.likelihood, self.theta, part, self.shape, self.kind)
 
     def shaped(self, flat: Tensor) -> Any:
         return unflatten_outputs(flat, self.shape)
@@ -96,3 +102,22 @@ class Outputs:
             each = each * self.part.weight.double()[..., None]
         squares = each.sum(1) if groups > 1 else each.sum((1, 2)).unsqueeze(1)
         return squares * (-2.0 * log_noise.reshape(len(flat), groups)).exp()
+
+
+class Averaged(Outputs):
+    """Their curvature is that of outputs f + d, averaged over draws d [M, S, B, O]."""
+
+    def __init__(self, own: Outputs, away: Tensor) -> None:
+        super().__init__(own.likelihood, own.theta, own.part, own.shape, own.kind)
+        self.away = away
+
+    def matrix(self, flat: Tensor) -> Tensor:
+        members, draws, rows, size = self.away.shape
+        together = max(1, _NUMBERS // (members * rows * size**2))
+        total = flat.new_zeros(members, rows, size, size)
+        for some in self.away.split(together, 1):
+            count = some.shape[1]
+            drawn = (flat.unsqueeze(1) + some.to(flat.dtype)).flatten(0, 1)
+            each = self.times(count).matrix(drawn)
+            total += each.unflatten(0, (members, count)).sum(1)
+        return total / draws

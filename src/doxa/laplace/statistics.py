@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from doxa.data import Batch, batch_rows
+from doxa.data import Batch, Pass, batch_rows
 from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import BOUNDS, reestimate
 from doxa.laplace.forms import Form
-from doxa.laplace.outputs import Outputs
+from doxa.laplace.outputs import Averaged, Outputs
 from doxa.laplace.scales import Scales, prior_curvature
 from doxa.likelihoods import Gaussian
 from doxa.linalg import Embedded, Structure
@@ -59,8 +59,21 @@ class Sums:
         slope = zeros(groups, len(run.subset_index))
         return self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
 
-    def add(self, run: Run, state: State, batch: Batch) -> State:
-        """The state with some rows' curvature, squared residuals and log-likelihood."""
+    @property
+    def averages(self) -> bool:
+        """Whether its curvature can be averaged over outputs."""
+        return self.kind == "ggn" and self.form.averages
+
+    def averaged(self, run: Run, state: State, away: Tensor) -> State:
+        """The state with the curvature of all rows averaged over outputs f + d, d [M, S, B, O]."""
+        bare = {k: v for k, v in state.items() if not k.startswith("curvature")}
+        batch = Pass(run.rows, run.split_of).batch(0)
+        made = self.add(run, bare | self.empty(run), batch, away)
+        return bare | {k: v for k, v in made.items() if k.startswith("curvature")}
+
+    def add(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> State:
+        """The state with some rows' curvature, squared residuals and log-likelihood. The curvature
+        may be an average, over outputs f + d, d [M, S, B, O]."""
         new = dict(state)
         theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
         groups = self.groups(run)
@@ -68,6 +81,7 @@ class Sums:
         for rows in source.chunks(batch_rows(batch)):
             part = some_rows(batch, rows)
             outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind)
+            outputs = outputs if away is None else Averaged(outputs, away[:, :, rows])
             sums, flat = self.form.add(source, new, outputs, groups)
             fit = outputs.log_prob(flat).double()
             if part.weight is not None:

@@ -38,10 +38,10 @@ class Embedded(Structure):
         """From as many numbers as there are chosen elements, or from one for every parameter."""
         if eps.shape[-1] != self.inner.size:
             return super().sample(eps)
-        return self._put(self.inner.sample(eps))
+        return self.put(self.inner.sample(eps))
 
     def diagonal(self) -> Tensor:
-        return self._put(self.inner.diagonal())
+        return self.put(self.inner.diagonal())
 
     def logdet(self) -> Tensor:
         """Of the chosen elements alone."""
@@ -58,14 +58,14 @@ class Embedded(Structure):
         """[K, T, P] to [K, T, S]."""
         return rows.gather(2, self.index.unsqueeze(1).expand(-1, rows.shape[1], -1))
 
-    def _put(self, values: Tensor) -> Tensor:
+    def put(self, values: Tensor) -> Tensor:
         """[..., K, S] to [..., K, P]."""
         index = self.index.expand(*values.shape[:-1], -1)
         return values.new_zeros(*values.shape[:-1], self.total).scatter(-1, index, values)
 
     def _put_rows(self, rows: Tensor) -> Tensor:
         """[K, T, S] to [K, T, P]."""
-        return self._put(rows.transpose(0, 1)).transpose(0, 1)
+        return self.put(rows.transpose(0, 1)).transpose(0, 1)
 
     def _root(self, rows: Tensor) -> Tensor:
         return self._put_rows(self.inner._root(self._pick(rows)))

@@ -87,7 +87,7 @@ def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     net = tanh_net()
     exact = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0), init="given")
     model = doxa.Model(net, doxa.Gaussian(noise=0.3), doxa.Normal(1.0), subset="last_layer")
-    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False), init="given")
+    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False, centre="mode"), init="given")
     assert ours.covariance.size == 7
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-10)
     assert torch.allclose(ours.predict(x).mean, exact.predict(x).mean, rtol=1e-9)
@@ -106,7 +106,7 @@ def test_the_evidence_of_a_last_layer_counts_no_other_weight(noise: float | None
     part, alone = (
         doxa.fit(
             doxa.Model(each, likelihood, prior, subset=subset), (inputs, y),
-            doxa.Laplace(polish=20, train=False), init="given",
+            doxa.Laplace(polish=20, train=False, centre="mode"), init="given",
         )
         for each, inputs, subset in ((net, x, "last_layer"), (net[2], h, "all"))
     )  # fmt: skip
@@ -124,7 +124,9 @@ def test_polishing_finds_a_maximum() -> None:
     """A logistic regression: the gradient of the log joint vanishes."""
     x, y = classes()
     model = doxa.Model(nn.Linear(2, 3).double(), "categorical", doxa.Normal(1.0))
-    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=10), steps=20, validation=None)
+    ours = doxa.fit(
+        model, (x, y), doxa.Laplace(polish=10, centre="mode"), steps=20, validation=None
+    )
     flat = ours.mean[0].clone().requires_grad_()
     params = ours.layout.unflatten(flat)
     (grad,) = torch.autograd.grad(ours.network.log_joint(params, x, y), flat)

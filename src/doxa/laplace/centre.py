@@ -37,14 +37,15 @@ from doxa.method import Run
 
 log = logging.getLogger("doxa")
 
+_CHEAP = 1e7  # rows × weights
 _WIDTHS = 1  # how often the width is found again
 _DRAWS = 256  # half of them the other half's negatives
 _NUMBERS = 1 << 24  # of outputs over rows and draws, at the most
-_ROUNDS = 30
-_TRIES = 8  # of a step's length
+_ROUNDS = 100
+_TRIES = 12  # of a step's length
 _FLAT = 0.1  # of the slope at its start
 _LONGEST = 4.0  # in steps of Newton's method at θ*
-_ARRIVED = 1e-4  # of gᵀΣg, of that at θ*
+_ARRIVED = 1e-6  # of gᵀΣg, of that at θ*
 
 # Σ with the curvature averaged over outputs f + d, by d [M, S, B, O]
 Width = Callable[[Tensor], Structure]
@@ -64,6 +65,11 @@ def move(
         return
     posterior.at, posterior.covariance = posterior.mean, spread
     posterior.mean = posterior.mean.index_add(1, run.subset_index, m.to(run.dtype))
+
+
+def is_cheap(run: Run) -> bool:
+    """A hundred rounds take a second or so of one core."""
+    return max(len(own) for own in run.rows.rows) * run.layout.size <= _CHEAP
 
 
 def nearest(
@@ -135,14 +141,19 @@ def _length(
     low, high = torch.zeros_like(m[:, 0]), torch.full_like(m[:, 0], math.inf)
     start = falling = falls(low)
     rising, t = torch.full_like(low, -math.inf), torch.ones_like(low)
+    before = torch.zeros_like(low)
     for _ in range(_TRIES):
         slope = falls(t)
-        low, falling = (torch.where(slope > 0, *pair) for pair in ((t, low), (slope, falling)))
-        high, rising = (torch.where(slope > 0, *pair) for pair in ((high, t), (rising, slope)))
-        between = low + (high - low) * falling / (falling - rising)
+        more = slope > 0
+        low, high = torch.where(more, t, low), torch.where(more, high, t)
+        # an end that stays a second time counts half, so that the other comes nearer (Illinois)
+        stays = 0.5 * (slope * before > 0) + 1.0 * (slope * before <= 0)
+        falling = torch.where(more, slope, falling * stays)
+        rising = torch.where(more, rising * stays, slope)
+        before = slope
         near = slope.abs() <= _FLAT * start
-        t = torch.where(near, t, torch.where(high.isinf(), 2.0 * t, between))
-        t = t.clamp(max=_LONGEST)
+        between = low + (high - low) * falling / (falling - rising)
+        t = torch.where(near, t, torch.where(high.isinf(), 2.0 * t, between)).clamp(max=_LONGEST)
         if bool(near.all()):
             break
     return t

@@ -28,12 +28,7 @@ _WORK = 1e9  # multiplications that inverses of one member may take
 
 
 class Form(ABC):
-    """Full, diagonal, Kronecker-factored or of low rank.
-
-    averages: whether `outputs.matrix` is what it is made of, at one place or on average.
-    """
-
-    averages: ClassVar[bool] = True
+    """Full, diagonal, Kronecker-factored or of low rank."""
 
     @abstractmethod
     def empty(self, run: Run, groups: int) -> State:
@@ -67,6 +62,15 @@ class Form(ABC):
     def whole(self, run: Run) -> bool:
         """Whether it is made of all rows: that of a part has no evidence."""
         return True
+
+    @property
+    def averages(self) -> bool:
+        """Whether it can be made of curvature averaged over outputs."""
+        return True
+
+    def averaged(self, run: Run, state: State, away: Tensor) -> State:
+        """What it keeps beside sums of averages, over outputs f + d by d [M, S, B, O]."""
+        return {}
 
     def source(self, run: Run, state: State) -> Jacobians:
         return Jacobians(run.net, state["theta"], run.net.subset_names, run.buffers(state))

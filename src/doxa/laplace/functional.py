@@ -25,7 +25,7 @@ from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, output_size
 from doxa.laplace.dual import Dual, Features
 from doxa.laplace.forms import Effective, Form, Matrix, spectral
-from doxa.laplace.outputs import Outputs
+from doxa.laplace.outputs import Averaged, Outputs
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.scales import Scales
 from doxa.laplace.statistics import some_rows
@@ -84,7 +84,6 @@ class Kernel(Form):
 
     rows: int | None = None
     kind: str = "ggn"
-    averages: ClassVar[bool] = False
     diagonal: ClassVar[Matrix] = Matrix(diagonal=True)
 
     def empty(self, run: Run, groups: int) -> State:
@@ -111,6 +110,15 @@ class Kernel(Form):
             "curvature.values": values.clamp_min(0.0), "curvature.vectors": vectors.contiguous(),
             "curvature.root": features.root,
         }  # fmt: skip
+
+    @property
+    def averages(self) -> bool:
+        """Draws are at all rows."""
+        return self.rows is None
+
+    def averaged(self, run: Run, state: State, away: Tensor) -> State:
+        batch = Pass(run.rows, run.split_of).batch(0)
+        return {"curvature.root": self._root(run, state, batch, away)}
 
     def covariance(self, run: Run, state: State, prior: Tensor) -> Dual:
         tau = state["tau"][:, 0]
@@ -152,15 +160,20 @@ class Kernel(Form):
         jacobians, x = self.source(run, state), batch.x
         root = state.get("curvature.root")
         if root is None:
-            theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
-            outputs = Outputs(run.likelihood, theta, batch, run.net.output, self.kind)
-            root = outputs.root(_values(jacobians, batch), square=True).mT
+            root = self._root(run, state, batch)
         missing = root.shape[1] - batch_rows(batch)
         if missing:  # some of the members, whose rows are fewer than others': no weight is there
             axis = 0 if batch.shared else 1
             last = lambda t: t.narrow(axis, t.shape[axis] - 1, 1)  # noqa: E731
             x = tree_map(lambda t: torch.cat([t, *[last(t)] * missing], axis), x)
         return Features(jacobians, x, batch.shared, root.contiguous(), prior.double().rsqrt())
+
+    def _root(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> Tensor:
+        """C^½ at some rows, [M, m, O, O]; of C averaged over outputs f + d, where d is given."""
+        theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
+        outputs = Outputs(run.likelihood, theta, batch, run.net.output, self.kind)
+        outputs = outputs if away is None else Averaged(outputs, away)
+        return outputs.root(_values(self.source(run, state), batch), square=True).mT
 
     def _chosen(self, run: Run) -> Batch:
         """The rows that the kernel is made of, evenly over each member's own."""

@@ -10,7 +10,6 @@ outweighs them. Columns are products with unit vectors, forward over reverse.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,8 +29,8 @@ _TOGETHER = 64  # columns
 class Hessian(Matrix):
     """All of it, [M, 1, p, p]."""
 
-    averages: ClassVar[bool] = False
     diagonal: bool = False
+    averages = False
 
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int

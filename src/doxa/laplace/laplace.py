@@ -9,9 +9,10 @@ curvature. A learned Gaussian noise level is re-estimated by type-II maximum lik
 the Hessian, and with it the scale of a prior that nobody chose, after training or, by
 `evidence_steps`, during it; other likelihood parameters stay at their joint maximum. Predictions
 are linearised unless asked otherwise. The evidence says which scale explains the data, not which
-predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
-So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
-is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
+predicts best: about θ*, classes are then predicted with too little confidence, so that their
+Gaussian is moved to where it is nearest to the posterior (`centre`). The predictive is compared
+with that of θ* alone, on held-out rows where there are any, and `status` says where it is much
+worse. Use it where one
 mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
 networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
 number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
@@ -102,7 +103,8 @@ class Laplace(Method):
     centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
         network, to where its average gradient is zero, and is as wide as its average curvature
         says (`laplace/centre.py`): the doubt that the evidence's prior leaves then costs little.
-        "auto": it is moved where its predictive would be much worse than that of θ* alone.
+        "auto": it is moved where that is cheap, up to ten million rows × weights, and where its
+        predictive would be much worse than that of θ* alone.
     """
 
     name: ClassVar[str] = "laplace"
@@ -204,7 +206,7 @@ class Laplace(Method):
             each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
         posterior, doubtful = self._judged(run, state, rows)
-        if doubtful and self._may_move(run):
+        if doubtful and posterior.at is None and self._may_move(run):
             posterior, _ = self._judged(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
         if run.likelihood.classifies:
@@ -255,7 +257,7 @@ class Laplace(Method):
             priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if moves or self.centre == "mean":
+        if moves or self.centre == "mean" or (self._may_move(run) and centre.is_cheap(run)):
             width = partial(self._averaged, run, state) if self._sums.averages else None
             centre.move(run, posterior, prior, width, asked=self.centre == "mean")
         temperature = run.field(self, "temperature")

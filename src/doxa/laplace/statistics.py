@@ -69,7 +69,8 @@ class Sums:
         bare = {k: v for k, v in state.items() if not k.startswith("curvature")}
         batch = Pass(run.rows, run.split_of).batch(0)
         made = self.add(run, bare | self.empty(run), batch, away)
-        return bare | {k: v for k, v in made.items() if k.startswith("curvature")}
+        sums = {k: v for k, v in made.items() if k.startswith("curvature")}
+        return self.form.complete(run, bare | sums | self.form.averaged(run, bare, away))
 
     def add(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> State:
         """The state with some rows' curvature, squared residuals and log-likelihood. The curvature

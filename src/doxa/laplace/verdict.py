@@ -116,7 +116,8 @@ def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
 
 def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> bool:
     """The comparison as a diagnostic, and in the status where more is lost than was to be expected;
-    `determined` is γ/n, by which rows that were fitted lose more. Whether much is lost at all."""
+    `determined` is γ/n, by which rows that were fitted lose more. Whether much is lost at all: a
+    matrix without correlations has leverages that add up to more than there is."""
     below = below_its_maximum(posterior, rows)
     posterior.record.diagnostics["below_maximum"] = {"nats": below.mean, "rows": rows.words}
     outputs = output_size(posterior.network.output)

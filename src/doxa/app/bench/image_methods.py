@@ -113,7 +113,9 @@ def _swag(data: Images, s: Settings) -> doxa.SWAG:
 
 
 def _last_layer(structure: str, link: str = "samples") -> Fit:
-    return _with(lambda data, s: doxa.Laplace(structure=structure, link=link), subset="last_layer")
+    """About the mode, as it is published."""
+    method = doxa.Laplace(structure=structure, link=link, centre="mode")
+    return _with(lambda data, s: method, subset="last_layer")
 
 
 def _chains(s: Settings) -> doxa.HMC:
@@ -221,7 +223,8 @@ PROTOCOLS: dict[str, Protocol] = {
         "last layer, diagonal, linearised, {samples} samples", _last_layer("diagonal"), True
     ),
     "laplace-kronecker": Protocol(
-        "all weights, Kronecker-factored, linearised, {samples} samples",
+        "all weights, Kronecker-factored, linearised, the Gaussian nearest to the posterior, log "
+        "odds integrated over {samples} samples",
         _with(lambda data, s: doxa.Laplace(structure="kronecker")), True,
     ),
     "hmc": Protocol(

@@ -28,12 +28,12 @@ from doxa.predictive import Predictive
 PRIOR = 1.0  # the standard deviation of every weight, as in all image tables
 # What is compared with the chains, on the same features.
 HEADS: dict[str, Any] = {
-    "laplace": doxa.Laplace(structure="full", train=False),
-    "laplace-polished": doxa.Laplace(structure="full", train=False, polish=10),
-    "laplace-probit": doxa.Laplace(structure="full", link="probit", train=False),
-    "laplace-bridge": doxa.Laplace(structure="full", link="bridge", train=False),
-    "laplace-last-kronecker": doxa.Laplace(structure="kronecker", train=False),
-    "laplace-last-diagonal": doxa.Laplace(structure="diagonal", train=False),
+    "laplace": doxa.Laplace(structure="full", train=False, centre="mode"),
+    "laplace-polished": doxa.Laplace(structure="full", train=False, polish=10, centre="mode"),
+    "laplace-probit": doxa.Laplace(structure="full", link="probit", train=False, centre="mode"),
+    "laplace-bridge": doxa.Laplace(structure="full", link="bridge", train=False, centre="mode"),
+    "laplace-last-kronecker": doxa.Laplace(structure="kronecker", train=False, centre="mode"),
+    "laplace-last-diagonal": doxa.Laplace(structure="diagonal", train=False, centre="mode"),
 }
 
 
@@ -85,7 +85,7 @@ def sample_last_layer(
     """Chains on the last layer of a fitted network, at its training rows."""
     z = features(trunk, x).double()
     layer = last_layer_of(trunk, int(y.max()) + 1)
-    exact = doxa.Laplace(structure="full", train=False, polish=10)
+    exact = doxa.Laplace(structure="full", train=False, polish=10, centre="mode")
     approximate = head(layer.double(), z, y, exact, seed)
     mean = approximate.mean[0]  # [P]
     root = torch.linalg.cholesky(approximate.covariance.dense()[0])

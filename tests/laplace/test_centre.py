@@ -56,9 +56,9 @@ def test_it_is_nearer_to_a_skewed_posterior() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "functional"])
 def test_the_average_gradient_is_zero_there(structure: str) -> None:
-    """Of two members with sample weights, over the same 256 draws and with J held whole: a
-    hundredth of what it is at θ*, in the metric of Σ. θ* is where the network is linearised, before
-    and after saving."""
+    """Of two members with sample weights, over the same 256 draws and with J held whole: to a
+    thirtieth of a standard deviation, in the metric of Σ. θ* is where the network is linearised,
+    before and after saving."""
     net = doxa.nets.mlp(2, 3, (4,), activation="tanh").double()
     x, y = normal(40, 2), (torch.arange(40) % 3)
     x = x + 2.0 * nn.functional.one_hot(y, 3)[:, :2]
@@ -79,8 +79,8 @@ def test_the_average_gradient_is_zero_there(structure: str) -> None:
     def size(g: Tensor) -> Tensor:
         return (g * posterior.covariance.matmul(g)).sum(1).sqrt()
 
-    start = size(gradient(torch.zeros_like(delta[:, 0])))
-    assert (size(gradient(posterior.moved)) < 0.011 * start).all()
+    assert (size(gradient(torch.zeros_like(delta[:, 0]))) > 0.5).all()
+    assert (size(gradient(posterior.moved)) < 0.032).all()
     net = doxa.nets.mlp(2, 3, (4,), activation="tanh").double()
     again = from_artefact(*to_artefact(posterior), net)
     assert torch.equal(again.predict(x, 20, seed=1).probs, posterior.predict(x, 20, seed=1).probs)

@@ -45,7 +45,8 @@ _ROUNDS = 100
 _TRIES = 12  # of a step's length
 _FLAT = 0.1  # of the slope at its start
 _LONGEST = 4.0  # in steps of Newton's method at θ*
-_ARRIVED = 1e-6  # of gᵀΣg, of that at θ*
+_ARRIVED = 1e-6  # of gᵀΣg, of that at θ*,
+_NEAR = 1e-3  # or of gᵀΣg itself: to a thirtieth of a standard deviation
 
 # Σ with the curvature averaged over outputs f + d, by d [M, S, B, O]
 Width = Callable[[Tensor], Structure]
@@ -115,10 +116,11 @@ def _lowest(
         size = first
     step = natural
     for _ in range(_ROUNDS):
-        if bool((size <= _ARRIVED * first).all()):
+        away = size > (_ARRIVED * first).clamp_min(_NEAR)
+        if not bool(away.any()):
             break
         turn = line.push(step)
-        length = _length(average, at, turn, prior, m, step)
+        length = away * _length(average, at, turn, prior, m, step)  # who has arrived stays
         m, at = m + length[:, None] * step, at + length[:, None, None].to(at.dtype) * turn
         before, last = downhill, size
         downhill, natural, size = slopes(m, at)

@@ -50,6 +50,9 @@ class LaplacePosterior(GaussianPosterior):
         """θ*, [K, P]."""
         return self.mean if self.at is None else self.at
 
+    def point(self) -> Tensor:
+        return self.maximum
+
     @property
     def moved(self) -> Tensor | None:
         """From θ* to the mean, over the uncertain weights, [K, p]; None: they are one."""

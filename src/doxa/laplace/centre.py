@@ -37,7 +37,6 @@ from doxa.method import Run
 
 log = logging.getLogger("doxa")
 
-_CHEAP = 1e7  # rows × weights
 _WIDTHS = 1  # how often the width is found again
 _DRAWS = 256  # half of them the other half's negatives
 _NUMBERS = 1 << 24  # of outputs over rows and draws, at the most
@@ -66,11 +65,6 @@ def move(
         return
     posterior.at, posterior.covariance = posterior.mean, spread
     posterior.mean = posterior.mean.index_add(1, run.subset_index, m.to(run.dtype))
-
-
-def is_cheap(run: Run) -> bool:
-    """A hundred rounds take a second or so of one core."""
-    return max(len(own) for own in run.rows.rows) * run.layout.size <= _CHEAP
 
 
 def nearest(

@@ -9,10 +9,9 @@ curvature. A learned Gaussian noise level is re-estimated by type-II maximum lik
 the Hessian, and with it the scale of a prior that nobody chose, after training or, by
 `evidence_steps`, during it; other likelihood parameters stay at their joint maximum. Predictions
 are linearised unless asked otherwise. The evidence says which scale explains the data, not which
-predicts best: about θ*, classes are then predicted with too little confidence, so that their
-Gaussian is moved to where it is nearest to the posterior (`centre`). The predictive is compared
-with that of θ* alone, on held-out rows where there are any, and `status` says where it is much
-worse. Use it where one
+predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
+So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
+is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
 mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
 networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
 number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
@@ -103,8 +102,8 @@ class Laplace(Method):
     centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
         network, to where its average gradient is zero, and is as wide as its average curvature
         says (`laplace/centre.py`): the doubt that the evidence's prior leaves then costs little.
-        "auto": it is moved where that is cheap, up to ten million rows × weights, and where its
-        predictive would be much worse than that of θ* alone.
+        "auto": it is moved where it would otherwise be "worse-than-map", its predictive much worse
+        than that of θ* alone.
     """
 
     name: ClassVar[str] = "laplace"
@@ -205,9 +204,9 @@ class Laplace(Method):
             held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)
             each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
-        posterior, doubtful = self._judged(run, state, rows)
-        if doubtful and posterior.at is None and self._may_move(run):
-            posterior, _ = self._judged(run, state, rows, moves=True)
+        posterior = self._judged(run, state, rows)
+        if posterior.record.status == verdict.WORSE and self._may_move(run):
+            posterior = self._judged(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
         if run.likelihood.classifies:
             posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
@@ -221,20 +220,18 @@ class Laplace(Method):
 
     def _judged(
         self, run: Run, state: State, rows: verdict.Rows | None, moves: bool = False
-    ) -> tuple[LaplacePosterior, bool]:
-        """The posterior with its status, and whether it is much worse than θ* on these rows."""
+    ) -> LaplacePosterior:
         posterior = self._posterior(run, state, moves)
-        if rows is None:
-            return posterior, False
-        heat = run.field(self, "temperature")
-        share = statistics.determined(run, state, posterior.covariance, heat)
-        return posterior, verdict.judge(posterior, rows, share)
+        if rows is not None:
+            heat = run.field(self, "temperature")
+            share = statistics.determined(run, state, posterior.covariance, heat)
+            verdict.judge(posterior, rows, share)
+        return posterior
 
     def _prior(self, run: Run, state: State) -> Tensor:
         """τΛ, [M, p]."""
-        return (
-            scales.Scales.of(run, state).each(state["tau"]) * scales.prior_curvature(run, state)[0]
-        )
+        prior, _ = scales.prior_curvature(run, state)
+        return scales.Scales.of(run, state).each(state["tau"]) * prior
 
     def _spread(self, run: Run, state: State) -> Structure:
         """T H⁻¹, as a posterior keeps it."""
@@ -257,7 +254,7 @@ class Laplace(Method):
             priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if moves or self.centre == "mean" or (self._may_move(run) and centre.is_cheap(run)):
+        if moves or self.centre == "mean":
             width = partial(self._averaged, run, state) if self._sums.averages else None
             centre.move(run, posterior, prior, width, asked=self.centre == "mean")
         temperature = run.field(self, "temperature")

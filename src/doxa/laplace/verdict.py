@@ -114,10 +114,9 @@ def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
     return float(below.mean()) > errors * error
 
 
-def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> bool:
-    """The comparison as a diagnostic, and in the status where more is lost than was to be expected;
-    `determined` is γ/n, by which rows that were fitted lose more. Whether much is lost at all: a
-    matrix without correlations has leverages that add up to more than there is."""
+def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> None:
+    """The comparison as a diagnostic, and in the status where much is lost; `determined` is γ/n, by
+    which rows that were fitted lose more."""
     below = below_its_maximum(posterior, rows)
     posterior.record.diagnostics["below_maximum"] = {"nats": below.mean, "rows": rows.words}
     outputs = output_size(posterior.network.output)
@@ -125,7 +124,7 @@ def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> bool:
     leverage = 0.0 if rows.held_out else determined / directions
     allowed = below.much + directions * leverage**2 / (1.0 + leverage)
     if not below.beyond(allowed):
-        return below.beyond(below.much)
+        return
     posterior.record.status = Status(
         WORSE,
         f"on {len(below.each)} {rows.words}, the predictive's log score is {below.mean:.2g} nats a "
@@ -133,7 +132,6 @@ def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> bool:
         f"that of the weights alone (at most {allowed:.2g} were to be expected): "
         + _advice(posterior, rows),
     )
-    return True
 
 
 def _advice(posterior: LaplacePosterior, rows: Rows) -> str:

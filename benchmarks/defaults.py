@@ -111,9 +111,9 @@ def summary(table: Table, scores: Any, held: Any, probs: Any) -> Result:
         y = torch.as_tensor(np.concatenate([table.y[rows] for rows in table.test]))
         p = doxa.Predictive.from_probs(torch.as_tensor(np.concatenate(probs)))
         ece, chance = evaluate.ece(p, y), _chance(p, y)
-        debiased = evaluate.ece(p, y, "debiased")
+        debiased, interval = evaluate.ece(p, y, "debiased"), evaluate.ece_interval(p, y)
         return found | {"ece": ece, "ece_by_chance": chance, "ece_debiased": debiased,
-                        "rows": len(y),
+                        "ece_interval": [interval.low, interval.high], "rows": len(y),
                         "accuracy": float((p.probs.argmax(1) == y).double().mean())}  # fmt: skip
     inside = np.concatenate(held)
     return found | {"coverage": float(inside.mean()), "rows": len(inside)}
@@ -189,7 +189,7 @@ def shown(found: dict[tuple[str, str], Result], names: Sequence[str], regression
         "log-likelihood",
         "90 % intervals hold" if regression else "accuracy",
     ]
-    columns += [] if regression else ["ECE (by chance alone)", "debiased"]
+    columns += [] if regression else ["ECE (by chance alone)", "95 % interval", "debiased"]
     columns += ["seconds", "status"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name in names:
@@ -203,6 +203,8 @@ def shown(found: dict[tuple[str, str], Result], names: Sequence[str], regression
             row.append(f"{share:.3f} ± {error:.3f}")
             if not regression:
                 row.append(f"{one['ece']:.3f} ({one['ece_by_chance']:.3f})")
+                ends = one.get("ece_interval")
+                row.append(f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else "")
                 row.append(f"{one['ece_debiased']:.3f}" if "ece_debiased" in one else "")
             status = one.get("status", [])
             said = {s: status.count(s) for s in dict.fromkeys(status)}

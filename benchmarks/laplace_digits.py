@@ -250,7 +250,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "their own weights, whose NLL is in brackets). What is wrong is its place: rows told "
         "apart with hardly a doubt leave the posterior skewed, and a Gaussian at its maximum "
         "reaches as far into doubt as away from it. Moved to where its average gradient is zero "
-        "(`centre='mean'`), of the same width, it costs little. `centre='auto'`, the default, "
+        "(`centre='mean'`), as wide as its average curvature says, it costs little. The default "
         "moves it where it would be worse than the weights alone; rows that name no centre are "
         "about the maximum. There held-out rows choose the narrowest scale there is to choose, "
         "or nearly: hardly wider than the weights alone. The probit link is nearer to samples "

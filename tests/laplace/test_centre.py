@@ -183,6 +183,24 @@ def test_by_default_it_stays_where_the_mode_loses_little() -> None:
     assert stays.diagnostics["centre"] == "mode"
 
 
+def test_what_leverages_may_excuse_is_said() -> None:
+    """A diagonal counts what weights have in common many times over, and expects that its rows,
+    which it was fitted to, lose much. It is "ok" where it loses .3 nats; the reason says so."""
+    x = normal(60, 8).float()
+    y = (x[:, 0] + normal(60, seed=1).float() > 0).long()
+    torch.manual_seed(0)
+    net = doxa.nets.mlp(8, 2, (30,))
+    given: dict[str, Any] = {"likelihood": "categorical", "validation": None, "seed": 0}
+    at = doxa.fit(net, (x, y), "map", prior=doxa.Normal(3.0), steps=600, lr=0.01, **given)
+    method = doxa.Laplace("diagonal", tune="evidence", train=False)
+    posterior = doxa.fit(net, (x, y), method, init=at, **given)
+    assert posterior.status == "ok" and posterior.diagnostics["below_maximum"]["nats"] > 0.3
+    assert "rows that were not fitted would tell" in posterior.status.reason
+    narrow = doxa.fit(net, (x, y), dataclasses.replace(method, tune=None), init=at,
+                      prior=doxa.Normal(0.01), **given)  # fmt: skip
+    assert narrow.status != "worse-than-map" and "leverages" not in narrow.status.reason
+
+
 def test_by_default_it_stays_where_there_are_no_classes_or_no_lines() -> None:
     """With noise, and where drawn weights go into the network."""
     x = normal(30, 2)

@@ -102,19 +102,18 @@ def _lowest(
         return downhill, natural, (downhill * natural).sum(1)
 
     m, at = torch.zeros_like(start), torch.zeros_like(average.f)
-    downhill, natural, first = slopes(m, at)
+    downhill, step, first = slopes(m, at)
+    size = first
     if bool(start.any()):
         m, at = start, line.push(start)
-        downhill, natural, size = slopes(m, at)
-    else:
-        size = first
-    step = natural
+        downhill, step, size = slopes(m, at)
     for _ in range(_ROUNDS):
         away = size > (_ARRIVED * first).clamp_min(_NEAR)
         if not bool(away.any()):
             break
         turn = line.push(step)
-        length = away * _length(average, at, turn, prior, m, step)  # who has arrived stays
+        length = _length(average, at, turn, prior, m, step)
+        length = torch.where(away, length, 0.0)  # who has arrived stays
         m, at = m + length[:, None] * step, at + length[:, None, None].to(at.dtype) * turn
         before, last = downhill, size
         downhill, natural, size = slopes(m, at)

@@ -89,6 +89,22 @@ def test_the_average_gradient_is_zero_there(structure: str) -> None:
     assert torch.allclose(posterior.functions(x, 6, seed=3), lines.flatten(0, 1))
 
 
+def test_a_member_goes_no_further_because_another_does() -> None:
+    """One has arrived after a few rounds, the other, which is sure of its rows, after many."""
+    x, y = normal(40, 2), torch.arange(40) % 3
+    x = x + 3.0 * nn.functional.one_hot(y, 3)[:, :2]
+    options: dict[str, Any] = {
+        "likelihood": "categorical", "steps": 300, "lr": 0.1, "validation": None,
+        "prior": doxa.Normal(2.0), "dtype": torch.float64,
+    }  # fmt: skip
+    method = doxa.Laplace("kronecker", tune=None, centre="mean")
+    net = doxa.nets.mlp(2, 3, (8,), activation="tanh")
+    together = doxa.fit(net, (x, y), method, members=3, **options)
+    for k in range(3):
+        alone = doxa.fit(net, (x, y), method, members=[k], **options)
+        assert torch.allclose(alone.moved[0], together.moved[k], rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "low-rank"])
 def test_it_is_as_wide_as_its_average_curvature_says(
     structure: str, monkeypatch: pytest.MonkeyPatch

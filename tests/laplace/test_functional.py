@@ -84,7 +84,7 @@ def test_a_linear_network_is_a_gaussian_process() -> None:
     net = nn.Linear(2, 1, bias=False).double()
     net.weight.data = torch.linalg.lstsq(new, mean).solution.T
     model = doxa.Model(net, doxa.Gaussian(noise=0.3), doxa.Normal(0.7))
-    method = doxa.Laplace("functional", train=False, centre="mode")
+    method = doxa.Laplace("functional", train=False)
     posterior = doxa.fit(model, (x, y), method, init="given", validation=None)
     p = posterior.predict(new)
     assert torch.allclose(p.mean, mean, rtol=1e-9)

@@ -87,7 +87,7 @@ def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     net = tanh_net()
     exact = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0), init="given")
     model = doxa.Model(net, doxa.Gaussian(noise=0.3), doxa.Normal(1.0), subset="last_layer")
-    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False, centre="mode"), init="given")
+    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False), init="given")
     assert ours.covariance.size == 7
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-10)
     assert torch.allclose(ours.predict(x).mean, exact.predict(x).mean, rtol=1e-9)
@@ -106,7 +106,7 @@ def test_the_evidence_of_a_last_layer_counts_no_other_weight(noise: float | None
     part, alone = (
         doxa.fit(
             doxa.Model(each, likelihood, prior, subset=subset), (inputs, y),
-            doxa.Laplace(polish=20, train=False, centre="mode"), init="given",
+            doxa.Laplace(polish=20, train=False), init="given",
         )
         for each, inputs, subset in ((net, x, "last_layer"), (net[2], h, "all"))
     )  # fmt: skip

@@ -223,8 +223,7 @@ PROTOCOLS: dict[str, Protocol] = {
         "last layer, diagonal, linearised, {samples} samples", _last_layer("diagonal"), True
     ),
     "laplace-kronecker": Protocol(
-        "all weights, Kronecker-factored, linearised, the Gaussian nearest to the posterior, log "
-        "odds integrated over {samples} samples",
+        "all weights, Kronecker-factored, linearised, log odds integrated over {samples} samples",
         _with(lambda data, s: doxa.Laplace(structure="kronecker")), True,
     ),
     "hmc": Protocol(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -125,3 +126,27 @@ def test_a_row_of_weight_0_is_not_what_is_said(caplog: pytest.LogCaptureFixture)
     x, y, weight = with_outlier()
     assert said(caplog, x, y, sample_weight=weight) == []
     assert len(said(caplog, x, y)) == 2
+
+
+def test_rows_that_are_unlike_all_that_were_fitted_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A code for a missing value, new to the fit: networks are as sure there as anywhere."""
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    frame = pd.DataFrame(x.numpy(), columns=["age", "income", "debt"])
+    options: dict[str, Any] = {"steps": 5, "progress": False, "standardize": True}
+    posterior = doxa.fit(doxa.nets.mlp(3, 1, (4,)), (frame, x[:, 0].numpy()), "map", **options)
+    new = frame.copy()
+    new.iloc[7, 1], new.iloc[9, 1], new.iloc[9, 2] = 999_999.0, 500.0, -300.0
+    with caplog.at_level("WARNING", logger="doxa"):
+        posterior.predict(frame * 10.0)  # far, and yet not beyond all that was seen
+    assert not caplog.records
+    with caplog.at_level("WARNING", logger="doxa"):
+        posterior.predict(new)
+    (record,) = caplog.records
+    assert "2 of 200 rows are unlike all" in record.getMessage()
+    assert "row 7 is in column 'income' 1" in record.getMessage()
+    caplog.clear()
+    raw = doxa.fit(doxa.nets.mlp(3, 1, (4,)), (x, x[:, 0]), "map", steps=5, progress=False)
+    raw.predict(x * 1e6)  # of which sizes are usual nothing is known
+    assert not caplog.records

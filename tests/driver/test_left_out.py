@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor
 
 import doxa
@@ -82,15 +83,21 @@ def test_only_what_nobody_gave_is_asked_for() -> None:
     assert fitted(sure, validation=None).base_likelihood == doxa.Categorical()
 
 
+def _two_rows_wider(errors: np.ndarray, df: float) -> float:
+    """By scipy: the scale of Student-t errors under which Σ log p + 2 log s is largest."""
+    value = lambda u: -(stats.t.logpdf(errors, df, scale=np.exp(u)).sum() + 2.0 * u)  # noqa: E731
+    return float(np.exp(optimize.minimize_scalar(value, bounds=(-5.0, 2.0)).x))
+
+
 def test_the_scale_is_that_of_the_errors_left_out() -> None:
-    """The network is right, so that rows left out have the errors y − x; by scipy's maximum."""
+    """The network is right, so that rows left out have the errors y − x."""
     x, y = numbers(True)
     splits = own_parts([torch.arange(N)], [0], [0])
     assert splits is not None and splits.held_out is not None
     errors = (y - x[:, 0])[splits.held_out[0]].double().numpy()
     posterior = fitted((x, y))
     df = posterior.base_likelihood.df
-    _, _, scale = stats.t.fit(errors, fdf=df, floc=0.0)
+    scale = _two_rows_wider(errors, df)
     assert float(posterior.draw()["likelihood.log_scale"].exp()) == pytest.approx(scale, rel=1e-3)
     std = scale * (df / (df - 2)) ** 0.5
     assert float(posterior.predict(x[:1]).std) == pytest.approx(std, rel=1e-3)
@@ -170,3 +177,20 @@ def test_estimators_and_tables_ask_like_fit() -> None:
     for posterior in (estimator.posterior_, table):
         assert posterior.base_likelihood.name == "student-t"
     assert not inferred(frame, Asked("y", "gaussian"), None).assumed
+
+
+def test_gaussians_over_functions_are_drawn_to_be_asked() -> None:
+    """Laplace's predictive with Gaussian noise is a closed form; heavy errors matter to it too."""
+    (x, y), (_, heavy) = numbers(False), numbers(True)
+    assert fitted((x, y), "laplace").base_likelihood == doxa.Gaussian()
+    posterior = fitted((x, heavy), doxa.Laplace(tune=None))
+    point = fitted((x, heavy))  # doubt about one weight of 540 rows is hardly any
+    assert posterior.base_likelihood == point.base_likelihood
+    scales = [float(p.draw()["likelihood.log_scale"].mean()) for p in (posterior, point)]
+    assert scales[0] == pytest.approx(scales[1], abs=0.02)
+    scores = [p.predict(x).log_prob(heavy).mean() for p in (posterior, point)]
+    torch.testing.assert_close(scores[0], scores[1], atol=5e-3, rtol=0)
+    closed = fitted((x, heavy), doxa.Laplace(tune=None), likelihood="gaussian")
+    assert scores[0] > closed.predict(x).log_prob(heavy).mean() + 0.1
+    members = fitted((x, heavy), doxa.Laplace(tune=None), members=3)
+    assert isinstance(members.base_likelihood, doxa.StudentT) and members.status == "ok"

@@ -4,7 +4,7 @@ from doxa.data.batches import Batch, Data, NoData, batch_rows
 from doxa.data.frames import Names, in_order
 from doxa.data.loaders import blocks, gathered
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
-from doxa.data.scaling import Standardisation, standardise, warn_unscaled
+from doxa.data.scaling import Standardisation, standardise, warn_far, warn_unscaled
 from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
 from doxa.data.task_sampler import TaskSampler
 from doxa.data.tasks import Tasks, halved
@@ -37,5 +37,6 @@ __all__ = [
     "rows_of",
     "source",
     "standardise",
+    "warn_far",
     "warn_unscaled",
 ]

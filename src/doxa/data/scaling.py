@@ -15,6 +15,7 @@ from doxa.data.rows import Inputs, rows_a_block
 
 log = logging.getLogger("doxa")
 
+_FAR = 100.0  # standard deviations of the rows fitted
 _LARGE, _SMALL = 10.0, 1 / 30  # root mean squares that are far from 1
 
 
@@ -124,6 +125,31 @@ def warn_unscaled(
                 "%s: %s of size %.3g, far from the 1 that priors and learning rates are made for; "
                 "pass standardize=True, or scale it", name, where, float(size[far].max()),
             )  # fmt: skip
+
+
+def warn_far(x: Inputs, columns: Sequence[Any] | None = None) -> None:
+    """Say which columns of new rows, in fitted units, are far from all that were fitted.
+
+    Of n rows none is more than √(n − 1) standard deviations from their mean: what lies a hundred
+    away is unlike any of ten thousand, and often a code for a missing value. Networks are as sure
+    there as anywhere.
+    """
+    for t in tree_flatten(x)[0]:
+        if not t.is_floating_point() or t.numel() == 0:
+            continue
+        size = t.abs().reshape(len(t), -1)
+        most, row = size.max(0)
+        far = (most > _FAR).nonzero().flatten().tolist()
+        if not far:
+            continue
+        worst = max(far, key=lambda k: float(most[k]))
+        column = worst if columns is None else repr(columns[worst])
+        log.warning(
+            "x: %d of %d rows are unlike all that were fitted (row %d is %s%.3g standard "
+            "deviations from their mean): what is predicted there is a guess, however sure it "
+            "looks", int((size > _FAR).any(1).sum()), len(t), int(row[worst]),
+            f"in column {column} " if t.ndim == 2 else "", float(most[worst]),
+        )  # fmt: skip
 
 
 def _counted(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:

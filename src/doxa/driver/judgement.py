@@ -24,6 +24,7 @@ from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 from doxa.predictive import Predictive
+from doxa.predictive.components import draw_functions
 from doxa.predictive.mixture import Mixture
 from doxa.predictive.odds import drawn
 
@@ -34,6 +35,7 @@ GAINED = 0.1  # nats a row by classes that are twice as sure, likewise
 _ROWS = 4096  # that are looked at, of each split
 _NUMBERS = 2**18  # in y, likewise
 _TINY = 1e-12  # a probability, of a class that cannot be
+_FROM_EACH = 50  # functions, of a Gaussian over them
 _SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
@@ -125,7 +127,8 @@ def predicted(
 
 
 def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
-    """All functions at x, moved to where one member has its mean; None where they are not kept."""
+    """All functions at x, drawn where they are Gaussian, moved to where one member has its mean;
+    None where they are not kept."""
     try:
         whole = drawn(posterior.predict(x)._form)
         own = whole if alone is posterior else drawn(alone.predict(x)._form)
@@ -133,10 +136,11 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
         return None
     if not (type(own) is Mixture and type(whole) is Mixture):
         return None
-    if own.f_variance is not None or whole.f_variance is not None:
-        return None
-    f = whole.f + own.f.mean(0) - whole.f.mean(0)
-    return Mixture(whole.likelihood, f, whole.theta, whole.weights, None)
+    away = own.f.mean(0) - whole.f.mean(0)
+    f, theta, weights = whole.f, whole.theta, whole.weights
+    if whole.f_variance is not None:
+        f, theta, weights = draw_functions(f, whole.f_variance, theta, weights, 0, _FROM_EACH)
+    return Mixture(whole.likelihood, f + away, theta, weights, None)
 
 
 def _mixed(

@@ -29,7 +29,7 @@ from doxa.posterior.weights import WeightPosterior
 
 log = logging.getLogger("doxa")
 
-FEWEST = 50  # rows left out: fewer are not asked
+FEWEST = 10  # rows left out: fewer are not asked
 _NUMBERS = 2**19  # in all functions that are looked at
 _FUNCTIONS = 50  # of them
 

@@ -6,22 +6,26 @@ from typing import TYPE_CHECKING
 
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import functional, links
+from doxa.laplace import functional, layers, links
 from doxa.laplace.statistics import Sums
 from doxa.method import Run
 
 if TYPE_CHECKING:
     from doxa.laplace.laplace import Laplace
 
+_FULL = 1000  # weights of which a full matrix is made in about a second
+_MOST_FULL = 5000  # the same, in half a minute
+
 
 def check_settings(method: Laplace) -> None:
-    if method.polish and method.structure != "full":
+    held_whole = method.structure in ("auto", "full")
+    if method.polish and not held_whole:
         raise MethodError("polish solves with the full matrix: use structure='full'")
-    if method.curvature == "hessian" and method.structure != "full":
+    if method.curvature == "hessian" and not held_whole:
         raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
     if method.rows is not None and method.structure != "functional":
         raise MethodError("rows are those of a kernel: use structure='functional'")
-    if method.subnetwork is not None and (method.structure, method.curvature) != ("full", "ggn"):
+    if method.subnetwork is not None and not (held_whole and method.curvature == "ggn"):
         raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
     if method.prior_scale == "layer" and method.structure == "functional":
         raise MethodError("a kernel has one scale: use prior_scale='shared', or structure='full'")
@@ -42,6 +46,20 @@ def check_settings(method: Laplace) -> None:
         raise MethodError(
             "before a maximum the Hessian is no precision: with evidence_steps, use curvature='ggn'"
         )
+
+
+def structure(method: Laplace, run: Run) -> str:
+    """The structure that is named; of "auto", the full matrix where that takes a second, or where a
+    setting needs it, else the factors of layers, or what the network can have in their place."""
+    if method.structure != "auto":
+        return method.structure
+    weights = len(run.subset_index)
+    needed = method.polish or method.curvature == "hessian" or method.subnetwork is not None
+    if needed or weights <= _FULL:
+        return "full"
+    if run.prior.is_gaussian and layers.factored(run.net, run.net.subset_names):
+        return "kronecker"
+    return "full" if weights <= _MOST_FULL else "diagonal"
 
 
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:

@@ -12,10 +12,10 @@ are linearised unless asked otherwise. The evidence says which scale explains th
 predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
 So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
 is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
-mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, "kronecker" for
-networks of Linear layers, convolutions and embeddings, "low-rank" for few rows, "diagonal" for any
-number of weights, at the price of all correlations. Dropout is off and BatchNorm frozen while
-curvature is computed.
+mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, and by default
+1,000, "kronecker" for networks of Linear layers, convolutions and embeddings, "low-rank" for few
+rows, "diagonal" for any number of weights, at the price of all correlations. Dropout is off and
+BatchNorm frozen while curvature is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -72,6 +72,8 @@ class Laplace(Method):
     ----------
     structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
         leading eigenpairs over all layers; "functional": as full, by way of the kernel on rows.
+        "auto": full up to a thousand uncertain weights, then Kronecker's factors, where the network
+        has them.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
@@ -109,7 +111,7 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("full", "diagonal", "kronecker", "low-rank", "functional")
+    structure: str = one_of("auto", "full", "diagonal", "kronecker", "low-rank", "functional")
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
@@ -129,7 +131,8 @@ class Laplace(Method):
         asked.check_settings(self)
 
     def init(self, run: Run) -> State:
-        asked.check_run(self, run, self._sums)
+        method = self._settled(run)
+        asked.check_run(method, run, method._sums)
         return {**run.init_network(), "tau": scales.started(run, self.prior_scale)}
 
     @property
@@ -144,6 +147,10 @@ class Laplace(Method):
             return run.net.default_prior and not run.prior.runs  # a stack: a grid of priors
         return self.tune is not None
 
+    def _settled(self, run: Run) -> Laplace:
+        """With the structure that a run's network asks for, where none was named."""
+        return replace(self, structure=asked.structure(self, run))
+
     @property
     def _sums(self) -> statistics.Sums:
         forms: dict[str, Form] = {
@@ -156,6 +163,9 @@ class Laplace(Method):
         return statistics.Sums(form, self.curvature)
 
     def stages(self, run: Run) -> Iterable[Stage]:
+        return self._settled(run)._stages(run)
+
+    def _stages(self, run: Run) -> Iterable[Stage]:
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.evidence_steps:
@@ -196,6 +206,9 @@ class Laplace(Method):
         return maximum.polish(run, state, batch, clock, self.tunes(run))
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
+        return self._settled(run)._finish(run, state)
+
+    def _finish(self, run: Run, state: State) -> Posterior:
         rows = verdict.judged(run)
         found = ["evidence" if self.tunes(run) else "given"] * run.size
         held_out = run.rows.validation is not None and rows is not None

@@ -24,6 +24,7 @@ from doxa.model import Model
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FACTORED: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, nn.Embedding)
+_LEFT = 0.1  # of the weights: scales and shifts
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,17 @@ def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]
     rest = tuple(name for name in names if name not in factored)
     _check(model, rest, refused)
     return layers, rest
+
+
+def factored(model: Model, names: Sequence[str]) -> bool:
+    """Whether nine in ten of the named weights have factors, all in layers that are called."""
+    try:
+        found, rest = of(model, names)
+    except MethodError:
+        return False
+    called = {path for path, _ in model.widths}
+    left = model.layout.select(rest).size / model.layout.select(names).size
+    return left <= _LEFT and all(called.intersection(layer.paths) for layer in found)
 
 
 def _layer(module: Any, called: dict[int, str], wanted: set[str]) -> Layer | None:

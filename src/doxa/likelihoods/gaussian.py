@@ -6,6 +6,7 @@ A level of noise that nobody asked for may be no level at all: errors of very di
 heavier tails, and a few of them widen every interval. Where rows that a fit left out are clearly
 likelier under Student-t noise, at twice the log of the ratio above 6.63 (with Gaussian noise one
 fit in two hundred: half of chi-squared with one degree of freedom), that is the posterior's noise.
+Its scale is that of two rows fewer, as the level's is (`method/steps.py`).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Gaussian(Likelihood):
             return mixed(StudentT(df=df).log_prob(f, y, scale, 1))
 
         def best(df: float | None) -> tuple[float, float]:
-            u = likeliest(lambda u: score(u, df), weight, _MOST, _SPREAD)
+            u = likeliest(lambda u: score(u, df), weight, _MOST, _SPREAD, self.spared)
             return float((weight * score(u, df)).sum()), u
 
         found = {df: best(df) for df in _DEGREES}

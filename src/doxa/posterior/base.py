@@ -27,6 +27,7 @@ from doxa.data import (
     gathered,
     in_order,
     rows_of,
+    warn_far,
 )
 from doxa.errors import DataError, MethodError, ShapeError, Unavailable
 from doxa.likelihoods import Affine, Likelihood
@@ -219,6 +220,8 @@ class Posterior(describe.Described, ABC):
             raise DataError("x has no rows (N = 0)")
         check_finite(x, "x", dtype=self.dtype, names=names)
         x, device, dtype = self.scales.x(x, self.dtype), self.device, self.dtype
+        if self.scales.x_loc is not None:
+            warn_far(x, self.columns)
         return each(lambda t: cast(t, device, dtype), x)
 
     def _check_shape(self, x: Any) -> None:

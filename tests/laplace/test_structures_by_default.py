@@ -1,0 +1,110 @@
+"""Which structure "auto" is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import doxa
+from doxa.laplace import asked
+from doxa.priors import StudentTPrior
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+Y = X[:, :1]
+
+
+class Attending(nn.Module):
+    """Attention, whose output layer is never called, over the columns of x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(1, 16), nn.Linear(16, 1)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x.unsqueeze(2))
+        found: Tensor = self.leave(self.attention(h, h, h, need_weights=False)[0].mean(1))
+        return found
+
+
+class Own(nn.Module):
+    """A person's own matrix, used in no layer of torch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(6, width) / 6**0.5)
+        self.second = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(torch.tanh(x @ self.first))
+        return found
+
+
+class Unused(nn.Module):
+    """A layer whose weight is used and which is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 200), nn.Linear(200, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(torch.tanh(x @ self.first.weight.T + self.first.bias))
+        return found
+
+
+def structure(net: nn.Module, method: doxa.Laplace | None = None, **options: Any) -> str:
+    options = {"steps": 2, "progress": False} | options
+    posterior = doxa.fit(net, (X, Y), method or doxa.Laplace(), **options)
+    return str(posterior.method.structure)
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        (doxa.nets.mlp(6, 1, (50,)), "full"),
+        (doxa.nets.mlp(6, 1, (200,)), "kronecker"),
+        (Attending(), "full"),  # 1,137 weights
+        (Own(150), "full"),
+        (Own(800), "diagonal"),
+        (Unused(), "full"),
+    ],
+)
+def test_full_while_small_then_the_factors_of_layers(net: nn.Module, expected: str) -> None:
+    assert structure(net) == expected
+
+
+def test_a_last_layer_is_counted_alone() -> None:
+    assert structure(doxa.nets.mlp(6, 1, (200,)), subset="last_layer") == "full"
+
+
+def test_settings_that_need_the_whole_matrix_have_it() -> None:
+    for method in (doxa.Laplace(polish=1), doxa.Laplace(subnetwork=5)):
+        assert structure(doxa.nets.mlp(6, 1, (200,)), method) == "full"
+    narrow = doxa.Laplace(prior_scale="layer")
+    assert structure(doxa.nets.mlp(6, 1, (200,)), narrow) == "kronecker"
+
+
+def test_factors_need_a_gaussian_prior() -> None:
+    assert structure(doxa.nets.mlp(6, 1, (200,)), prior=StudentTPrior(5.0, 5.0)) == "full"
+
+
+def test_what_is_named_is_kept() -> None:
+    for name in ("full", "diagonal", "low-rank"):
+        assert structure(doxa.nets.mlp(6, 1, (200,)), doxa.Laplace(structure=name)) == name
+
+
+def test_the_same_as_if_it_had_been_named() -> None:
+    for hidden in (20, 200):
+        net = doxa.nets.mlp(6, 1, (hidden,))
+        options: dict[str, Any] = {"steps": 20, "progress": False, "members": 2}
+        auto = doxa.fit(net, (X, Y), "laplace", **options)
+        named = doxa.fit(net, (X, Y), doxa.Laplace(structure=auto.method.structure), **options)
+        assert torch.equal(auto.predict(X).std, named.predict(X).std)
+        assert auto.log_evidence == named.log_evidence
+
+
+def test_limits_are_those_that_the_docs_name() -> None:
+    assert (asked._FULL, asked._MOST_FULL) == (1000, 5000)

@@ -194,3 +194,19 @@ def test_gaussians_over_functions_are_drawn_to_be_asked() -> None:
     assert scores[0] > closed.predict(x).log_prob(heavy).mean() + 0.1
     members = fitted((x, heavy), doxa.Laplace(tune=None), members=3)
     assert isinstance(members.base_likelihood, doxa.StudentT) and members.status == "ok"
+
+
+@pytest.mark.parametrize("method", ["vip", "last-layer-vi", "laplace"])
+def test_methods_whose_functions_are_a_closed_form_take_it_up(tmp_path: Path, method: str) -> None:
+    x, heavy = numbers(True)
+    options: dict[str, Any] = {"steps": 300, "progress": False}
+    posterior = doxa.fit(doxa.nets.mlp(1, 1, (8,)), (x, heavy), method, **options)
+    assert isinstance(posterior.base_likelihood, doxa.StudentT) and posterior.status == "ok"
+    gaussian = doxa.fit(
+        doxa.nets.mlp(1, 1, (8,)), (x, heavy), method, likelihood="gaussian", **options
+    )
+    scores = [float(p.predict(x).log_prob(heavy).mean()) for p in (posterior, gaussian)]
+    assert scores[0] > scores[1] + 0.1
+    posterior.save(tmp_path / "p")
+    loaded = doxa.load(tmp_path / "p")
+    assert torch.equal(loaded.predict(x).log_prob(heavy), posterior.predict(x).log_prob(heavy))

@@ -12,8 +12,9 @@ import doxa
 from doxa.laplace import asked
 from doxa.priors import StudentTPrior
 
-X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+X = torch.randn(1300, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1]
+FEW = slice(400)  # a thousand rows × outputs at most
 
 
 class Attending(nn.Module):
@@ -55,9 +56,11 @@ class Unused(nn.Module):
         return found
 
 
-def structure(net: nn.Module, method: doxa.Laplace | None = None, **options: Any) -> str:
-    options = {"steps": 2, "progress": False} | options
-    posterior = doxa.fit(net, (X, Y), method or doxa.Laplace(), **options)
+def structure(
+    net: nn.Module, method: doxa.Laplace | None = None, rows: slice = slice(None), **options: Any
+) -> str:
+    options = {"steps": 2, "progress": False, "validation": None} | options
+    posterior = doxa.fit(net, (X[rows], Y[rows]), method or doxa.Laplace(), **options)
     return str(posterior.method.structure)
 
 
@@ -74,6 +77,31 @@ def structure(net: nn.Module, method: doxa.Laplace | None = None, **options: Any
 )
 def test_full_while_small_then_the_factors_of_layers(net: nn.Module, expected: str) -> None:
     assert structure(net) == expected
+
+
+def test_a_kernel_while_rows_are_few() -> None:
+    for net in (doxa.nets.mlp(6, 1, (200,)), Own(800), Attending()):
+        assert structure(net, rows=FEW) == "functional"
+    wide = doxa.nets.mlp(6, 1, (200,))
+    by_layer = doxa.Laplace(prior_scale="layer")  # a kernel has one scale,
+    assert structure(wide, by_layer, FEW) == "kronecker"
+    each = doxa.Gaussian(per_output=True)  # and one level of noise
+    two = (X[FEW], X[FEW, :2])
+    options: dict[str, Any] = {"steps": 2, "progress": False, "likelihood": each}
+    posterior = doxa.fit(doxa.nets.mlp(6, 2, (200,)), two, "laplace", **options)
+    assert posterior.method.structure == "kronecker"
+
+
+def test_runs_of_different_lengths_have_one_structure() -> None:
+    """The longest decides for all, also where a member is looked at alone."""
+    rows = [torch.arange(950), torch.arange(1300)]
+    for longest, expected in ((1, "functional"), (2, "kronecker")):
+        sweep = doxa.fit(
+            doxa.nets.mlp(6, 1, (200,)), (X, Y), "laplace", steps=2, progress=False, members=2,
+            runs=doxa.Runs(rows=rows[:longest]),
+        )  # fmt: skip
+        each = [p.method.structure for p in sweep]
+        assert each == [expected] * longest
 
 
 def test_a_last_layer_is_counted_alone() -> None:
@@ -97,11 +125,13 @@ def test_what_is_named_is_kept() -> None:
 
 
 def test_the_same_as_if_it_had_been_named() -> None:
-    for hidden in (20, 200):
-        net = doxa.nets.mlp(6, 1, (hidden,))
-        options: dict[str, Any] = {"steps": 20, "progress": False, "members": 2}
-        auto = doxa.fit(net, (X, Y), "laplace", **options)
-        named = doxa.fit(net, (X, Y), doxa.Laplace(structure=auto.method.structure), **options)
+    options: dict[str, Any] = {"steps": 20, "progress": False, "members": 2}
+    for hidden, rows, expected in ((20, FEW, "full"), (200, FEW, "functional"),
+                                   (200, slice(None), "kronecker")):  # fmt: skip
+        net, data = doxa.nets.mlp(6, 1, (hidden,)), (X[rows], Y[rows])
+        auto = doxa.fit(net, data, "laplace", **options)
+        assert auto.method.structure == expected
+        named = doxa.fit(net, data, doxa.Laplace(structure=expected), **options)
         assert torch.equal(auto.predict(X).std, named.predict(X).std)
         assert auto.log_evidence == named.log_evidence
 

@@ -36,6 +36,7 @@ class ImplicitProcessPosterior(WeightPosterior):
     """
 
     kind = "implicit-process"
+    flat = "_point"
 
     def __init__(
         self, *args: Any, point: Tensor, basis: Tensor, a_mean: Tensor, a_root: Tensor, **kw: Any

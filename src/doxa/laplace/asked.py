@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, layers, links
+from doxa.laplace.curvature import output_size
 from doxa.laplace.statistics import Sums
 from doxa.method import Run
 
@@ -49,17 +50,28 @@ def check_settings(method: Laplace) -> None:
 
 
 def structure(method: Laplace, run: Run) -> str:
-    """The structure that is named; of "auto", the full matrix where that takes a second, or where a
-    setting needs it, else the factors of layers, or what the network can have in their place."""
+    """The structure that is named; of "auto", the full matrix where weights, or rows × outputs, are
+    few, or where a setting needs it; else the factors of layers, or what the network can have in
+    their place."""
     if method.structure != "auto":
         return method.structure
     weights = len(run.subset_index)
     needed = method.polish or method.curvature == "hessian" or method.subnetwork is not None
     if needed or weights <= _FULL:
         return "full"
+    if run.prior.is_gaussian and method.prior_scale == "shared" and _few_rows(run):
+        return "functional"
     if run.prior.is_gaussian and layers.factored(run.net, run.net.subset_names):
         return "kronecker"
     return "full" if weights <= _MOST_FULL else "diagonal"
+
+
+def _few_rows(run: Run) -> bool:
+    """Whether a kernel, in all runs, is as small as a matrix of few weights, and has what it needs:
+    one level of noise."""
+    longest = max(map(len, run.rows.rows))
+    few = longest * output_size(run.net.output) <= _FULL
+    return few and Sums(functional.Kernel()).groups(run) == 1
 
 
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:

@@ -72,8 +72,8 @@ class Laplace(Method):
     ----------
     structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
         leading eigenpairs over all layers; "functional": as full, by way of the kernel on rows.
-        "auto": full up to a thousand uncertain weights, then Kronecker's factors, where the network
-        has them.
+        "auto": full up to a thousand uncertain weights, functional up to a thousand rows × outputs,
+        then Kronecker's factors, where the network has them.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;

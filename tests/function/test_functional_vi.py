@@ -112,6 +112,7 @@ def test_logits_have_a_prior_of_their_own_size() -> None:
     posterior = doxa.fit(
         doxa.nets.mlp(1, 2, hidden=(5,)), (x, (x[:, 0] > 0).long()), likelihood="categorical",
         method=doxa.FunctionalVI(samples=4, rows=2, points=2), steps=2, progress=False,
+        validation=None,
     )  # fmt: skip
     assert abs(float(posterior.prior_functions(x, 400).square().mean()) / 8 - 1) < 0.2
 

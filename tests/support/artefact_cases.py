@@ -36,7 +36,7 @@ CASES = {
     "mean-field-subset": Case("gaussian", doxa.MeanField()),
     "dropout-layers": Case("implicit", doxa.MCDropout(), "poisson"),
     "dropout-inserted": Case("implicit", doxa.MCDropout(p=0.3, insert="all"), "categorical"),
-    "laplace": Case("laplace", doxa.Laplace(tune=None, polish=0)),
+    "laplace": Case("laplace", doxa.Laplace("full", tune=None, polish=0)),
     "laplace-diagonal": Case(
         "laplace", doxa.Laplace("diagonal", "sampled", tune=None, polish=0), "categorical"
     ),

@@ -194,9 +194,9 @@ def test_the_calibration_error_is_one_number(tmp_path: Path) -> None:
     page = root(tmp_path / "r.html")
     ece = library.evaluate.ece(posterior.predict(x[100:]), y[100:])
     tiles = page.all("header")[0].by_class("tiles")[0].text
-    assert f"{100 * ece:.1f} %ECE" in tiles
+    assert f"{percent(ece)}ECE" in tiles
     figure = next(f for f in page.all("figure") if f.all("strong")[0].text == "Reliability")
-    assert f"The mean gap is the ECE, {100 * ece:.1f} %." in figure.text
+    assert f"The mean gap is the ECE, {percent(ece)}." in figure.text
     diagnostics = next(n for n in page.all("section") if n.attributes["id"] == "diagnostics")
     assert f"expected calibration error {ece:.3f}" in diagnostics.text
 

@@ -12,9 +12,17 @@ import doxa
 from doxa.laplace import asked
 from doxa.priors import StudentTPrior
 
-X = torch.randn(1300, 6, generator=torch.Generator().manual_seed(0))
+X = torch.randn(450, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1]
-FEW = slice(400)  # a thousand rows × outputs at most
+FEW = slice(200)
+LIMITS = (asked._FULL, asked._MOST_FULL)
+
+
+@pytest.fixture(autouse=True)
+def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller ones, so that matrices are made quickly: 300 weights, or rows × outputs, and 900."""
+    monkeypatch.setattr(asked, "_FULL", 300)
+    monkeypatch.setattr(asked, "_MOST_FULL", 900)
 
 
 class Attending(nn.Module):
@@ -22,8 +30,8 @@ class Attending(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.leave = nn.Linear(1, 16), nn.Linear(16, 1)
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.enter, self.leave = nn.Linear(1, 8), nn.Linear(8, 1)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.enter(x.unsqueeze(2))
@@ -49,7 +57,7 @@ class Unused(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 200), nn.Linear(200, 1)
+        self.first, self.second = nn.Linear(6, 60), nn.Linear(60, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.second(torch.tanh(x @ self.first.weight.T + self.first.bias))
@@ -67,11 +75,11 @@ def structure(
 @pytest.mark.parametrize(
     ("net", "expected"),
     [
-        (doxa.nets.mlp(6, 1, (50,)), "full"),
-        (doxa.nets.mlp(6, 1, (200,)), "kronecker"),
-        (Attending(), "full"),  # 1,137 weights
-        (Own(150), "full"),
-        (Own(800), "diagonal"),
+        (doxa.nets.mlp(6, 1, (20,)), "full"),
+        (doxa.nets.mlp(6, 1, (60,)), "kronecker"),
+        (Attending(), "full"),  # 313 weights
+        (Own(60), "full"),
+        (Own(200), "diagonal"),
         (Unused(), "full"),
     ],
 )
@@ -80,24 +88,24 @@ def test_full_while_small_then_the_factors_of_layers(net: nn.Module, expected: s
 
 
 def test_a_kernel_while_rows_are_few() -> None:
-    for net in (doxa.nets.mlp(6, 1, (200,)), Own(800), Attending()):
+    for net in (doxa.nets.mlp(6, 1, (60,)), Own(200), Attending()):
         assert structure(net, rows=FEW) == "functional"
-    wide = doxa.nets.mlp(6, 1, (200,))
+    wide = doxa.nets.mlp(6, 1, (60,))
     by_layer = doxa.Laplace(prior_scale="layer")  # a kernel has one scale,
     assert structure(wide, by_layer, FEW) == "kronecker"
     each = doxa.Gaussian(per_output=True)  # and one level of noise
     two = (X[FEW], X[FEW, :2])
     options: dict[str, Any] = {"steps": 2, "progress": False, "likelihood": each}
-    posterior = doxa.fit(doxa.nets.mlp(6, 2, (200,)), two, "laplace", **options)
+    posterior = doxa.fit(doxa.nets.mlp(6, 2, (60,)), two, "laplace", **options)
     assert posterior.method.structure == "kronecker"
 
 
 def test_runs_of_different_lengths_have_one_structure() -> None:
     """The longest decides for all, also where a member is looked at alone."""
-    rows = [torch.arange(950), torch.arange(1300)]
+    rows = [torch.arange(320), torch.arange(450)]
     for longest, expected in ((1, "functional"), (2, "kronecker")):
         sweep = doxa.fit(
-            doxa.nets.mlp(6, 1, (200,)), (X, Y), "laplace", steps=2, progress=False, members=2,
+            doxa.nets.mlp(6, 1, (60,)), (X, Y), "laplace", steps=2, progress=False, members=2,
             runs=doxa.Runs(rows=rows[:longest]),
         )  # fmt: skip
         each = [p.method.structure for p in sweep]
@@ -105,29 +113,29 @@ def test_runs_of_different_lengths_have_one_structure() -> None:
 
 
 def test_a_last_layer_is_counted_alone() -> None:
-    assert structure(doxa.nets.mlp(6, 1, (200,)), subset="last_layer") == "full"
+    assert structure(doxa.nets.mlp(6, 1, (60,)), subset="last_layer") == "full"
 
 
 def test_settings_that_need_the_whole_matrix_have_it() -> None:
     for method in (doxa.Laplace(polish=1), doxa.Laplace(subnetwork=5)):
-        assert structure(doxa.nets.mlp(6, 1, (200,)), method) == "full"
+        assert structure(doxa.nets.mlp(6, 1, (60,)), method) == "full"
     narrow = doxa.Laplace(prior_scale="layer")
-    assert structure(doxa.nets.mlp(6, 1, (200,)), narrow) == "kronecker"
+    assert structure(doxa.nets.mlp(6, 1, (60,)), narrow) == "kronecker"
 
 
 def test_factors_need_a_gaussian_prior() -> None:
-    assert structure(doxa.nets.mlp(6, 1, (200,)), prior=StudentTPrior(5.0, 5.0)) == "full"
+    assert structure(doxa.nets.mlp(6, 1, (60,)), prior=StudentTPrior(5.0, 5.0)) == "full"
 
 
 def test_what_is_named_is_kept() -> None:
     for name in ("full", "diagonal", "low-rank"):
-        assert structure(doxa.nets.mlp(6, 1, (200,)), doxa.Laplace(structure=name)) == name
+        assert structure(doxa.nets.mlp(6, 1, (60,)), doxa.Laplace(structure=name)) == name
 
 
 def test_the_same_as_if_it_had_been_named() -> None:
     options: dict[str, Any] = {"steps": 20, "progress": False, "members": 2}
-    for hidden, rows, expected in ((20, FEW, "full"), (200, FEW, "functional"),
-                                   (200, slice(None), "kronecker")):  # fmt: skip
+    for hidden, rows, expected in ((20, FEW, "full"), (60, FEW, "functional"),
+                                   (60, slice(None), "kronecker")):  # fmt: skip
         net, data = doxa.nets.mlp(6, 1, (hidden,)), (X[rows], Y[rows])
         auto = doxa.fit(net, data, "laplace", **options)
         assert auto.method.structure == expected
@@ -137,4 +145,4 @@ def test_the_same_as_if_it_had_been_named() -> None:
 
 
 def test_limits_are_those_that_the_docs_name() -> None:
-    assert (asked._FULL, asked._MOST_FULL) == (1000, 5000)
+    assert LIMITS == (2000, 5000)

@@ -14,7 +14,7 @@ from doxa.method import Run
 if TYPE_CHECKING:
     from doxa.laplace.laplace import Laplace
 
-_FULL = 1000  # weights of which a full matrix is made in about a second
+_FULL = 2000  # weights of which a full matrix is made in some three seconds
 _MOST_FULL = 5000  # the same, in half a minute
 
 
@@ -59,19 +59,24 @@ def structure(method: Laplace, run: Run) -> str:
     needed = method.polish or method.curvature == "hessian" or method.subnetwork is not None
     if needed or weights <= _FULL:
         return "full"
-    if run.prior.is_gaussian and method.prior_scale == "shared" and _few_rows(run):
+    if _few_rows(method, run):
         return "functional"
-    if run.prior.is_gaussian and layers.factored(run.net, run.net.subset_names):
+    if has_factors(run):
         return "kronecker"
     return "full" if weights <= _MOST_FULL else "diagonal"
 
 
-def _few_rows(run: Run) -> bool:
+def has_factors(run: Run) -> bool:
+    return bool(run.prior.is_gaussian) and layers.factored(run.net, run.net.subset_names)
+
+
+def _few_rows(method: Laplace, run: Run) -> bool:
     """Whether a kernel, in all runs, is as small as a matrix of few weights, and has what it needs:
-    one level of noise."""
+    one scale of a Gaussian prior, and one level of noise."""
     longest = max(map(len, run.rows.rows))
-    few = longest * output_size(run.net.output) <= _FULL
-    return few and Sums(functional.Kernel()).groups(run) == 1
+    if longest * output_size(run.net.output) > _FULL or not run.prior.is_gaussian:
+        return False
+    return method.prior_scale == "shared" and Sums(functional.Kernel()).groups(run) == 1
 
 
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:

@@ -13,7 +13,7 @@ predicts best: where the posterior is no Gaussian, classes are predicted with to
 So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
 is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
 mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, and by default
-1,000, "kronecker" for networks of Linear layers, convolutions and embeddings, "low-rank" for few
+2,000, "kronecker" for networks of Linear layers, convolutions and embeddings, "low-rank" for few
 rows, "diagonal" for any number of weights, at the price of all correlations. Dropout is off and
 BatchNorm frozen while curvature is computed.
 """
@@ -72,8 +72,8 @@ class Laplace(Method):
     ----------
     structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
         leading eigenpairs over all layers; "functional": as full, by way of the kernel on rows.
-        "auto": full up to a thousand uncertain weights, functional up to a thousand rows × outputs,
-        then Kronecker's factors, where the network has them.
+        "auto": full up to 2,000 uncertain weights, functional up to 2,000 rows × outputs, then
+        Kronecker's factors, where the network has them.
     predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
     temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
     tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
@@ -238,8 +238,22 @@ class Laplace(Method):
         if rows is not None:
             heat = run.field(self, "temperature")
             share = statistics.determined(run, state, posterior.covariance, heat)
-            verdict.judge(posterior, rows, share)
+            nearer = None
+            if self.structure == "diagonal" and asked.has_factors(run):
+                nearer = partial(replace(self, structure="kronecker")._determined, run, state)
+            verdict.judge(posterior, rows, share, nearer)
         return posterior
+
+    def _determined(self, run: Run, state: State) -> float:
+        """γ/n, at noise and a scale of the prior that were found with another structure."""
+        sums = self._sums
+        other, batches = state | sums.empty(run), run.passes()
+        for t in range(batches.count):
+            other = sums.add(run, other, batches.batch(t))
+        other = sums.form.complete(run, other)
+        spread = sums.form.covariance(run, other, self._prior(run, state))
+        heat = run.field(self, "temperature")
+        return statistics.determined(run, other, spread.scaled(heat.double()), heat)
 
     def _prior(self, run: Run, state: State) -> Tensor:
         """τΛ, [M, p]."""

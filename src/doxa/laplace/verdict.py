@@ -5,7 +5,10 @@ may, for the maximum was fitted to them too. With Gaussian noise a row of levera
 predictive variance σ²(1 + h), and its squared residual is (1 − h)σ² on average, where that of a new
 row is (1 + h)σ²: fitting made the score of the maximum look better by h, and that of the predictive
 by h/(1 + h). The difference, h²/(1 + h), is of second order. Leverages add up to γ, the number of
-well-determined parameters, so that h = γ/nd for each of the d directions in a row's outputs.
+well-determined parameters, so that h = γ/nd for each of the d directions in a row's outputs. A
+matrix without correlations counts more of them than there are (Σ x/(x + δ) is larger over its
+diagonal than over its eigenvalues: Schur), and could excuse anything: where it would, γ is that of
+layers' factors, which have some, if it is less.
 
 A loss is much, and said in the status, where it is above that by a tenth of a nat a row (the
 geometric mean of the probabilities given to what came true is then a tenth lower), of classes on
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -114,25 +118,35 @@ def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
     return float(below.mean()) > errors * error
 
 
-def judge(posterior: LaplacePosterior, rows: Rows, determined: float) -> None:
+def judge(
+    posterior: LaplacePosterior, rows: Rows, determined: float,
+    nearer: Callable[[], float] | None = None,
+) -> None:  # fmt: skip
     """The comparison as a diagnostic, and in the status where much is lost; `determined` is γ/n, by
-    which rows that were fitted lose more."""
+    which rows that were fitted lose more, and `nearer` works it out with correlations, where it has
+    none."""
     below = below_its_maximum(posterior, rows)
     posterior.record.diagnostics["below_maximum"] = {"nats": below.mean, "rows": rows.words}
     outputs = output_size(posterior.network.output)
     directions = max(1, outputs - posterior.likelihood.classifies)  # a softmax has one less
-    leverage = 0.0 if rows.held_out else determined / directions
-    allowed = below.much + directions * leverage**2 / (1.0 + leverage)
+
+    def most(share: float) -> float:
+        leverage = 0.0 if rows.held_out else share / directions
+        return below.much + directions * leverage**2 / (1.0 + leverage)
+
     if not below.beyond(below.much):
         return
+    allowed = most(determined)
+    if nearer is not None and not below.beyond(allowed):
+        allowed = min(allowed, most(nearer()))
     lost = (
         f"on {len(below.each)} {rows.words}, the predictive's log score is {below.mean:.2g} nats a "
         "row below that of the weights alone"
     )
     if below.beyond(allowed):
-        most = f" (at most {allowed:.2g} were to be expected): "
-        posterior.record.status = Status(WORSE, lost + most + _advice(posterior, rows))
-    else:  # leverages of a matrix without correlations add up to more than there is
+        expected = f" (at most {allowed:.2g} were to be expected): "
+        posterior.record.status = Status(WORSE, lost + expected + _advice(posterior, rows))
+    else:
         posterior.record.status = Status(
             "ok", f"{lost}, which their leverages may excuse: rows that were not fitted would tell "
             "(validation=(x, y))",

@@ -55,7 +55,9 @@ def test_each_member_ends_with_its_best_score(trained: Any) -> None:
         pytest.skip(MOVES_ON[trained.name])
     train, held = noise_to_fit(trained)
     settings = {"average": 0.0} if "average" in trained.cls().settings() else {}
-    likelihood = doxa.Gaussian(noise=0.5) if trained.regression else "categorical"
+    likelihood = (
+        doxa.Gaussian(noise=0.5) if trained.regression else doxa.Categorical(temperature=1.0)
+    )
     posterior = trained.fit(
         train, members=2, validation=held, steps=200, lr=0.05, batch_size=12, patience=200,
         schedule="constant", standardize=False, dtype=torch.float64, likelihood=likelihood,

@@ -145,6 +145,9 @@ def test_a_row_is_given_to_the_mixture_moved_to_the_member_that_left_it_out(
     own = torch.cat([outputs[m, rows] for m, rows in enumerate(splits.held_out)])
     torch.testing.assert_close(f.mean(0), own)
     torch.testing.assert_close(f.var(0), outputs[:, torch.cat(splits.held_out)].var(0))
+    given = (x[:60], y[:60])  # no training was stopped by them
+    fitted((x, y), doxa.Laplace(train=False), validation=given)
+    assert len(seen) == 2 and seen[1][2] == 0
 
 
 def test_a_temperature_divides_logits_wherever_they_are() -> None:

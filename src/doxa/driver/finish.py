@@ -75,7 +75,7 @@ def _posterior(
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
             each = judged(posterior, method, run, rows, result)
-            ask_left_out(posterior, each, method, part)
+            ask_left_out(posterior, each, method, part, bool(result.best_step))
             judge(posterior, each, run)
         if method.shrinks and record.status == "ok" and not run.data.tasks:
             learned(posterior, part)

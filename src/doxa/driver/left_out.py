@@ -36,16 +36,19 @@ _FUNCTIONS = 50  # of them
 Asked = tuple[Tensor, Tensor, dict[str, Tensor], Tensor]  # f [S, N, ...], y, theta, weight [N]
 
 
-def ask_left_out(posterior: Posterior, judged: Judged, method: Method, run: Run) -> None:
+def ask_left_out(
+    posterior: Posterior, judged: Judged, method: Method, run: Run, stopped: bool
+) -> None:
     """Give a posterior, and those that are judged in its place, the likelihood that the rows left
-    out ask for. Methods that do not overfit integrate over what could be asked."""
+    out ask for; `stopped` says whether training ended where they are predicted best. Methods that
+    do not overfit integrate over what could be asked."""
     before = posterior.base_likelihood
     if not (method.overfits and before.asks_left_out and isinstance(posterior, WeightPosterior)):
         return
     rows = _rows(posterior, judged, run)
     if rows is None or len(rows[1]) < FEWEST:
         return
-    found = before.left_out(*rows, stopped=len(judged))
+    found = before.left_out(*rows, stopped=len(judged) * stopped)
     if found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in judged))}.values():

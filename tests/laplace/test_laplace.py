@@ -187,7 +187,12 @@ def test_classification_draws_correlated_logits() -> None:
     """p.samples are the functions, whose covariance over classes is J Σ Jᵀ; probabilities are those
     of their average, but for how far log odds of three classes are from a Gaussian."""
     x, y = classes()
-    posterior = fit(tanh_net(3), (x, y), doxa.Laplace(centre="mode"), likelihood="categorical")
+    posterior = fit(
+        tanh_net(3),
+        (x, y),
+        doxa.Laplace(centre="mode"),
+        likelihood=doxa.Categorical(temperature=1.0),
+    )
     p = posterior.predict(x[:4], n=20_000)
     assert torch.equal(p.samples, posterior.functions(x[:4], 20_000))
     f, j = posterior._jacobians()(x[:4])

@@ -240,29 +240,14 @@ class Laplace(Method):
             share = statistics.determined(run, state, posterior.covariance, heat)
             nearer = None
             if self.structure == "diagonal" and asked.has_factors(run):
-                nearer = partial(replace(self, structure="kronecker")._determined, run, state)
+                factors = statistics.Sums(Factors(), self.curvature)
+                nearer = partial(factors.determined, run, state, heat)
             verdict.judge(posterior, rows, share, nearer)
         return posterior
 
-    def _determined(self, run: Run, state: State) -> float:
-        """γ/n, at noise and a scale of the prior that were found with another structure."""
-        sums = self._sums
-        other, batches = state | sums.empty(run), run.passes()
-        for t in range(batches.count):
-            other = sums.add(run, other, batches.batch(t))
-        other = sums.form.complete(run, other)
-        spread = sums.form.covariance(run, other, self._prior(run, state))
-        heat = run.field(self, "temperature")
-        return statistics.determined(run, other, spread.scaled(heat.double()), heat)
-
-    def _prior(self, run: Run, state: State) -> Tensor:
-        """τΛ, [M, p]."""
-        prior, _ = scales.prior_curvature(run, state)
-        return scales.Scales.of(run, state).each(state["tau"]) * prior
-
     def _spread(self, run: Run, state: State) -> Structure:
         """T H⁻¹, as a posterior keeps it."""
-        inverse = self._sums.form.covariance(run, state, self._prior(run, state))
+        inverse = self._sums.form.covariance(run, state, scales.precision(run, state))
         return self._kept(run, inverse)
 
     def _kept(self, run: Run, inverse: Structure) -> Structure:
@@ -273,7 +258,7 @@ class Laplace(Method):
         return spread.from_state(tidy)
 
     def _posterior(self, run: Run, state: State, moves: bool = False) -> LaplacePosterior:
-        prior, tau = self._prior(run, state), state["tau"]
+        prior, tau = scales.precision(run, state), state["tau"]
         inverse = self._sums.form.covariance(run, state, prior)
         kind = LaplacePosterior if not isinstance(inverse, Dual) else FunctionalPosterior
         posterior = kind(

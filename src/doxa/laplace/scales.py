@@ -99,3 +99,9 @@ def told(run: Run, tau: Tensor) -> list[float] | list[dict[str, float]]:
     if tau.shape[1] == 1:
         return [float(own) for own in tau[:, 0].rsqrt()]
     return [dict(zip(names(run), own, strict=True)) for own in tau.rsqrt().tolist()]
+
+
+def precision(run: Run, state: State) -> Tensor:
+    """τΛ, [M, p]."""
+    prior, _ = prior_curvature(run, state)
+    return Scales.of(run, state).each(state["tau"]) * prior

@@ -17,7 +17,7 @@ from doxa.laplace.curvature import output_size
 from doxa.laplace.evidence import BOUNDS, reestimate
 from doxa.laplace.forms import Form
 from doxa.laplace.outputs import Averaged, Outputs
-from doxa.laplace.scales import Scales, prior_curvature
+from doxa.laplace.scales import Scales, precision, prior_curvature
 from doxa.likelihoods import Gaussian
 from doxa.linalg import Embedded, Structure
 from doxa.method import Run, State
@@ -122,6 +122,15 @@ class Sums:
             }
         return new
 
+    def determined(self, run: Run, state: State, heat: Tensor) -> float:
+        """T γ/n, at noise and a scale of the prior that were found with another form."""
+        new, batches = state | self.empty(run), run.passes()
+        for t in range(batches.count):
+            new = self.add(run, new, batches.batch(t))
+        new = self.form.complete(run, new)
+        spread = self.form.covariance(run, new, precision(run, state))
+        return determined(run, new, spread.scaled(heat.double()), heat)
+
 
 def some_rows(batch: Batch, rows: slice) -> Batch:
     """Some rows of a batch, for all members."""
@@ -135,8 +144,6 @@ def determined(run: Run, state: State, spread: Structure, heat: Tensor) -> float
     """T γ/n: how many parameters the data determine, a row, γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ).
 
     `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
-    prior, _ = prior_curvature(run, state)
     spread = spread.inner if isinstance(spread, Embedded) else spread
-    own = Scales.of(run, state).each(state["tau"]) * prior
-    bound = (own * spread.diagonal().double()).sum(1)
+    bound = (precision(run, state) * spread.diagonal().double()).sum(1)
     return float(((heat.double() * spread.size - bound) / run.n.double()).mean())

@@ -213,3 +213,24 @@ def test_methods_whose_functions_are_a_closed_form_take_it_up(tmp_path: Path, me
     posterior.save(tmp_path / "p")
     loaded = doxa.load(tmp_path / "p")
     assert torch.equal(loaded.predict(x).log_prob(heavy), posterior.predict(x).log_prob(heavy))
+
+
+def test_functions_are_drawn_as_wide_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty at each of sixty rows: the mean of their variances is Laplace's own to 1/√1500."""
+    seen: list[Tensor] = []
+
+    def left_out(_: Any, f: Tensor, *rest: Any, stopped: int) -> None:
+        seen.append(f)
+
+    monkeypatch.setattr(doxa.Gaussian, "left_out", left_out)
+    x, y = numbers(False)
+    posterior = fitted((x, y), doxa.Laplace(tune=None))
+    splits = own_parts([torch.arange(N)], [0], [0])
+    assert splits is not None and splits.held_out is not None
+    p = posterior.predict(x[splits.held_out[0]])
+    assert seen[0].shape == (50, 60, 1)
+    own = p.epistemic.reshape(60)
+    ratio = float((seen[0][..., 0].var(0) / own).mean())
+    assert ratio == pytest.approx(1.0, abs=5 / 1500**0.5)
+    error = own.sqrt() / 50**0.5
+    assert ((seen[0][..., 0].mean(0) - p.mean.reshape(60)).abs() < 5 * error).all()

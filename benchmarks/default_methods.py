@@ -117,6 +117,7 @@ def cell(name: str, method: str, split: int, file: Path) -> dict[str, Any]:
         right = p.probs.argmax(1) == truth
         return found | {"accuracy": float(right.double().mean()), "ece": evaluate.ece(p, truth)}
     low, high = p.interval(LEVEL)
+    truth = truth.reshape(low.shape)
     inside = ((truth >= low) & (truth <= high)).double().mean()
     return found | {"coverage": float(inside), "held_out": _held_out(posterior)}
 

@@ -43,7 +43,9 @@ def timed(call: Callable[[], Any], steps: int, repeats: int) -> dict[str, float]
     return {"best": min(times), "median": statistics.median(times)}
 
 
-def doxa_steps(device: str, chains: int, steps: int, repeats: int) -> dict[str, Any]:
+def doxa_steps(
+    device: str, chains: int, steps: int, repeats: int, modes: tuple[str, ...] = ()
+) -> dict[str, Any]:
     from dataclasses import dataclass
 
     import torch
@@ -52,8 +54,6 @@ def doxa_steps(device: str, chains: int, steps: int, repeats: int) -> dict[str, 
     import doxa
     from doxa.engine.execute import Executor
     from doxa.mcmc.leapfrog import Point, leapfrog
-
-    torch.set_num_threads(1)
 
     class Found(Exception):
         pass
@@ -72,8 +72,8 @@ def doxa_steps(device: str, chains: int, steps: int, repeats: int) -> dict[str, 
                  prior=doxa.Normal(1.0), progress=False, engine="stack")  # fmt: skip
     except Found as found:
         run = found.args[0]
-    batch, theta = run.rows().batch(0), run.start()
-    density = lambda theta: run.joint(theta, batch, {})  # noqa: E731
+    batch, theta = run.all_rows(), run.start()
+    density = Probe().density(run, run.init_network(), batch)
     metric, step = torch.ones_like(theta), torch.full_like(theta[:, :1], EPSILON)
 
     def move(state: Any, batch: Any, t: Any, rate: Any, owned: bool = False) -> Any:
@@ -85,8 +85,8 @@ def doxa_steps(device: str, chains: int, steps: int, repeats: int) -> dict[str, 
 
     nothing = torch.zeros((), device=device)
     found = {}
-    modes = ("graph", "compiled-graph") if device == "cuda" else ("traced", "compiled")
-    for mode in modes:
+    usual = ("graph", "compiled-graph") if device == "cuda" else ("traced", "compiled")
+    for mode in modes or usual:
         value, grad = density(theta)
         start = Point(theta, torch.zeros_like(theta), value, grad)._asdict()
         executor, began = Executor(move, mode), time.perf_counter()
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--package", choices=list(PACKAGES), help="this one, in this process")
     parser.add_argument("--jax", default=sys.executable, help="the interpreter that has JAX")
     args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.package:
         for chains in map(int, args.chains.split(",")):
             found = PACKAGES[args.package](args.device, chains, args.steps, args.repeats)

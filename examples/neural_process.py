@@ -84,10 +84,10 @@ def draw(posteriors: dict[str, Any], path: Path) -> None:
     ):
         known = posterior.condition(x, y)
         p = known.predict(grid)
-        at, middle, spread = grid[:, 0], p.mean[:, 0], 2 * p.std[:, 0]
+        at, middle, spread = grid[:, 0], p.mean, 2 * p.std
         axes.fill_between(at, middle - spread, middle + spread, color=BLUE, alpha=0.25, lw=0)
         if posterior.method.latent:
-            axes.plot(at, known.functions(grid, 5)[..., 0].T, color=BLUE, lw=0.6, alpha=0.7)
+            axes.plot(at, known.functions(grid, 5).T, color=BLUE, lw=0.6, alpha=0.7)
         axes.plot(at, middle, color=BLUE, label=name)
         for line in (mean - 2 * std, mean + 2 * std):
             axes.plot(at, line, color=GREY, lw=0.9, ls="--")

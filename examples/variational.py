@@ -67,7 +67,7 @@ def widths(steps: int = 3000, draws: int = 500) -> dict[str, tuple[Tensor, Tenso
         if posterior.status != "ok":
             print(f"{name}: {posterior.status}, {posterior.status.reason}")
         p = posterior.predict(GRID)
-        found[name] = p.mean[:, 0], p.epistemic[:, 0].sqrt()
+        found[name] = p.mean, p.epistemic.sqrt()
     return found
 
 

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "doxa"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [
     p for part in ("src", "tests", "examples", "benchmarks") for p in (ROOT / part).rglob("*.py")
 ]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from doxa.noise import Noise, _kept, digest, generator, repeated
+from doxa.noise import Noise, _kept, digest, drawing, generator, repeated
 
 ALPHA = 1e-4
 SIZE = 1 << 16
@@ -229,3 +230,60 @@ def test_draws_that_are_kept_are_those_of_a_new_source() -> None:
     assert repeated(*ask, (1 << 16,), *rest) is small
     assert repeated(*ask, ((1 << 16) + 1,), *rest) is not large
     assert _kept.cache_info().currsize == _kept.cache_info().maxsize == 64
+
+
+def _drawn_by_torch() -> list[Tensor]:
+    """What modules and functions draw that take no generator."""
+    weight = torch.empty(5, 4)
+    out = [nn.init.kaiming_uniform_(weight).clone(), nn.init.orthogonal_(weight).clone()]
+    out += [nn.init.trunc_normal_(weight).clone(), weight.exponential_().clone()]
+    out += [torch.rand(3), torch.randn(17), torch.randperm(9), torch.randint(2, 5, (4,))]
+    out += [torch.randn_like(weight), torch.normal(weight, 1.0), torch.bernoulli(weight.sigmoid())]
+    out += [torch.multinomial(torch.ones(5), 2), nn.functional.dropout(weight, 0.5)]
+    out += [nn.functional.rrelu(-weight, training=True), nn.functional.gumbel_softmax(weight)]
+    lstm = nn.LSTM(2, 3, 2, dropout=0.5)
+    return [*out, *(p.detach() for p in lstm.parameters()), lstm(torch.ones(4, 1, 2))[0].detach()]
+
+
+def test_drawing_is_the_default_generator_without_touching_it() -> None:
+    """The same numbers as after torch.manual_seed, and the default generator does not move."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(digest("a", 1) & 0xFFFFFFFF)
+        want = _drawn_by_torch()
+        state = torch.get_rng_state()
+        with drawing("a", 1):
+            got = _drawn_by_torch()
+        assert torch.equal(torch.get_rng_state(), state)
+        with drawing("a", 2):
+            other = _drawn_by_torch()
+    assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))
+    assert not torch.equal(other[0], want[0])
+
+
+def test_drawing_belongs_to_its_thread() -> None:
+    """Another thread meanwhile draws from the default generator as ever."""
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        want = torch.rand(4)
+        torch.manual_seed(3)
+        with drawing("a"):
+            thread = threading.Thread(target=lambda: found.append(torch.rand(4)))
+            thread.start()
+            thread.join()
+    assert torch.equal(found[0], want)
+
+
+def test_fused_dropout_draws_from_the_same_generator() -> None:
+    """Its output, its share of zeros (1,000 of them: four standard errors fail one seed in 16,000),
+    and its derivative, x ↦ mask/(1 − p)."""
+    x, state = torch.full((1000,), 2.0, requires_grad=True), torch.get_rng_state()
+    with drawing("a") as numbers:
+        assert not numbers.drew
+        out, kept = torch.native_dropout(x, 0.25, True)
+        assert numbers.drew
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(out, torch.where(kept, 2.0 / 0.75, 0.0))
+    assert abs(float(kept.float().mean()) - 0.75) < 4 * (0.75 * 0.25 / 1000) ** 0.5
+    out.sum().backward()
+    assert torch.allclose(x.grad, kept / 0.75)

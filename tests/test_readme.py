@@ -54,7 +54,7 @@ def test_every_python_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["draws"].status == "ok" and names["draws"]["sigma"].shape == (4, 1000)
     assert len(names["sweep"]) == 60 and len(names["sweep"].select(by="validation")) == 20
     low, high = names["guaranteed"].predict(names["x_new"]).interval()
-    inside = (low[:, 0] <= names["y"][400:]) & (names["y"][400:] <= high[:, 0])
+    inside = (low <= names["y"][400:]) & (names["y"][400:] <= high)
     assert float(inside.double().mean()) >= 0.9  # these are the rows that it was calibrated on
 
 

@@ -75,11 +75,17 @@ def posterior(p: Any) -> Words:
             ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'row')} left out")
         )
     has = [
-        f"{name} {number(value)}"
+        f"{name} {number(value)}{_error(p, name)}"
         for name in ("log_evidence", "elbo") if (value := getattr(p, name)) is not None
     ]  # fmt: skip
     facts += [("has", ", ".join(has))] if has else []
     return Words(_title(p), state(p.status), facts)
+
+
+def _error(p: Any, name: str) -> str:
+    """The standard error of a number that is estimated by draws, where it is known."""
+    error = p.diagnostics.get(f"{name}_error")
+    return "" if error is None else f" ± {number(error)}"
 
 
 def predictive(p: Any) -> Words:

@@ -49,6 +49,10 @@ class CorruptedArtefact(StoreError):
     """A stored artefact's contents do not match its checksums."""
 
 
+class FolderInUse(StoreError):
+    """Another process or thread is writing to the folder; the message says which, since when."""
+
+
 class Unavailable(DoxaError, AttributeError):
     """This posterior or predictive does not have the quantity asked for."""
 

@@ -25,14 +25,15 @@ from doxa.driver.belief import believe
 from doxa.driver.fingerprint import fingerprint
 from doxa.driver.finish import launch
 from doxa.driver.members import member_ids, stack
-from doxa.driver.place import Given, place_data
+from doxa.driver.place import Given, fitted_rows, place_data
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.trial import try_engine
 from doxa.engine import Engine
-from doxa.engine.threads import threads_for
+from doxa.engine.threads import default_modes, threads_for
 from doxa.errors import MethodError
 from doxa.method import FitSettings, Method, as_method
 from doxa.method.keywords import keywords
+from doxa.method.memory import Workload, check_planned
 from doxa.method.precision import in_half
 from doxa.model import Model, Subset
 from doxa.model.freshness import say_if_trained
@@ -50,6 +51,7 @@ from doxa.posterior.weights import WeightPosterior
     steps=checks.whole, epochs=checks.positive, lr=checks.positive,
     checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
 )  # fmt: skip
+@default_modes(train=True)
 @threads_for(0.0)
 def fit(
     model: Model | nn.Module | None,
@@ -106,14 +108,17 @@ def fit(
     patience: how many looks at these rows without gain end the training.
     standardize: scale float inputs and continuous targets; predictions are in the units of y.
         Without it, columns far from unit size are named in a warning.
-    sample_weight: one nonnegative weight a row; n is then their sum, and scales are weighted.
+    sample_weight: one nonnegative weight per row; n is then their sum, and scales are weighted.
+        Rows of weight 0 are removed before anything else: they may hold NaN. What counts rows,
+        such as a standard error, counts (Σw)²/Σw² of them.
     precision: "full", or "bfloat16": the network's products in training are of half precision, with
         weights, likelihood and optimiser in float32; for methods that climb, on a GPU that is
         made for it. Predictions are in full precision.
     batch_size: rows a step, at most all of them; the method's default.
     steps or epochs: how long to optimise; methods that sample have their own lengths.
     lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
-    checkpoint: a folder; a fit that finds its own checkpoint there goes on from it.
+    checkpoint: a folder; a fit that finds its own checkpoint there goes on from it. It is locked
+        while the fit runs: a second fit there raises `FolderInUse`.
     checkpoint_every: seconds between checkpoints.
     draws_budget: bytes of memory for the draws that samplers keep, else a quarter of what is free;
         past it they are kept and read on disk, and nothing else changes.
@@ -131,7 +136,7 @@ def fit(
     method = as_method(method)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
-    given = Given.read(data)
+    given = Given.read(data, sample_weight)
     specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
     problem, noise_model, inferred = believe(model, method, likelihood, prior, subset, given, specs)
     believed = problem.model
@@ -148,8 +153,7 @@ def fit(
     if isinstance(validation, str) and validation == "auto" and not method.holds_out:
         validation = None
     held, splits, likelihood_output, inputs = place_data(
-        given, problem.model, noise_model, specs, validation, standardize, sample_weight, device,
-        dtype, ids,
+        given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
     )  # fmt: skip
     size = _batch_size(batch_size, method, held, problem)
     epoch = max(1, max(len(r) for r in held.rows) // size)
@@ -158,6 +162,11 @@ def fit(
         rate=method.default_rate if lr is None else lr,
         optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin,
     )  # fmt: skip
+    members_of_runs = len(specs) * len(ids)
+    work = Workload.of(
+        problem, held, members_of_runs, size, likelihood_output, inputs, draws_budget
+    )
+    check_planned(method, work, device)
     run = stack(
         problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
         specs, ids, likelihood_output, inputs, settings,
@@ -178,8 +187,11 @@ def fit(
         options.fingerprint = fingerprint(run, method, options, specs)
     posteriors, _ = launch(run, method, options, specs, checkpoint, began)
     columns = given.names[0].columns
-    for posterior in posteriors:
+    used = fitted_rows(given, specs, validation)
+    for posterior, rows in zip(posteriors, used, strict=True):
         posterior.columns = None if columns is None else list(columns)
+        posterior.scalar_targets = noise_model.scalar_targets(given.y, likelihood_output)
+        posterior.fitted_rows = rows
         if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
@@ -201,7 +213,7 @@ def _start(init: Any) -> tuple[bool, Tensor | None]:
 def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
     lengths = [len(rows) for rows in data.rows]
     # Short runs are padded with rows of weight 0, which BatchNorm would count all the same.
-    largest = min(lengths) if problem.batch_norm else max(lengths)
+    largest = min(lengths) if problem.joins_rows else max(lengths)
     return max(1, min(asked or method.default_batch, largest))
 
 

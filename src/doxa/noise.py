@@ -15,11 +15,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
 _SMALL = 1 << 18  # bytes of a draw that is kept, of 64: at most 16 MB
@@ -34,6 +35,80 @@ def digest(*parts: object) -> int:
 def generator(*parts: object) -> torch.Generator:
     """A CPU generator for host-side draws (data order, initial weights)."""
     return torch.Generator().manual_seed(digest(*parts) & 0xFFFFFFFF)
+
+
+class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
+    """Within it, what torch draws without a generator comes from one of this context's own, seeded
+    by `parts`: the numbers that the default generator would give after that seed.
+
+    For code that takes no generator: `reset_parameters`, a constructor, a forward pass. The context
+    belongs to its thread. The default generator is neither read nor moved, so threads do not see
+    each other's draws. Operations inside a library's kernel that accept no generator (fused
+    attention with dropout, cuDNN's recurrent layers) still draw from the default one of a GPU.
+
+    Parameters
+    ----------
+    parts: what the draws are for, as in `digest`.
+
+    Attributes
+    ----------
+    drew: whether anything was drawn so far.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__()
+        self.drew = False
+        self._seed = digest(*parts) & 0xFFFFFFFF
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _draws(func) or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        self.drew = True
+        like = next((a for a in args if isinstance(a, Tensor)), None)
+        device = torch.device(kwargs.get("device") or "cpu") if like is None else like.device
+        if device.type == "meta":  # shapes without numbers
+            return func(*args, **kwargs)
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        own = self._generators[device]
+        if func is torch.ops.aten.native_dropout.default:
+            return _dropout(*args, generator=own)
+        accepting = _with_generator(func)
+        if accepting is None:
+            return func(*args, **kwargs)
+        return accepting(*args, **{**kwargs, "generator": own})
+
+
+@cache
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@cache
+def _with_generator(func: Any) -> Any:
+    """The overload of an operation that takes a generator, itself or another; None if none does."""
+    names = [a.name for a in func._schema.arguments]
+    if "generator" in names:
+        return func
+    packet = func.overloadpacket
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        own = [a.name for a in other._schema.arguments]
+        if "generator" in own and [n for n in own if n != "generator"] == names:
+            return other
+    return None
+
+
+def _dropout(
+    x: Tensor, p: float, train: bool | None, *, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Fused dropout, which takes no generator: the output and what is kept."""
+    p = 0.0 if train is False else p
+    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1.0 - p, generator=generator)
+    return x * kept * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), kept
 
 
 def _signed(word: int) -> int:

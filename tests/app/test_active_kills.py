@@ -29,7 +29,7 @@ def killed(words: tuple[object, ...], folder: Path, chance: random.Random, secon
     """A command in a process that is killed: after a while, or as it touches one of the campaign's
     files for the k-th time. False where it had ended before."""
     by_file = chance.random() < 0.8
-    touches = chance.randint(8, 38)  # seven times to read; `next` ends at the 35th, `label` before
+    touches = chance.randint(9, 60)  # eight times to read; `next` ends at the 40th, `label` before
     delay = chance.uniform(0, seconds)
     child = os.fork()
     if child == 0:
@@ -113,5 +113,5 @@ def campaign(folder: Path, kills: int, seed: int) -> tuple[int, int]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is forked")
 def test_commands_that_are_killed_lose_nothing(tmp_path: Path) -> None:
     asked, answered = campaign(tmp_path / "campaign", kills=12, seed=0)
-    assert answered > 6  # it went on all the same
+    assert answered >= 6  # it went on all the same
     assert asked - answered in (0, 3)

@@ -58,6 +58,23 @@ def test_by_hand_and_mistakes(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     assert "holds something else" in doxa("design", tmp_path / "full", code=2)
-    assert "--prior takes a mean" in doxa("design", tmp_path / "n", "--prior", "7", code=2)
+    assert "--prior takes a finite mean" in doxa("design", tmp_path / "n", "--prior", "7", code=2)
+    for prior in ("nan,2", "7,inf", "7,nan", "inf,2", "7,-1", "7,2,1"):
+        refused = doxa("design", tmp_path / "n", "--prior", prior, "--simulate", 7.0, code=2)
+        assert "--prior takes a finite mean and a finite, positive std" in refused
+    assert "--simulate takes a finite span" in doxa(
+        "design", tmp_path / "n", "--simulate", "nan", code=2
+    )
+    assert not (tmp_path / "n").exists()
     (tmp_path / "s" / "session.json").write_text("{")
     assert "cannot be read as a session" in doxa("design", tmp_path / "s", "--by-hand", code=2)
+
+
+def test_a_session_that_was_tampered_with_is_one_error(tmp_path: Path) -> None:
+    doxa("design", tmp_path / "s", "--simulate", 7, "--trials", 1)
+    place = tmp_path / "s" / "session.json"
+    kept = json.loads(place.read_text())
+    for bad in (3, [3], [{}], [{"length": "5", "outcome": 1}], [{"length": 5, "outcome": 7}]):
+        place.write_text(json.dumps(kept | {"trials": bad}))
+        said = doxa("design", tmp_path / "s", "--simulate", 7, "--trials", 2, code=2)
+        assert "cannot be read as a session" in said

@@ -425,17 +425,18 @@ def test_recalibrated_and_conformal_posteriors_have_reports(tmp_path: Path) -> N
     data = arrays()
     x, y, c = data["x"], data["y"], data["classes"]
     classes, numbers = fit("map", "categorical", c, 3), fit("deep-ensemble", "gaussian", y, 1)
-    warm = recalibrate(classes, (x, c), kind="temperature")
+    near = x + 0.01  # rows that the fit has not seen
+    warm = recalibrate(classes, (near, c), kind="temperature")
     root = page(report.write(warm, tmp_path / "a.html", (x, c), diagnose=False))
     assert "Temperature" in section(root, "fitted").text
-    held = conformal(numbers, (x, y), level=0.9)
+    held = conformal(numbers, (near, y), level=0.9)
     root = page(report.write(held, tmp_path / "b.html", (x, y), diagnose=False))
     shown = {row[0]: number(row[1]) for row in cells(section(root, "scores").all("table")[0])}
     low, high = held.predict(x).interval()
     assert shown["90 % coverage"] == pytest.approx(
         100 * float(((low <= y) & (y <= high)).float().mean()), abs=0.06
     )
-    sets = conformal(classes, (x, c), level=0.8)
+    sets = conformal(classes, (near, c), level=0.8)
     root = page(report.write(sets, tmp_path / "c.html", (x, c), diagnose=False))
     shown = {row[0]: number(row[1]) for row in cells(section(root, "scores").all("table")[0])}
     chosen = sets.predict(x).prediction_set()

@@ -130,6 +130,26 @@ def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(rows, tmp_
     assert "3 saved, but the fit diverged" in doxa("fit", "--help")
 
 
+def test_two_fits_into_one_folder(rows, tmp_path) -> None:
+    run, log = tmp_path / ("r" * 250), tmp_path / "log"
+    words = ["fit", rows, "-t", "y", "-m", "map", "-o", run]
+    first = started(*words, "--steps", 10_000_000, "--checkpoint-every", 0, log=log)
+    try:
+        while not list(tmp_path.glob(".*.checkpoint/*-step-*")):
+            assert first.poll() is None, log.read_text()
+            time.sleep(0.05)
+        for other in ([], ["--overwrite", "--seed", 1]):
+            said = doxa(*words, "--steps", 20, *other, code=2)
+            assert f"is being written by process {first.pid} on" in said
+            assert "input columns" not in said  # before anything is read
+    finally:
+        first.kill()
+        first.wait()
+    said = doxa(*words, "--steps", 20, "--overwrite")
+    assert "saved to" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"log", "rows.csv", run.name}
+
+
 Moment = Callable[[Path], bool]
 
 

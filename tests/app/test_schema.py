@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doxa.app.schema import Schema, infer_schema, with_target
-from doxa.errors import DataError
+from doxa.errors import DataError, StoreError
 
 pd = pytest.importorskip("pandas")
 
@@ -302,3 +302,33 @@ def test_a_schema_survives_json(categories: list[str], target: str) -> None:
     assert again == schema
     assert np.array_equal(again.features(frame)[0], schema.features(frame)[0])
     assert np.array_equal(again.targets(frame), schema.targets(frame))
+
+
+def test_a_saved_schema_that_was_tampered_with_is_one_error() -> None:
+    """Each field in turn holds something else; whatever is accepted can be used."""
+    frame = pd.DataFrame({
+        "a": np.arange(30.0) ** 2, "kind": ["u", "v", "w"] * 10,
+        "day": [f"2024-01-{1 + i:02}" for i in range(30)], "y": ["no", "yes"] * 15,
+    })  # fmt: skip
+    good = infer_schema(frame, "y", missing="impute").to_json()
+    bad = (None, 3, -1, "x", [], {}, ["a"], [1], [[1]], {"a": 1}, float("nan"), True, "a" * 9)
+    fields = [("", name) for name in good]
+    fields += [(i, name) for i, column in enumerate(good["columns"]) for name in column]
+    accepted = 0
+    for place, name in fields:
+        for value in bad:
+            saved = json.loads(json.dumps(good))
+            holder = saved if place == "" else saved["columns"][place]
+            holder[name] = value
+            try:
+                found = Schema.from_json(saved)
+                found.features(frame)
+                found.targets(frame)
+                accepted += 1
+            except (DataError, StoreError):
+                continue
+    assert accepted < len(fields) * len(bad) / 4
+    for other in (None, [], "x", {}, {**good, "columns": [3]}, {**good, "unknown": 1}):
+        with pytest.raises(StoreError, match="what the run's columns mean"):
+            Schema.from_json(other)
+    assert Schema.from_json(good).to_json() == good

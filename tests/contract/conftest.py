@@ -95,7 +95,9 @@ class Case:
         data = self.data() if data is None else data
         if self.task != "tasks":
             return doxa.fit(network, data, method, **chosen)
-        return conditioned(doxa.fit(network, as_tasks(*data), method, **chosen), *self.data())
+        fitted = doxa.fit(network, as_tasks(*data), method, **chosen)
+        x, y = self.data()
+        return conditioned(fitted, x, y.reshape(len(y), *data[1].shape[1:]))
 
     def posterior(self, dtype: torch.dtype = torch.float32) -> Any:
         """A fit that tests share: do not change it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from doxa.errors import DoxaError
+from doxa.method.fields import Choice, Flag, rules
 
 
 def test_same_seed_same_posterior(case: Any, answers: Any) -> None:
@@ -20,6 +23,47 @@ def test_same_seed_same_posterior(case: Any, answers: Any) -> None:
         assert torch.equal(value, two.tensors()[name]), name
     first, second = answers(one.predict(x), y), answers(two.predict(x), y)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def variants(case: Any) -> Iterator[dict[str, Any]]:
+    """The shortest settings with every choice and flag that the method has, one at a time."""
+    short = case.fast.one_step
+    yield short
+    yield {**case.fast.changed, **short}
+    own = case.method().settings()
+    for name, rule in rules(case.cls).items():
+        values = rule.choices if isinstance(rule, Choice) else ()
+        values = (not own[name],) if isinstance(rule, Flag) else values
+        yield from ({**short, name: value} for value in values if value != own[name])
+
+
+def with_dropout(outputs: int) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(5)
+        return torch.nn.Sequential(
+            torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Dropout(0.2),
+            torch.nn.Linear(8, outputs),
+        )  # fmt: skip
+
+
+def test_no_layer_draws_from_the_global_generator(trained: Any) -> None:
+    """Neither the network's own dropout nor a layer that a method puts in its place, whichever way
+    the method goes: the generator is not moved, and where it stands makes no difference."""
+    x, _ = trained.data()
+    found = []
+    for seed, settings in enumerate([trained.fast.one_step, *variants(trained)]):
+        net = with_dropout(1 if trained.regression else 3)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        try:
+            posterior = trained.fit(net=net, settings=settings, steps=2)
+        except DoxaError:
+            continue  # settings that do not go together, or not with these rows
+        posterior.predict(x[:2])
+        assert torch.equal(torch.get_rng_state(), before), settings
+        found.append(posterior.tensors())
+    one, two = found[:2]  # of the same settings
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.by_family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def new_x() -> Tensor:
 def test_shapes_and_types(case: Any, dtype: torch.dtype) -> None:
     posterior = case.posterior(dtype)
     p, x = posterior.predict(new_x()), new_x()
-    event, table = ((1,), (1,)) if case.regression else ((), (3,))
+    event, table = (), () if case.regression else (3,)
 
     def check(value: Tensor, *shape: int) -> None:
         assert value.shape == shape
@@ -39,17 +40,17 @@ def test_shapes_and_types(case: Any, dtype: torch.dtype) -> None:
     for name in ("mean", "variance", "std", "aleatoric", "epistemic"):
         check(getattr(p, name), NEW, *table)
     check(p.expected_entropy, NEW, *event)
-    y = torch.zeros(NEW, *event) if case.regression else torch.zeros(NEW, dtype=torch.long)
+    y = torch.zeros(NEW) if case.regression else torch.zeros(NEW, dtype=torch.long)
     check(p.log_prob(y), NEW)
     check(p.weights, len(p.weights))
     assert float(p.weights.sum()) == pytest.approx(1.0, abs=1e-5)
     if case.regression:
-        check(p.quantile(0.9), NEW, 1)
-        check(p.quantile([0.1, 0.5, 0.9]), 3, NEW, 1)
-        check(p.interval(0.5)[1], NEW, 1)
-        check(p.cdf(p.mean), NEW, 1)
-        check(p.sample(4), 4, NEW, 1)
-        check(p.moment_matched().variance, NEW, 1)
+        check(p.quantile(0.9), NEW)
+        check(p.quantile([0.1, 0.5, 0.9]), 3, NEW)
+        check(p.interval(0.5)[1], NEW)
+        check(p.cdf(p.mean), NEW)
+        check(p.sample(4), 4, NEW)
+        check(p.moment_matched().variance, NEW)
         for name in ("probs", "variation_ratio"):
             with pytest.raises(Unavailable):
                 getattr(p, name)
@@ -70,6 +71,30 @@ def test_shapes_and_types(case: Any, dtype: torch.dtype) -> None:
         check(p.samples, len(p.weights), NEW, *table)
 
 
+@pytest.mark.parametrize("column", [False, True], ids=["y [N]", "y [N, 1]"])
+def test_predictions_have_the_shape_of_y(regression: Any, column: bool, tmp_path: Path) -> None:
+    """Else p.mean - y would be [N, N], without an error."""
+    x, y = regression.data()
+    y = y[:, None] if column else y
+    posterior = regression.fit((x, y), steps=2) if column else regression.posterior()
+    posterior.save(tmp_path / "run")
+    for one in (posterior, doxa.load(tmp_path / "run", device=regression.device)):
+        p = one.predict(x)
+        assert (p.mean.cpu() - y).shape == y.shape
+        for name in ("mean", "variance", "std", "aleatoric", "epistemic", "expected_entropy"):
+            assert getattr(p, name).shape == y.shape, name
+            assert getattr(one.predict(x, keep="moments"), name).shape == y.shape, name
+        assert p.quantile(0.9).shape == p.cdf(y).shape == p.targets(y).shape == y.shape
+        assert [bound.shape for bound in p.interval(0.9)] == [y.shape] * 2
+        assert p.moment_matched().mean.shape == y.shape
+        assert p.quantile([0.1, 0.5]).shape == p.sample(2).shape == (2, *y.shape)
+        assert one.functions(x, 1).shape == (1, *y.shape)
+        assert one.functions(x[:1], 1).shape == (1, 1, *y.shape[1:])
+        assert not hasattr(p, "samples") or p.samples.shape[1:] == y.shape
+        both = (y.reshape(-1), y.reshape(-1, 1))
+        assert torch.equal(*(p.log_prob(given) for given in both))
+
+
 def test_the_answer_follows_the_posteriors_type_not_the_inputs(case: Any) -> None:
     posterior, x = case.posterior(), new_x()
     exact, cast = posterior.predict(x), posterior.predict(x.float())
@@ -84,7 +109,7 @@ def test_variance_adds_up(case: Any) -> None:
     assert (p.aleatoric > 0).all()
     assert (p.epistemic >= 0).all()
     if case.regression and hasattr(p, "samples"):
-        w = p.weights[:, None, None]
+        w = p.weights[:, None]
         mean = (w * p.samples).sum(0)
         assert torch.allclose(p.mean, mean, rtol=1e-10)
         spread = (w * (p.samples - mean).square()).sum(0)
@@ -133,7 +158,7 @@ def test_draws_of_y_have_the_moments_that_are_reported(case: Any) -> None:
 
 def test_one_row(case: Any, answers: Any, assert_close: Check) -> None:
     posterior, x = case.posterior(torch.float64), new_x()
-    y = torch.ones(NEW, 1).double() if case.regression else torch.ones(NEW, dtype=torch.long)
+    y = torch.ones(NEW).double() if case.regression else torch.ones(NEW, dtype=torch.long)
     whole, one = answers(posterior.predict(x), y), answers(posterior.predict(x[4:5]), y[4:5])
     rows = {name: v[:, 4:5] if name == "samples" else v[4:5] for name, v in whole.items()}
     assert_close(one, rows, 1e-9)

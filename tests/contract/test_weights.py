@@ -81,6 +81,59 @@ def test_rows_of_weight_zero_are_no_rows(case: Any, answers: Any, assert_close: 
     agree(got, comparable(case, (x[kept], y[kept])), case, answers, assert_close)
 
 
+def with_rows_between(case: Any, y_there: float, weight_there: float) -> tuple[Any, Tensor, Tensor]:
+    """The case's data under uneven weights, with rows in between whose y is given, and whose x is
+    NaN where they weigh nothing (tasks are checked when they are made); and which rows are its
+    own."""
+    x, y = case.data()
+    kept = torch.arange(4 * len(y) // 3) % 4 != 1
+    g = torch.Generator().manual_seed(3)
+    weight = torch.full((len(kept),), weight_there, dtype=torch.float64)
+    weight[kept] = 0.5 + torch.rand(int(kept.sum()), generator=g, dtype=torch.float64)
+    wide = x[:1].repeat(len(kept), 1)
+    if weight_there == 0 and case.task != "tasks":
+        wide[:] = torch.nan
+    long = y.new_full((len(kept),), y_there)
+    wide[kept], long[kept] = x[: int(kept.sum())], y[: int(kept.sum())]
+    return (wide, long), weight, kept
+
+
+def told(posterior: Any, case: Any, answers: Any) -> tuple[dict[str, Tensor], Any, str]:
+    """What a posterior says of rows, and what the held-out rows say of it."""
+    held = posterior.diagnostics.get("held_out", {})
+    return answers(posterior.predict(case.data()[0])), held, str(posterior.status)
+
+
+@pytest.mark.by_family
+def test_rows_of_weight_zero_are_never_looked_at(case: Any, answers: Any) -> None:
+    """With x at NaN and y at 1000: the fit is that without them, to the bit; also what is held
+    out, and what that says."""
+    data, weight, kept = with_rows_between(case, 1000, 0.0)
+    options: Any = {"validation": 0.25, "members": 2}
+    got = told(case.fit(data, sample_weight=weight, **options), case, answers)
+    alone = tuple(part[kept] for part in data)
+    want = told(case.fit(alone, sample_weight=weight[kept], **options), case, answers)
+    assert got[0].keys() == want[0].keys()
+    for name, value in want[0].items():
+        assert torch.equal(got[0][name], value), name
+    assert got[1:] == want[1:]
+
+
+def test_rows_of_next_to_no_weight_decide_nothing(
+    case: Any, answers: Any, assert_close: Check
+) -> None:
+    """Whether their y is far away or not, and whether they are trained on or held out."""
+    y = (0, 1000) if case.regression else (0, 2)
+    found = []
+    for there in y:
+        data, weight, _ = with_rows_between(case, there, 1e-14)
+        options: Any = {"validation": 0.25, "members": 2, "dtype": torch.float64}
+        found.append(told(case.fit(data, sample_weight=weight, **options), case, answers))
+    (near, held, status), (far, far_held, far_status) = found
+    assert_close(far, near, 1e-4)
+    assert far_held == pytest.approx(held, rel=1e-4, abs=1e-6) and far_status == status
+
+
 def test_weights_that_cannot_be_are_refused(case: Any) -> None:
     rows = len(case.data()[1])
     bad = [-torch.ones(rows), torch.full((rows,), torch.nan), torch.zeros(rows), torch.ones(3)]

@@ -221,7 +221,7 @@ def test_padding_keeps_the_rows_own_weights() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_minibatch_gradients_are_unbiased(size: int, weighted: bool) -> None:
     """The mean over an epoch of (n/B) Σ_batch ∇ log p is the full gradient, exactly."""
-    weight = torch.linspace(0, 3, N) if weighted else None
+    weight = torch.linspace(0.1, 3, N) if weighted else None
     seen = probe(table(), batch_size=size, members=2, sample_weight=weight, engine="stack")
     torch.testing.assert_close(seen["mini"], seen["full"], rtol=1e-10, atol=1e-10)
 
@@ -286,8 +286,10 @@ class TwoInputs(nn.Module):
 
 
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that hardly any memory is free, so that everything streams."""
+    """Pretend that hardly any memory is free, so that everything streams, and that a fit may begin
+    all the same."""
     patch(monkeypatch, "free_memory", lambda *_: 64)
+    monkeypatch.setattr("doxa.method.memory.free_memory", lambda *_: 1 << 30)
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
@@ -476,7 +478,7 @@ def test_integer_columns_are_left_alone() -> None:
     x = torch.arange(N) % 4
     y = x.double().square()
     posterior = doxa.fit(Embeds(), (x, y), steps=300, standardize=True, lr=0.05)
-    means = posterior.predict(torch.arange(4)).mean[:, 0]
+    means = posterior.predict(torch.arange(4)).mean
     torch.testing.assert_close(means, torch.tensor([0.0, 1.0, 4.0, 9.0]), rtol=0.1, atol=0.3)
 
 

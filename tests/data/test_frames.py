@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mistakes import FRAME, NAMES, N, X, Y, fit, loader, named, numbers
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 import doxa
 from doxa import evaluate
 from doxa.app.report import write
+from doxa.data import as_tensor
 from doxa.diagnose import doctor
 
 
@@ -34,7 +37,7 @@ def test_names_are_saved_and_reach_every_consumer(tmp_path: Path) -> None:
     expected = named().predict(X).mean
     assert again.columns == NAMES
     held = evaluate.conformal(
-        again, (turned, Y[:, 0]), groups=0, kind="mondrian", allow_infinite=True
+        again, (turned, Y[:, 0] + 0.1), groups=0, kind="mondrian", allow_infinite=True
     )
     mixed = doxa.MixturePosterior([again, named()], [0.5, 0.5])
     for posterior in (again, held, mixed):
@@ -70,3 +73,16 @@ def test_doctor_and_report_read_columns_by_name(tmp_path: Path) -> None:
 )
 def test_batches_are_joined_in_order(batches: Any) -> None:
     assert torch.equal(numbers().predict(batches).mean, numbers().predict(X).mean)
+
+
+def test_a_read_only_array_is_shared_without_a_warning() -> None:
+    """A mapped file is not copied, and no filter of warnings, which all threads share, is set."""
+    array = np.arange(6, dtype=np.float32).reshape(3, 2)[:, ::-1][:, ::-1]
+    array.flags.writeable = False
+    before = list(warnings.filters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = as_tensor(array, "x")
+    assert warnings.filters == before
+    assert tensor.data_ptr() == array.__array_interface__["data"][0]
+    assert tensor.tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -147,6 +147,28 @@ def test_numbers_have_the_closed_forms() -> None:
     assert torch.allclose(decide.epig(p, target), (-0.5 * (1 - rho**2).log()).mean(1), atol=1e-12)
 
 
+def test_a_draw_of_twice_the_weight_is_two_draws() -> None:
+    """Of classes and of numbers, alone, in a batch (all configurations, and drawn ones) and for
+    other predictions."""
+    twice = torch.tensor([0, 0, 1, 2, 2, 3])
+    weights = exact([2.0, 1.0, 2.0, 1.0]) / 6
+    probs = drawn(4, 8, 3, seed=5)
+    one = doxa.Predictive.from_probs(probs, weights)
+    two = doxa.Predictive.from_probs(probs[twice])
+    f = 2 * torch.randn(4, 8, 1, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    noise = doxa.Gaussian(noise=0.5)
+    numbers = doxa.Predictive(f, noise, weights=weights), doxa.Predictive(f[twice], noise)
+    for p, q in ((one, two), numbers):
+        assert torch.allclose(decide.bald(p), decide.bald(q), atol=1e-12)
+        assert torch.allclose(decide.epig(p, p), decide.epig(q, q), atol=1e-12)
+        for most in (10_000, 12):
+            found, want = (decide.batch_bald(each, 4, configurations=most) for each in (p, q))
+            assert found.rows.tolist() == want.rows.tolist()
+            assert torch.allclose(found.scores, want.scores, atol=1e-12), most
+    equal = doxa.Predictive.from_probs(probs)
+    assert not torch.allclose(decide.epig(one, one), decide.epig(equal, equal), atol=1e-3)
+
+
 def test_two_classes_are_the_same_as_a_bernoulli() -> None:
     yes = drawn(7, 10, 2)[:, :, 1]
     as_bernoulli = doxa.Predictive.from_samples(yes.logit(), "bernoulli")

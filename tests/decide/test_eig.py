@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, MultivariateNormal, Normal, Poisson
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Independent,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    Uniform,
+)  # fmt: skip
 
 from doxa.decide import eig
 from doxa.decide.design import Box, Choices, Experiment, Sequence
@@ -82,6 +90,81 @@ def test_the_stated_bias_is_the_bias() -> None:
     assert float(found.bias) == pytest.approx(excess, rel=0.25)
 
 
+@pytest.mark.parametrize(("noise", "inner"), [(0.1, 10), (0.01, 10), (0.01, 1000), (0.5, 100)])
+def test_the_stated_bias_is_not_below_the_bias(noise: float, inner: int) -> None:
+    """y = θ + σε: ½ log(1 + 1/σ²). With contrasts that miss the posterior the excess is of many
+    nats, and what is stated is it to first order where that holds, else a bound of it."""
+    one = torch.tensor(1.0).double()
+    line = Experiment(Normal(0 * one, one), lambda t, d: Normal(t, noise * d), space=[1.0])
+    found = eig(line, None, "nmc", outer=20_000, inner=inner)
+    excess = float(found.values) - 0.5 * math.log1p(noise**-2)
+    assert found.bias is not None
+    assert float(found.bias) > excess - 4 * float(found.errors)
+    assert float(found.bias) < 1.5 * excess + 4 * float(found.errors)
+
+
+def truth_table(d: Tensor) -> Tensor:
+    """Three outcomes under two θ, one impossible under the first, one under both."""
+    none = torch.full_like(d, -torch.inf)
+    first = torch.stack([0 * d, none, none], -1)
+    second = torch.stack([torch.sigmoid(d).log(), torch.sigmoid(-d).log(), none], -1)
+    return torch.stack([first, second])
+
+
+def zeros() -> Experiment:
+    """θ of two equal values: I = H((1 + s)/2) − H(s)/2, where s = sigmoid(d)."""
+
+    def likelihood(theta: Tensor, d: Tensor) -> Categorical:
+        table = truth_table(d)
+        return Categorical(logits=torch.where(theta.unsqueeze(-1) > 0.5, table[1], table[0]))
+
+    two = Bernoulli(torch.tensor(0.5).double())
+    return Experiment(two, likelihood, space=Box(-3.0, 3.0))
+
+
+@pytest.mark.parametrize("estimator", ["exact", "enumerated", "pce", "nmc", "marginal"])
+def test_outcomes_of_probability_zero(estimator: str) -> None:
+    """0 log 0 = 0, in values and in gradients."""
+    entropy = lambda p: torch.special.entr(p) + torch.special.entr(1 - p)  # noqa: E731
+    d = torch.tensor([-1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    s = d.sigmoid()
+    exact = entropy((1 + s) / 2) - entropy(s) / 2
+    counts = {} if estimator == "exact" else {"outer": 20_000}
+    at = d.detach() if estimator == "marginal" else d
+    found = eig(zeros(), at, estimator, **counts)
+    assert ((found.values - exact).abs() < 4 * found.errors + 1e-12).all()
+    if estimator == "marginal":
+        return
+    (slope,) = torch.autograd.grad(found.values.sum(), d)
+    (true,) = torch.autograd.grad(exact.sum(), d)
+    torch.testing.assert_close(slope, true, atol=1e-9 if estimator == "exact" else 0.02, rtol=0)
+
+
+def test_coins_that_always_fall_on_one_side() -> None:
+    """A logit of −∞ is a probability of 0: with one sure coin of each kind, y tells θ: log 2."""
+    one = torch.tensor(1.0).double()
+    two = Bernoulli(0.5 * one)
+    likelihood = lambda t, d: Bernoulli(logits=torch.where(t > 0.5, torch.inf * d, -torch.inf * d))  # noqa: E731
+    sure = Experiment(two, likelihood, space=[1.0])
+    for estimator in ("exact", "pce"):
+        found = eig(sure, None, estimator)
+        assert float(found.values) == pytest.approx(math.log(2), abs=0.02)
+
+
+def test_contrasts_that_all_exclude_an_outcome() -> None:
+    """A lower bound has a gradient there; an upper one is infinite, and says what to do."""
+    one = torch.tensor(1.0).double()
+    likelihood = lambda t, d: Uniform(d * (t - 1e-6), d * (t + 1e-6))  # noqa: E731
+    sharp = Experiment(Normal(0 * one, one), likelihood, space=Box(0.5, 2.0))
+    d = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    found = eig(sharp, d, "pce", outer=64, inner=10)
+    assert float(found.values.detach()) == pytest.approx(math.log(11), abs=1e-3)
+    (slope,) = torch.autograd.grad(found.values.sum(), d)
+    assert float(slope) == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(NumericalError, match="probability 0 under all of its 10 contrasts"):
+        eig(sharp, d.detach(), "nmc", outer=64, inner=10)
+
+
 def test_prior_contrasts_saturate() -> None:
     """Where y tells everything: log(L + 1)."""
     sure = Experiment(Normal(0.0, 1.0), lambda t, d: Normal(t * d, 1e-4), space=Box(0, 1))
@@ -127,6 +210,19 @@ def test_learned_gaussians_are_exact_on_a_linear_model(estimator: str) -> None:
     """The posterior and p(y | d) are Gaussian: the bounds are tight."""
     found = eig(line(), X, estimator, outer=20_000)
     torch.testing.assert_close(found.values, line_exact(), atol=0.05, rtol=0)
+
+
+def test_contrasts_of_a_simulator_saturate() -> None:
+    """y = 20 θ + ε tells θ from three others nearly always: InfoNCE comes to log 4, and never
+    above."""
+    draws = lambda n, generator: torch.randn(n, generator=generator)  # noqa: E731
+
+    def simulator(theta: Tensor, d: Tensor, generator: torch.Generator) -> Tensor:
+        return 20 * theta * d + torch.randn(theta.shape, generator=generator)
+
+    sure = Experiment(draws, simulator=simulator, space=Box(0.0, 1.0))
+    found = eig(sure, [1.0], "infonce", outer=2000, inner=3, steps=150)
+    assert math.log(4) - 0.2 < float(found.values) <= math.log(4)
 
 
 @pytest.mark.slow

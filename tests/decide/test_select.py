@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import doxa
 from doxa import decide
-from doxa.errors import Unavailable
+from doxa.errors import MethodError, Unavailable
 
 
 def test_ties_are_decided_by_the_seed_and_by_nothing_else() -> None:
@@ -25,6 +25,32 @@ def test_power_draws_rows_in_proportion_to_their_scores() -> None:
     first = [int(decide.select(torch.tensor([3.0, 1.0]), 1, diversity="power", seed=s)) == 0
              for s in range(500)]  # fmt: skip
     assert abs(sum(first) / 500 - 0.75) < 4 * (0.75 * 0.25 / 500) ** 0.5
+
+
+def test_power_refuses_negative_scores() -> None:
+    """Entropies of densities below one are negative, and no probability is in proportion to them:
+    −1 would be drawn as often as −9. A softmax knows which is larger: e⁸ to one."""
+    scores = torch.tensor([-9.0, -1.0])
+    with pytest.raises(MethodError, match="the score of row 0 is -9: use 'softmax' or 'softrank'"):
+        decide.select(scores, 1, diversity="power")
+    for seed in range(40):
+        assert int(decide.select(scores, 1, diversity="softmax", seed=seed)) == 1
+    rounded = torch.tensor([-1e-9, 1.0])  # no information, up to rounding
+    assert int(decide.select(rounded, 1, diversity="power")) == 1
+    taken = decide.select(torch.tensor([-9.0, 1.0]), 1, diversity="power", taken=[0])
+    assert taken.tolist() == [1]  # what is taken has no say
+
+
+def test_ranks_are_drawn_in_proportion_to_a_power_of_themselves() -> None:
+    """Of three rows the r-th comes first with probability r^(−2)/(1 + 1/4 + 1/9), whatever the
+    scores are; 500 draws, four standard errors."""
+    scores = torch.tensor([0.1, 7.0, 3.0])
+    first = [int(decide.select(scores, 1, diversity="softrank", beta=2.0, seed=s))
+             for s in range(500)]  # fmt: skip
+    whole = 1 + 1 / 4 + 1 / 9
+    for row, rank in ((1, 1), (2, 2), (0, 3)):
+        share = rank**-2 / whole
+        assert abs(first.count(row) / 500 - share) < 4 * (share * (1 - share) / 500) ** 0.5
 
 
 def test_a_coreset_takes_one_of_each_cluster() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from examples import load
+from scipy.stats import norm
 from torch import Tensor
 from torch.distributions import Bernoulli, Independent, MultivariateNormal, Normal
 
@@ -29,7 +31,7 @@ from doxa.decide.design import (
     train_policy,
     working_memory,
 )  # fmt: skip
-from doxa.errors import DataError, MethodError, ShapeError
+from doxa.errors import DataError, MethodError, NumericalError, ShapeError
 
 ONE = torch.tensor(1.0, dtype=torch.float64)
 
@@ -61,6 +63,25 @@ def test_a_study_refuses_what_cannot_be() -> None:
     assert study.history == []
 
 
+def test_an_outcome_counts_once_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler that fails leaves the study as it was, and the outcome can be told again."""
+    from doxa.decide.design import study as module
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise NumericalError("the sampler diverged")
+
+    for inference in ("importance", "sample"):
+        study = Study(slopes(), inference, draws=100)
+        sampler = module.sample
+        before = study.belief
+        monkeypatch.setattr(module, "sample", fails)
+        for _ in range(2):
+            with pytest.raises(NumericalError, match="diverged"):
+                study.tell([1.0, 0.0], 4.5)  # few draws of the prior explain it
+        assert study.history == [] and study.renewed == 0 and study.belief is before
+        monkeypatch.setattr(module, "sample", sampler)
+
+
 def slopes(noise: float = 0.3) -> Experiment:
     """y = dᵀθ + ε with θ ~ N(0, I) in the plane: conjugate."""
     prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
@@ -84,6 +105,39 @@ def test_draws_are_renewed_by_a_sampler() -> None:
     assert (study.belief.std / std - 1).abs().max() < 0.25
 
 
+def test_a_sampler_draws_from_prior_and_outcomes() -> None:
+    """y = dᵀθ + ε with noise 1, and an outcome of 3 along the first axis: N(1.5, 1/2) there, and
+    the prior across, where nothing was measured. 400 draws: errors are several times smaller."""
+    study = Study(slopes(1.0), "sample", draws=400, sampler=doxa.Metropolis(100, 400, 10))
+    study.tell([1.0, 0.0], 3.0)
+    assert study.renewed == 1
+    mean, std = study.belief.mean.tolist(), study.belief.std.tolist()
+    assert mean == pytest.approx([1.5, 0.0], abs=0.35)
+    assert std == pytest.approx([2**-0.5, 1.0], rel=0.25)
+
+
+def test_a_prior_of_several_numbers_is_their_product() -> None:
+    """Whether their axis is called a batch or an event."""
+    spread = torch.tensor([1.0, 2.0, 0.5]).double()
+    theta = torch.tensor([[0.3, -1.0, 0.2], [2.0, 0.0, -1.0]]).double()
+    want = torch.tensor(norm.logpdf(theta.numpy(), 0.0, spread.numpy()).sum(1))
+    plain = Normal(torch.zeros(3).double(), spread)
+    for prior in (plain, Independent(plain, 1)):
+        line = Experiment(prior, lambda t, d: Normal((t * d).sum(-1), ONE), space=Reals(3))
+        assert torch.allclose(line.prior.log_prob(theta), want)
+
+
+def test_every_round_of_a_study_has_draws_of_its_own() -> None:
+    """A measurement at d = 0 is noise and changes no belief: the gains are estimated anew."""
+    study = Study(slopes(), draws=100, points=4, outer=64, inner=16)
+    first = study.gains().values
+    assert torch.equal(first, study.gains().values)
+    study.tell([0.0, 0.0], 0.3)
+    second = study.gains().values
+    assert not torch.equal(first, second)
+    assert torch.allclose(first, second, atol=1.0)
+
+
 def bump() -> Experiment:
     """y = 3 exp(−(d − 2)²) θ + ε: the gain ½ log(1 + 9 exp(−2 (d − 2)²)) is largest at 2."""
     likelihood = lambda t, d: Normal(3 * (-(d - 2).square()).exp() * t, ONE)  # noqa: E731
@@ -95,6 +149,32 @@ def test_the_best_design(way: str, steps: int | None) -> None:
     found = best_design(bump(), way, steps=steps, starts=4, outer=256, inner=100)
     assert float(found.design) == pytest.approx(2.0, abs=0.15)
     assert found.value == pytest.approx(1.151, abs=4 * found.error)  # ½ log 10
+
+
+def test_the_expected_improvement_is_its_integral() -> None:
+    """E max(f − best, 0) of normals below, at and above the best value, on a grid of f."""
+    from doxa.decide.design.optimise import _improvement
+
+    mean = torch.tensor([-1.0, 0.5, 2.0, 0.0]).double()
+    std = torch.tensor([0.7, 1.0, 0.3, 2.0]).double()
+    values = torch.tensor([0.1, 0.5, -0.3]).double()
+    told = Told(Told(mean=mean, epistemic=std.square()))
+    z = torch.linspace(-10, 10, 100_001, dtype=torch.float64)
+    f = mean + std * z[:, None]
+    density = (-0.5 * z.square()).exp()[:, None] / (2 * torch.pi) ** 0.5
+    want = ((f - 0.5).clamp_min(0) * density).sum(0) * float(z[1] - z[0])
+    assert torch.allclose(_improvement(told, torch.zeros(4, 1), values), want, atol=1e-7)
+
+
+class Told:
+    """Predicts what it was given."""
+
+    def __init__(self, answer: Any = None, **values: Tensor) -> None:
+        self.answer = answer
+        vars(self).update(values)
+
+    def predict(self, x: Tensor) -> Any:
+        return self.answer
 
 
 @pytest.mark.slow
@@ -137,6 +217,21 @@ def test_noise_is_no_information() -> None:
     assert (run.designs == 1).all()
 
 
+def test_fixed_designs_are_measured_where_they_are_given() -> None:
+    """At the ends of a box exactly; from there they can be moved."""
+    for dtype in (torch.float32, torch.float64):
+        ends = torch.tensor([10.0, 0.0, 3.0, 9.95], dtype=dtype)
+        box = Box(torch.tensor(0.0, dtype=dtype), torch.tensor(10.0, dtype=dtype))
+        policy = Fixed(box, 4, ends)
+        found = torch.stack([policy.design(1, t)[0] for t in range(4)])
+        assert found[:2].tolist() == [10.0, 0.0] and found.dtype == dtype
+        torch.testing.assert_close(found.detach(), ends)
+        (slope,) = torch.autograd.grad(found.sum(), policy.raw)
+        assert (slope > 0).all()
+    given: Any = [10.0]
+    assert float(Fixed(Box(0, 10), 1, given).design(1, 0).detach()) == 10.0
+
+
 def test_information_of_a_fixed_run() -> None:
     """y_t = dᵀ_t θ + ε: the total is ½ log det(I + DᵀD/σ²), between the bounds."""
     designs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.7, 0.7]]).double()
@@ -148,6 +243,18 @@ def test_information_of_a_fixed_run() -> None:
     assert found.lower - 3 * found.lower_error < exact < found.upper + 3 * found.upper_error
     assert found.upper - found.lower < 0.1
     assert found.lower == pytest.approx(exact, abs=4 * found.lower_error)
+
+
+@pytest.mark.parametrize("inner", [1, 3])
+def test_outcomes_that_say_nothing_hold_no_information(inner: int) -> None:
+    """y does not depend on θ: both bounds are zero at every rollout, however few contrasts."""
+    blank = lambda t, d: Normal(0 * (t + d[..., 0]), ONE)  # noqa: E731
+    blind = Experiment(Normal(0 * ONE, ONE), blank, space=Reals(1))
+    policy = Fixed(Reals(1), 2, torch.zeros(2, 1).double())
+    found = information(blind, policy, 2, rollouts=32, inner=inner)
+    assert found.lower == pytest.approx(0.0, abs=1e-12)
+    assert found.upper == pytest.approx(0.0, abs=1e-12)
+    assert found.lower_error < 1e-12 and found.upper_error < 1e-12
 
 
 @pytest.mark.slow
@@ -236,3 +343,13 @@ def test_the_example_draws(tmp_path: Path) -> None:
     example.draw(found, fixed, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 20_000
     assert found["adaptive"].error[0] == found["random"].error[0]
+
+
+def test_errors_of_information_fall_with_the_root_of_the_rollouts() -> None:
+    """Four times the rollouts, half the error; a sample's deviation is known to a tenth or so."""
+    line = Experiment(Normal(0 * ONE, ONE), lambda t, d: Normal(t * d[..., 0], ONE), space=Reals(1))
+    policy = Fixed(Reals(1), 1, torch.ones(1, 1).double())
+    few, many = (information(line, policy, 1, rollouts=n, inner=200) for n in (256, 1024))
+    assert (few.rollouts, many.rollouts) == (256, 1024)
+    assert many.lower_error / few.lower_error == pytest.approx(0.5, rel=0.3)
+    assert many.upper_error / few.upper_error == pytest.approx(0.5, rel=0.3)

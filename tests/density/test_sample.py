@@ -151,6 +151,7 @@ def test_the_summary_is_arithmetic_on_the_draws(known: doxa.Draws) -> None:
     assert row["mean"] == pytest.approx(float(flat.mean()), rel=1e-12)
     assert row["sd"] == pytest.approx(float(flat.std()), rel=1e-12)
     assert row["95%"] == pytest.approx(float(flat.quantile(0.95)), rel=1e-12)
+    assert row["mcse"] == pytest.approx(row["sd"] / math.sqrt(row["ess_bulk"]), rel=1e-12)
     assert row["rhat"] == float(chains.rhat(known["shares"])[1])
     assert known.diagnostics["rhat"]["shares[1]"] == row["rhat"]
     assert known.diagnostics["ess_tail"]["gamma"] == float(chains.ess_tail(known["gamma"]))

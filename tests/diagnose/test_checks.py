@@ -68,7 +68,7 @@ def test_coverage_is_the_share_inside() -> None:
     data, test = line(), line(300, seed=1)
     posterior = linear(data)
     low, high = posterior.predict(test[0]).interval(0.8)
-    y = test[1].to(low).unsqueeze(1)
+    y = test[1].to(low)
     share = float(((y >= low) & (y <= high)).double().mean())
     found = doctor(posterior, data, test, level=0.8)["coverage"]
     assert found.value == pytest.approx(share)

@@ -81,3 +81,8 @@ def test_the_pace_is_that_of_this_session() -> None:
     assert left_words(10.0, 5, 20) == "0:00:40 left"
     assert left_words(10.0, 0, 20) == "-:--:-- left"
     assert clock(3725.4) == "1:02:05"
+
+
+def test_a_fit_that_goes_on_has_its_first_part_filled() -> None:
+    bar = Bar("map", 10, 4, console=Console(file=io.StringIO(), width=80))
+    assert bar._bar.tasks[0].completed == 4 and bar._bar.tasks[0].total == 10

@@ -83,6 +83,15 @@ def test_only_what_nobody_gave_is_asked_for() -> None:
     assert fitted(sure, validation=None).base_likelihood == doxa.Categorical()
 
 
+@pytest.mark.parametrize(("rows", "asked"), [(9, False), (10, True)])
+def test_ten_rows_are_asked_and_nine_are_not(rows: int, asked: bool) -> None:
+    """Half of them are labelled against a network that is sure."""
+    x = torch.tensor([[2.0], [-2.0]] * 5)[:rows]
+    y = torch.tensor([0, 0, 1, 1, 1, 0, 0, 1, 1, 1])[:rows]
+    posterior = fitted(classes(), validation=(x, y))
+    assert (posterior.base_likelihood.temperature is not None) == asked
+
+
 def _two_rows_wider(errors: np.ndarray, df: float) -> float:
     """By scipy: the scale of Student-t errors under which Σ log p + 2 log s is largest."""
     value = lambda u: -(stats.t.logpdf(errors, df, scale=np.exp(u)).sum() + 2.0 * u)  # noqa: E731

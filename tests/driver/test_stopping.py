@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+import doxa
 from doxa.data import Data, Standardisation
 from doxa.driver.stopping import EarlyStopping
 
@@ -27,3 +29,17 @@ def test_a_look_is_an_epoch_of_each_members_own_rows() -> None:
         stopping = EarlyStopping.of(run, method, steps, patience=3)
         assert stopping is not None
         assert stopping.intervals == intervals
+
+
+@pytest.mark.parametrize("steps, interval", [(31, 3), (1000, 10)])
+def test_a_look_per_epoch_and_at_most_a_hundred(steps: int, interval: int) -> None:
+    """48 rows in batches of 16 are three steps; of 1,000 steps a hundredth is ten. The last step is
+    always looked at."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 2, generator=g), torch.randn(64, generator=g)
+    posterior = doxa.fit(
+        doxa.nets.mlp(2, 1, hidden=(2,)), (x, y), "map", steps=steps, batch_size=16,
+        validation=0.25, patience=10_000, lr=1e-4, progress=False,
+    )  # fmt: skip
+    looks = [step for step, _ in posterior.history["validation"]]
+    assert looks == [*range(interval, steps, interval), steps]

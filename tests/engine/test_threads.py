@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,3 +137,56 @@ def test_a_prediction_takes_what_its_tiles_are_worth(monkeypatch: pytest.MonkeyP
     assert len(found) > 2
     assert set(found[1:]) == {3}
     assert torch.get_num_threads() == 3
+
+
+def test_a_thread_that_begins_meanwhile_has_what_was_set_outside() -> None:
+    """torch lets it begin with the number of a block that runs elsewhere, which is 1."""
+    inside, done, found = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        inside.wait(60)
+        with threads_for(1e9):
+            found.append(torch.get_num_threads())
+        found.append(torch.get_num_threads())
+        done.set()
+
+    def first() -> None:
+        with threads_for(0.0):
+            inside.set()
+            done.wait(60)
+        found.append(torch.get_num_threads())
+
+    threads = [threading.Thread(target=work) for work in (other, first)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [3, 3, 3]
+    later: list[int] = []
+    last = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    last.start()
+    last.join()
+    assert later == [3], "threads that begin afterwards have what was set"
+
+
+def test_convolutions_are_deterministic_while_something_is_trained() -> None:
+    """A fit inside the callback of another leaves the switch as the outer one needs it, and an
+    error puts it back too."""
+    seen: list[bool] = []
+    x, y = torch.randn(20, 2), torch.randn(20)
+    net = doxa.nets.mlp(2, 1, hidden=(4,))
+
+    def inner(step: int, info: dict[str, Any]) -> None:
+        doxa.fit(net, (x, y), "map", steps=2, progress=False)
+        seen.append(torch.backends.cudnn.deterministic)
+
+    def broken(step: int, info: dict[str, Any]) -> None:
+        raise RuntimeError("on purpose")
+
+    assert not torch.backends.cudnn.deterministic
+    doxa.fit(net, (x, y), "map", steps=2, progress=False, callbacks=[inner])
+    assert seen and all(seen)
+    assert not torch.backends.cudnn.deterministic
+    with pytest.raises(RuntimeError, match="on purpose"):
+        doxa.fit(net, (x, y), "map", steps=2, progress=False, callbacks=[broken])
+    assert not torch.backends.cudnn.deterministic

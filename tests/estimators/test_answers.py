@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -52,7 +53,7 @@ def test_the_bits_of_a_plain_fit(precision: dict[str, Any]) -> None:
     want = doxa.fit(net, (X, y), "deep-ensemble", standardize=True, **SHORT, **precision)
     p = want.predict(X)
     mean, std = got.predict(X, return_std=True)
-    assert np.array_equal(mean, p.mean[:, 0].double()) and np.array_equal(std, p.std[:, 0].double())
+    assert np.array_equal(mean, p.mean.double()) and np.array_equal(std, p.std.double())
     assert got.posterior_.dtype == precision.get("dtype", torch.float32)
 
 
@@ -72,7 +73,7 @@ def test_intervals_quantiles_and_draws_of_numbers(regressor: BayesianRegressor) 
     X, y = table()
     p = regressor.predictive(X)
     low, high = regressor.predict_interval(X, level=0.8)
-    assert low.shape == (80,) and np.array_equal(low, p.interval(0.8)[0][:, 0])
+    assert low.shape == (80,) and np.array_equal(low, p.interval(0.8)[0])
     levels = regressor.predict_quantile(X, [0.1, 0.9])
     assert np.allclose(levels, [low, high]) and regressor.predict_quantile(X, 0.5).shape == (80,)
     drawn = regressor.sample_y(X, n_samples=400, random_state=1)
@@ -121,7 +122,7 @@ def test_two_classes_are_bernoulli_unless_the_network_has_two_outputs() -> None:
     one = BayesianClassifier(**quick).fit(X, y)
     assert one.posterior_.likelihood.name == "bernoulli"
     assert one.predict_proba(X).shape == (80, 2)
-    assert np.array_equal(one.predict_proba(X)[:, 1:], one.predictive(X).probs)
+    assert np.array_equal(one.predict_proba(X)[:, 1], one.predictive(X).probs)
     for net in (nn.Linear(3, 2), None):
         meant = None if net else "categorical"
         two = BayesianClassifier(net=net, likelihood=meant, **quick).fit(X, y)
@@ -162,6 +163,31 @@ def test_a_weight_is_a_count_to_the_bit() -> None:
         ones = estimator.fit(X, y, sample_weight=np.ones(24)).predict(X)
         assert np.array_equal(repeated, counted) and np.array_equal(plain, ones)
         assert not np.array_equal(plain, counted)
+
+
+def test_rows_of_weight_zero_may_hold_anything() -> None:
+    """NaN, and a class of their own; an error names the rows as they were passed."""
+    X, y = table(80)
+    kept = np.arange(80) % 4 != 1
+    weight = np.where(kept, 1.0 + np.arange(80) % 3, 0.0)
+    labels = np.where(y > np.median(y), "a", "b")
+    far, wild = np.where(kept[:, None], X, np.nan), np.where(kept, y, np.inf)
+    strange = np.where(kept, labels, "c")
+    frame = pd.DataFrame(far, columns=list("pqr"))
+    for estimator, target, full in (
+        (BayesianRegressor("map", steps=5), wild, y),
+        (BayesianClassifier("map", steps=5), strange, labels),
+    ):
+        expected = estimator.fit(X[kept], full[kept], sample_weight=weight[kept]).predict(X)
+        assert np.array_equal(estimator.fit(far, target, weight).predict(X), expected)
+        assert np.array_equal(
+            estimator.fit(frame, target, weight).predict(pd.DataFrame(X, columns=list("pqr"))),
+            expected,
+        )
+    assert estimator.classes_.tolist() == ["a", "b"]
+    far[10] = np.nan
+    with pytest.raises(DataError, match="row 10"):
+        BayesianRegressor("map", steps=5).fit(far, wild, weight)
 
 
 def test_seeds() -> None:

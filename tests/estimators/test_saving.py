@@ -58,7 +58,7 @@ def test_the_same_bits_from_a_folder_and_from_pickle(estimator: Any, tmp_path: P
     assert (loaded.net is None) == (fitted.net is None)  # so that it can be fitted again
     loaded.fit(X, LABELS if classifies else Y)
     net = small(2, 1) if own else None
-    assert doxa.load(tmp_path / "run", net=net).predict(X).mean.shape == (30, 1)
+    assert doxa.load(tmp_path / "run", net=net).predict(X).mean.shape == (30,)
 
 
 def test_what_cannot_be_read_says_who_can(tmp_path: Path) -> None:

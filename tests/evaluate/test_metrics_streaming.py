@@ -206,3 +206,10 @@ def test_on_the_gpu(name: str) -> None:
         for kind in ("class-wise", "adaptive-class-wise", "debiased", "kde"):
             on_gpu = ece(Predictive(f.cuda(), likelihood), y, kind)
             assert on_gpu == pytest.approx(ece(Predictive(f, likelihood), y, kind), rel=1e-9)
+
+
+def test_an_error_of_calibration_has_fifteen_bins_unless_asked() -> None:
+    g = torch.Generator().manual_seed(0)
+    p = Predictive.from_probs(torch.rand(400, 3, generator=g).double().softmax(1))
+    y = torch.randint(3, (400,), generator=g)
+    assert metrics(p, y)["ece"] == ece(p, y, bins=15) == ece(p, y) != ece(p, y, bins=16)

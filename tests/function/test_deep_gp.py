@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from examples import load
-from sparse_cases import fixed, rows
+from sparse_cases import fixed, fixed_for, rows
+from torch import Tensor
 
 import doxa
 from doxa.errors import Unavailable
 from doxa.function.deep_gp import directions
+from doxa.function.sparse_posterior import DRAWS
 
 
 def test_one_layer_is_the_sparse_process() -> None:
@@ -37,6 +41,69 @@ def test_inner_layers_start_at_a_prior_that_costs_nothing(
     deep = fixed((x, y), 30, method=doxa.DeepGP, settings=settings, lr=1e-12)
     assert deep.elbo == pytest.approx(sparse.elbo, abs=0.05)
     assert torch.allclose(sparse.predict(x).mean, deep.predict(x).mean, atol=2e-3)
+
+
+class Begun(doxa.DeepGP):
+    """Its inner layers start away from their prior, at N(0.7, 0.5² I) for each value."""
+
+    def init_inner(self, points: Tensor) -> tuple[Any, Tensor]:
+        state, points = super().init_inner(points)
+        for name in state:
+            if name.endswith("mean"):
+                state[name] = torch.full_like(state[name], 0.7)
+            elif name.endswith("root"):
+                state[name] = 0.5 * state[name]
+        return state, points
+
+
+def test_the_bound_pays_for_what_inner_layers_have_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the limit of a prior without variance an inner layer changes no prediction, and what is
+    lost to the sparse process is the divergence of its q(v) from N(0, I), by torch's own. Training
+    then has nothing to gain but that divergence, and removes most of it."""
+    monkeypatch.setattr("doxa.function.deep_gp._FIRST_POWER", 1e-10)
+    x, y = rows()
+    sparse = fixed((x, y), 8)
+    settings = {"layers": 3, "natural": 1.0}
+    deep = fixed((x, y), 8, method=Begun, settings=settings, lr=1e-12)
+    q, p = torch.distributions.Normal(0.7, 0.5), torch.distributions.Normal(0.0, 1.0)
+    lost = 2 * 2 * 8 * float(torch.distributions.kl_divergence(q, p))  # layers, outputs, points
+    assert sparse.elbo - deep.elbo == pytest.approx(lost, abs=0.05)
+    trained = fixed_for(60, (x, y), 8, method=Begun, settings=settings, lr=0.05)
+    assert 0 < sparse.elbo - trained.elbo < 0.3 * lost
+
+
+def test_natural_steps_follow_the_schedule_of_the_rate() -> None:
+    """At fixed hyper-parameters and on all rows Λ_t = (1 − γ_t)Λ_{t−1} + γ_t (I + A), so that what
+    is left of I in Λ is Π(1 − γ_t); A from a single step of length 1."""
+    x, y = rows()
+    options: Any = {"method": doxa.DeepGP, "batch_size": 30}
+    whole = fixed((x, y), 8, settings={"layers": 1, "natural": 1.0}, **options)
+    shares = [1.0, 0.5, 0.0, 0.2]
+    part = fixed_for(
+        4, (x, y), 8, settings={"layers": 1, "natural": 0.5},
+        schedule=lambda done: shares[round(4 * done)], **options,
+    )  # fmt: skip
+    eye = torch.eye(8).double()
+    precision = lambda found: (found.root @ found.root.mT).inverse()[0, 0]  # noqa: E731
+    left = 0.5 * 0.75 * 1.0 * 0.9
+    want = eye + (1 - left) * (precision(whole) - eye)
+    assert torch.allclose(precision(part), want, rtol=1e-6)
+
+
+def test_the_moments_are_those_of_whole_functions() -> None:
+    """Var f = E Var[f | h] + Var E[f | h] over draws of the inner layers, here of a large variance,
+    so that the second is half of it: against 300 functions drawn layer after layer. A ratio of two
+    variances, each of at least 100 draws, is known to 16 %."""
+    x, y = rows()
+    deep = fixed((x, y), 20, method=Begun, settings={"layers": 2, "natural": 1.0}, lr=1e-12)
+    hyper = deep.inner["inner.0.hyper"]  # its variance comes first
+    deep.inner["inner.0.hyper"] = hyper + torch.eye(hyper.shape[1])[0] * 3.0
+    at = x[:5]
+    mean, variance = deep.marginals(deep.prepared(at))
+    f = deep.functions(at, 300, seed=5)[..., 0]
+    assert float((variance.flatten() / f.var(0)).mean()) == pytest.approx(1.0, abs=0.3)
+    error = f.std(0) * (1 / 300 + 1 / DRAWS) ** 0.5
+    assert ((mean.flatten() - f.mean(0)).abs() < 5 * error).all()
 
 
 @pytest.mark.slow
@@ -81,3 +148,28 @@ def test_a_step_has_a_higher_bound_than_the_evidence_of_any_smooth_process() -> 
     data = example.step(60)
     deep = example.fit(data, doxa.DeepGP(inducing=15), steps=1000)
     assert deep.elbo > example.fit(data, doxa.GP()).log_evidence
+
+
+@pytest.mark.parametrize("method", [doxa.DeepGP(inducing=6), doxa.SparseGP(inducing=6)])
+def test_a_bound_by_draws_states_its_error(
+    method: doxa.Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last pass draws anew where it has another number of draws: from its average over 2,000
+    of them, 24 estimates are away by their own errors. Mean square of 24 standard normals outside
+    0.4 and 2.2: one in 2,000."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1, generator=g).double()
+    if isinstance(method, doxa.DeepGP):
+        y, kind = x[:, 0].sin() + 0.3 * torch.randn(40, generator=g).double(), "gaussian"
+    else:
+        y, kind = (x[:, 0] > 0.3).long() + (x[:, 0] > 1).long(), "categorical"
+
+    def bound(draws: int) -> tuple[float, float]:
+        monkeypatch.setattr("doxa.function.variational._REPLICATES", draws)
+        fitted = doxa.fit(None, (x, y), method, likelihood=kind, steps=20, validation=None)
+        return fitted.elbo, fitted.diagnostics["elbo_error"]
+
+    best, rest = bound(2000)
+    away = [(value - best) / error for value, error in map(bound, range(8, 32))]
+    assert 0.4 < sum(a * a for a in away) / len(away) < 2.2
+    assert rest == pytest.approx(bound(500)[1] / 2, rel=0.2)

@@ -106,6 +106,77 @@ def test_a_named_kernel_is_fitted_by_its_marginal_likelihood() -> None:
     assert posterior.elbo is None
 
 
+def test_outputs_that_repeat_each_other_have_the_kernel_of_one() -> None:
+    """The evidence of y twice is twice that of y, and its maximum is at the same kernel and
+    noise."""
+    x = torch.linspace(0, 3, 40).double()[:, None]
+    y = GPPrior("rbf", lengthscale=0.5, variance=2.0).sample(x, 1, seed=1)[0]
+    kernels = []
+    for outputs in (1, 3):
+        posterior = doxa.fit(
+            doxa.nets.mlp(1, outputs, hidden=(5,)).double(), (x, y.repeat(1, outputs)),
+            doxa.FunctionalVI(samples=4, rows=2, points=2, prior_steps=150), steps=2,
+            progress=False, validation=None, batch_size=40,
+        )  # fmt: skip
+        kernels.append(posterior.kernel[0, :2])
+    assert torch.allclose(kernels[0], kernels[1], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "prior", [GPPrior("linear"), "linear", "weights"], ids=["gp", "named", "own"]
+)
+def test_under_much_smoothing_no_prior_can_be_told_from_q(prior: FunctionPrior | str) -> None:
+    """The noise that is added to the functions of both drowns them: what is left is the likelihood,
+    whose best slope is that of least squares, known for sure."""
+    x, y = line_data()
+    net = nn.Linear(1, 1, bias=False).double()
+    method = doxa.FunctionalVI(
+        function_prior=prior, samples=24, rows=6, points=4, smoothing=100.0, initial_std=0.3,
+        prior_steps=0,
+    )  # fmt: skip
+    posterior = doxa.fit(
+        net, (x, y), method, likelihood=doxa.Gaussian(noise=0.5), validation=None, progress=False,
+        steps=150, lr=0.05, schedule="cosine",
+    )  # fmt: skip
+    squares = float((x * y).sum() / x.square().sum())
+    width = 0.5 / float(x.square().sum()) ** 0.5  # of the likelihood
+    assert float(posterior.mean[0, 0]) == pytest.approx(squares, abs=0.2 * width)
+    assert float(posterior.covariance.diagonal()[0, 0].sqrt()) < 0.3 * width
+
+
+def test_a_narrow_prior_is_smoothed_as_its_kernel_is() -> None:
+    """f = 0.1 wx, as a kernel and as the network's own prior, under noise three times as wide as f:
+    draws that are not smoothed would leave the slope at that of least squares, 0.76."""
+    x, y = line_data()
+    slopes = []
+    for prior in (GPPrior("linear", variance=0.01), "weights"):
+        method = doxa.FunctionalVI(
+            function_prior=prior, samples=24, rows=6, points=4, smoothing=0.3, initial_std=0.1
+        )
+        posterior = doxa.fit(
+            nn.Linear(1, 1, bias=False).double(), (x, y), method, validation=None, steps=150,
+            likelihood=doxa.Gaussian(noise=0.5), prior=doxa.Normal(0.1), progress=False, lr=0.05,
+            schedule="cosine",
+        )  # fmt: skip
+        slopes.append(float(posterior.mean[0, 0]))
+    assert slopes[1] == pytest.approx(slopes[0], abs=0.1)
+    assert max(slopes) < 0.4
+
+
+def test_weights_outside_the_subset_keep_their_prior() -> None:
+    """They are points under N(0, 0.01²), of which twelve rows know too little to resist."""
+    net = doxa.nets.mlp(1, 1, hidden=(3,), activation="tanh").double()
+    prior = {"0.*": doxa.Normal(0.01), "*": doxa.Normal(1.0)}
+    method = doxa.FunctionalVI(function_prior=GPPrior("linear"), samples=8, rows=4, points=2)
+    posterior = doxa.fit(
+        net, line_data(), method, likelihood=doxa.Gaussian(noise=3.0), validation=None, lr=0.05,
+        progress=False, steps=100, subset="last_layer", prior=prior,
+    )  # fmt: skip
+    weights = posterior.layout.unflatten(posterior.mean[0])
+    assert float(weights["0.weight"].abs().max()) < 0.05
+    assert float(weights["0.bias"].abs().max()) < 0.05
+
+
 def test_logits_have_a_prior_of_their_own_size() -> None:
     """Functions of the prior for classes have variance 8, not that of standardised numbers."""
     x = torch.linspace(-2, 2, 60)[:, None]

@@ -87,7 +87,7 @@ def test_several_outputs_share_the_kernel() -> None:
     assert p.mean.shape == (6, 3)
     assert together.log_evidence == pytest.approx(sum(each.log_evidence for each in alone))
     for o in range(3):
-        assert torch.allclose(p.mean[:, o], alone[o].predict(x[:6]).mean[:, 0])
+        assert torch.allclose(p.mean[:, o], alone[o].predict(x[:6]).mean)
 
 
 def test_outputs_that_share_a_noise_level_count_the_constant_each() -> None:
@@ -140,6 +140,29 @@ def test_conditioning_is_refitting() -> None:
     assert part.log_evidence == pytest.approx(whole.log_evidence, rel=1e-10)
     assert torch.allclose(part.predict(x).mean, whole.predict(x).mean, rtol=1e-9)
     assert torch.allclose(part.predict(x).variance, whole.predict(x).variance, rtol=1e-9)
+
+
+def test_rows_that_are_added_to_weighted_ones_weigh_one(tmp_path: Path) -> None:
+    """As a fit to all rows, the new ones with weight 1; also after saving, where the factor is
+    computed anew."""
+    x, y = rows()
+    weight = torch.linspace(0.2, 2.0, 25).double()
+    part = fixed((x[:25], y[:25]), sample_weight=weight).condition(x[25:], y[25:])
+    whole = fixed((x, y), sample_weight=torch.cat([weight, torch.ones(5).double()]))
+    part.save(tmp_path / "run")
+    for found in (part, doxa.load(tmp_path / "run")):
+        assert torch.allclose(found.predict(x).mean, whole.predict(x).mean, atol=1e-9)
+        assert torch.allclose(found.predict(x).variance, whole.predict(x).variance, atol=1e-9)
+
+
+def test_members_with_the_same_hyper_parameters_have_one_evidence() -> None:
+    """The mean of three evidences that are the same, by scipy: not their sum."""
+    x, y = rows()
+    method = doxa.GP(noise=NOISE, lengthscale=0.9, variance=1.3, fit_hyper=False)
+    distance = torch.cdist(x, x).square()
+    covariance = 1.3 * (-0.5 * distance / 0.81).exp() + NOISE**2 * torch.eye(30).double()
+    want = multivariate_normal(np.zeros(30), covariance.numpy()).logpdf(y[:, 0].numpy())
+    assert doxa.fit(None, (x, y), method, members=3).log_evidence == pytest.approx(want, rel=1e-9)
 
 
 def test_conditioning_extends_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:

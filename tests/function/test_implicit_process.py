@@ -25,11 +25,12 @@ def data() -> tuple[Tensor, Tensor]:
 
 def fit(functions: int, steps: int = 1, **settings: Any) -> Any:
     """A linear network under N(0, 1): the implicit process is the Bayesian linear model."""
+    weight = settings.pop("sample_weight", None)
     chosen = {"functions": functions, "learn_prior": False, "exact": True, **settings}
     return doxa.fit(
         nn.Linear(2, 1).double(), data(), doxa.ImplicitProcess(**chosen),
         likelihood=doxa.Gaussian(noise=NOISE), validation=None, progress=False, steps=steps,
-        lr=0.05, schedule="cosine",
+        lr=0.05, schedule="cosine", sample_weight=weight,
     )  # fmt: skip
 
 
@@ -59,6 +60,22 @@ def test_it_is_the_process_with_the_draws_covariance() -> None:
     assert abs(posterior.elbo - float(density)) < 1e-8
     drawn = torch.cov(posterior.functions(at, 5000)[..., 0].mT)  # five standard errors
     assert (drawn - covariance).abs().max() < 5 * math.sqrt(2 / 5000) * covariance.max()
+
+
+def test_the_exact_solution_counts_rows_by_their_weights() -> None:
+    """A row of weight w is one whose noise has the variance σ²/w: GP regression with the empirical
+    moments of five draws."""
+    (x, y), at = data(), torch.linspace(-3, 3, 14).double().reshape(7, 2)
+    weight = torch.linspace(0.1, 3.0, len(x)).double()
+    posterior = fit(5, sample_weight=weight)
+    mean, _, across, own = empirical(posterior, x, at)
+    start, k, _, _ = empirical(posterior, x, x)
+    noisy = k + NOISE**2 * torch.diag(1 / weight)
+    p = posterior.predict(at)
+    wanted = mean + across @ torch.linalg.solve(noisy, y[:, 0] - start)
+    covariance = own - across @ torch.linalg.solve(noisy, across.mT)
+    assert torch.allclose(p.mean[:, 0], wanted, atol=1e-9)
+    assert torch.allclose(p.epistemic[:, 0], covariance.diagonal(), atol=1e-9)
 
 
 @pytest.mark.slow

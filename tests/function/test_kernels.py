@@ -24,6 +24,8 @@ from torch import Tensor
 import doxa
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.function.composed import Composed
+from doxa.function.evidence import Problem
+from doxa.function.start import Sizes, kernel_start
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 2)))
 ONE = X[:, :1]
@@ -187,3 +189,26 @@ def test_the_evidence_foresees() -> None:
     assert unseen["linear + rbf * periodic"] > 0 > unseen["rbf"]
     period = found["linear + rbf * periodic"].diagnostics["kernel"]["periodic.period"]
     assert np.ravel(period)[0] == pytest.approx(1.0, abs=0.01)  # a year
+
+
+def test_where_hyper_parameters_start_is_each_members_own() -> None:
+    """Stacked or alone, with one lengthscale for all columns: √2 times the root of the summed
+    variances of the columns."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 40, 2, generator=g).double() * torch.tensor([1.0, 5.0, 0.2])[:, None, None]
+    y = torch.randn(3, 40, 1, generator=g).double()
+    kernel = Composed("rbf")
+    sizes = Sizes.of(x, y, None)
+    together = kernel_start(kernel, x, sizes, None, None)
+    alone = [kernel_start(kernel, x[k], Sizes.of(x[k], y[k], None), None, None) for k in range(3)]
+    torch.testing.assert_close(together, torch.stack(alone))
+    want = (2 * x.var(1, correction=0).sum(1)).sqrt().log()
+    torch.testing.assert_close(together[:, kernel.layout.slices["rbf.lengthscale"]], want[:, None])
+
+
+def test_a_problem_is_thinned_evenly() -> None:
+    x = torch.arange(9.0).double()[:, None]
+    problem = Problem(Composed("rbf"), x, 2 * x, None, torch.tensor(9.0).double(), None)
+    few = problem.thinned(3)
+    assert few.x.flatten().tolist() == [0.0, 4.0, 8.0]
+    assert few.y.flatten().tolist() == [0.0, 8.0, 16.0] and float(few.n) == 3

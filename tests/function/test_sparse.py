@@ -234,3 +234,27 @@ def test_a_stream_does_not_say_how_many_classes_there_are() -> None:
     with pytest.raises(DataError, match="how many classes"):
         doxa.fit(None, rows, doxa.SparseGP(inducing=4), likelihood="categorical", steps=2)
     assert rows.read < 100
+
+
+def test_targets_without_deviation_are_fitted_at_their_size() -> None:
+    """A constant y scaled by c has the bound of y less n log c. (A noise that starts at 1 beside
+    targets of 10⁶ gave a bound of −4·10⁵, and "ok".)"""
+    x = torch.linspace(-2, 2, 40).double()[:, None]
+    bounds = [
+        doxa.fit(None, (x, torch.full((40,), c).double()), doxa.SparseGP(inducing=8),
+                 likelihood="gaussian", steps=60).elbo + 40 * math.log(c)
+        for c in (1.0, 3e-2, 1e6)
+    ]  # fmt: skip
+    assert bounds == pytest.approx([bounds[0]] * 3, abs=1e-3)
+    assert bounds[0] > -40 * 2  # a constant with a noise of its own size: 40 (log 1 + 1.4)
+
+
+def test_a_bound_that_rounding_has_spoiled_is_not_ok() -> None:
+    """A noise of 0.1 on 10⁶: the kernel's matrix can only be inverted to a variance of 10⁴."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.linspace(-2, 2, 60).double()[:, None]
+    y = 1e6 + 0.1 * torch.randn(60, generator=g).double()
+    spoiled = doxa.fit(None, (x, y), doxa.SparseGP(inducing=8), steps=60)
+    assert spoiled.status == "degenerate" and "standardize" in spoiled.status.reason
+    scaled = doxa.fit(None, (x, y), doxa.SparseGP(inducing=8), steps=60, standardize=True)
+    assert scaled.status == "ok"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError
+from doxa.errors import CorruptedArtefact, FolderInUse, MethodError, ModelError, StoreError
 from doxa.store import Checkpoints
 
 N, D = 24, 2
@@ -316,3 +316,18 @@ def test_artefacts_hold_no_code(tmp_path: Path) -> None:
     write_artefact(tmp_path / "p", tensors, meta | {"method": {"type": "os.system"}})
     with pytest.raises(StoreError, match=r"os\.system"):
         doxa.load(tmp_path / "p")
+
+
+def test_two_fits_with_one_checkpoint(tmp_path: Path) -> None:
+    """The second one, a thread's or a process's, is refused before its first step."""
+    seen: list[str] = []
+
+    def second(step: int, info: dict[str, Any]) -> None:
+        with pytest.raises(FolderInUse, match=f"process {os.getpid()} .this one. on"):
+            fit(tmp_path / "c", callbacks=[lambda *_: seen.append("stepped")])
+        seen.append("refused")
+
+    fit(tmp_path / "c", callbacks=[second])
+    assert set(seen) == {"refused"}
+    fit(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []  # no checkpoint was due, and no lock stays

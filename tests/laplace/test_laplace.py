@@ -58,6 +58,39 @@ def test_learned_noise_is_type_two_maximum_likelihood() -> None:
     assert torch.allclose(p.variance, q.variance, rtol=1e-8)
 
 
+def test_the_evidence_is_that_of_the_noise_that_was_found() -> None:
+    """Targets that are orthogonal to the inputs have their maximum at zero weights, whatever the
+    noise is. From a start at noise 1 the level is where log N(y; 0, σ²I + xxᵀ) is largest on a
+    grid, and the evidence is that density there."""
+    x, y = rows()
+    x, _ = torch.linalg.qr(x)
+    y = y - x @ (x.T @ y)
+    net = nn.Linear(2, 1, bias=False).double()
+    nn.init.zeros_(net.weight)
+    model = doxa.Model(net, doxa.Gaussian(), doxa.Normal(1.0))
+    ours = doxa.fit(model, (x, y), doxa.Laplace(train=False, tune=None), init="given")
+
+    def evidence(noise: float) -> float:
+        covariance = noise**2 * torch.eye(len(x)).double() + x @ x.T
+        zero = torch.zeros(len(x)).double()
+        return float(torch.distributions.MultivariateNormal(zero, covariance).log_prob(y[:, 0]))
+
+    found = float(ours.predict(x[:1]).aleatoric.sqrt())
+    assert ours.log_evidence == pytest.approx(evidence(found), rel=1e-10)
+    grid = torch.linspace(0.5, 2.0, 61).double() * found
+    assert evidence(found) >= max(map(evidence, grid.tolist())) - 1e-9
+    assert abs(found - 1.0) > 0.1, "nothing moved, so that nothing was tested"
+
+
+def test_members_in_one_mode_have_its_evidence() -> None:
+    """The mean of three evidences, which are the same on a linear network: not their sum."""
+    x, y = rows()
+    exact = linear(x, y, prior_std=1.0, noise=0.3)
+    method, likelihood = doxa.Laplace(polish=3, tune=None), doxa.Gaussian(0.3)
+    ours = fit(nn.Linear(2, 1).double(), (x, y), method, likelihood=likelihood, members=3, steps=5)
+    assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
+
+
 @pytest.mark.slow
 def test_each_output_may_have_its_own_noise() -> None:
     x, y = rows(60, outputs=2)
@@ -354,3 +387,24 @@ def test_a_heavy_tailed_prior_has_evidence_too() -> None:
     density = likelihood + torch.distributions.StudentT(4.0).log_prob(grid)
     exact = torch.logsumexp(density, 0) + math.log(float(grid[1] - grid[0]))
     assert ours.log_evidence == pytest.approx(float(exact), abs=1e-2)
+
+
+def test_a_hessian_has_the_statistics_that_training_left() -> None:
+    """f is linear in the last layer, so that the Hessian there is the Gauss–Newton matrix, at the
+    running statistics of BatchNorm and not at those that the network came with."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    found = [
+        fit(net, rows(), doxa.Laplace(structure="full", curvature=kind, polish=0, tune=None),
+            subset="last_layer", likelihood=doxa.Gaussian(noise=0.3), validation=None)
+        for kind in ("ggn", "hessian")
+    ]  # fmt: skip
+    assert not torch.allclose(found[0].buffers["1.running_mean"][0], torch.zeros(4).double())
+    dense = [posterior.covariance.dense() for posterior in found]
+    torch.testing.assert_close(dense[1], dense[0])
+
+
+def test_memory_that_is_short_names_a_smaller_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "free_memory", lambda device: 100)
+    for structure, smaller in (("full", "kronecker"), ("kronecker", "diagonal")):
+        with pytest.raises(MemoryBudgetError, match=f"use structure='{smaller}'"):
+            fit(tanh_net(), rows(), doxa.Laplace(structure=structure))

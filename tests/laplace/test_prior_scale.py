@@ -14,7 +14,9 @@ from straight import lines, normal
 from torch import Tensor, nn
 
 import doxa
+from doxa.driver.holdout import share
 from doxa.errors import MethodError
+from doxa.laplace.scales import Scales
 from doxa.likelihoods import Categorical
 
 
@@ -185,3 +187,50 @@ def test_each_member_is_judged_by_its_own_rows(monkeypatch: pytest.MonkeyPatch) 
         rows = ((values + 1) * 60).round().long()
         assert not set(rows.tolist()) & set(fitted.tolist())
         assert bool(((rows >= 60) == (split >= 3)).all())
+
+
+def _weighted(y: Tensor, weight: Tensor, **settings: Any) -> Any:
+    """With a share of the rows held out, from weights that do not depend on the fit."""
+    x = normal(len(y), 2)
+    net = nn.Linear(2, 1).double()
+    options: Any = {"likelihood": doxa.Gaussian(noise=0.3), "sample_weight": weight}
+    options |= {"validation": 0.5, "steps": 200, "lr": 0.03, "progress": False}
+    return doxa.fit(net, (x, y), doxa.Laplace("full", **settings), **options)
+
+
+def test_what_is_lost_is_the_weighted_mean_of_held_out_rows() -> None:
+    """log N(y; f, s²) − log N(y; f, s² + v), by the closed form of a linear network."""
+    y = normal(120, 2)[:, 0] + 0.3 * normal(120, seed=2)
+    weight = (0.2 + normal(120, seed=3).abs()) * 0.05
+    posterior = _weighted(y, weight, tune="evidence")
+    (held,) = share([torch.arange(120)], 0.5, [0]).held_out or ()
+    x = normal(120, 2)[held]
+    f = x @ posterior.mean[0, :2] + posterior.mean[0, 2]
+    p = posterior.predict(x)
+    alone = torch.distributions.Normal(f, 0.3).log_prob(y[held])
+    own = weight[held] / weight[held].sum()
+    expected = float((own * (alone - p.log_prob(y[held]))).sum())
+    assert posterior.diagnostics["below_maximum"]["nats"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("tune", ["evidence", "validation"])
+def test_rows_of_next_to_no_weight_decide_nothing(tune: str) -> None:
+    """Where they say y = 1000, as where they say 0."""
+    y = normal(120, 2)[:, 0] + 0.3 * normal(120, seed=2)
+    weight = torch.where(torch.arange(120) % 3 == 0, 1e-12, 1.0).double()
+    found = []
+    for far in (0.0, 1000.0):
+        posterior = _weighted(torch.where(weight < 1, far, y), weight, tune=tune)
+        lost = posterior.diagnostics["below_maximum"]["nats"]
+        found.append((lost, *posterior.diagnostics["prior_scale"], posterior.validation))
+        assert posterior.status == "ok"
+    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
+
+
+def test_factors_of_layers_add_up_over_chosen_weights() -> None:
+    """Five weights in tensors of 2 and 3, of which each member has three: by hand."""
+    scales = Scales((2, 3), torch.tensor([[0, 2, 4], [1, 0, 3]]))
+    values = torch.tensor([[1.0, 10.0, 100.0], [1.0, 10.0, 100.0]])
+    assert scales.sums(values).tolist() == [[1.0, 110.0], [11.0, 100.0]]
+    tau = torch.tensor([[7.0, 8.0], [5.0, 6.0]])
+    assert scales.each(tau).tolist() == [[7.0, 8.0, 8.0], [5.0, 5.0, 6.0]]

@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
+from doxa.likelihoods.left_out import clear
 
 N = 2000
 
@@ -91,6 +92,21 @@ def test_rows_of_weight_two_are_two_rows() -> None:
     assert one.likelihood.temperature == pytest.approx(  # type: ignore[attr-defined]
         two.likelihood.temperature, rel=1e-3  # type: ignore[attr-defined]
     )  # fmt: skip
+
+
+def test_whether_a_gain_is_clear_is_a_matter_of_relative_weights() -> None:
+    """Weights that are all a hundredth say the same as weights of one, and rows of weight zero say
+    nothing, whatever they would have gained; a gain that varies is less clear than one that does
+    not."""
+    gain = torch.tensor([0.5, 1.0, -0.2, 0.8, 0.1]).double()
+    weight = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.5]).double()
+    for errors in (0.5, 1.0, 1.5, 1.9, 2.5, 4.0):
+        asked = clear(gain, weight, errors)
+        assert clear(gain, 0.01 * weight, errors) == asked == clear(gain, 100 * weight, errors)
+        more, none = torch.tensor([50.0, -80.0]).double(), torch.zeros(2).double()
+        assert clear(torch.cat([gain, more]), torch.cat([weight, none]), errors) == asked
+    assert clear(gain, weight, 0.5) and not clear(gain, weight, 4.0)
+    assert clear(torch.full((5,), 1e-3).double(), weight, 4.0)  # no spread, no error
 
 
 def test_nothing_is_asked_of_what_is_given() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gaussian_chains import Target, Z, assert_moments, measured, target
 from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
+from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MethodError
@@ -55,6 +56,34 @@ def test_the_optimal_rate_is_estimated_without_bias(temperature: float) -> None:
     want = goal.n * trace / (2 * 3 * temperature)
     assert abs(inverse.mean() - want) < Z * inverse.std() / 10
     assert inverse.std() / 10 < 0.02 * want
+
+
+class Parted(nn.Module):
+    """A location whose last number is a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.last = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first, self.last]).expand(x.shape[0], -1)
+
+
+def test_the_optimal_rate_of_a_subset_counts_its_own_weights() -> None:
+    """ε* = 2 T D/(n tr C) with D = 1 and the gradient noise of that weight. 20 chains, each from
+    100 probes; with D = 3 it would be three times as large."""
+    goal = target()
+    model = doxa.Model(Parted(), doxa.Gaussian(list(goal.noise)), subset=("last",))
+    data = torch.zeros(goal.n, 1, dtype=torch.float64), goal.y
+    method = doxa.ConstantSGD(draws=1, burn_in=0, thin=1, temperature=0.2)
+    posterior = doxa.fit(model, data, method, init="given", members=20, batch_size=BATCH, steps=100)
+    trace = goal.gradient_noise(BATCH, independent=True)[2, 2] / goal.n**2
+    inverse = 1 / np.array(posterior.diagnostics["rate"])
+    want = goal.n * trace / (2 * 1 * 0.2)
+    assert posterior.diagnostics["rate_limited"] is False
+    assert abs(inverse.mean() - want) < Z * inverse.std() / 20**0.5
+    assert inverse.std() / 20**0.5 < 0.05 * want
 
 
 @pytest.mark.slow

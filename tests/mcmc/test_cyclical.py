@@ -86,7 +86,8 @@ def test_one_chain_visits_several_modes() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"inner": "hmc"}, {"cycles": 0}, {"exploration": 1.0}, {"friction": 0.0}]
+    "setting",
+    [{"inner": "hmc"}, {"cycles": 0}, {"exploration": 1.0}, {"friction": 0.0}, {"friction": 1.5}],
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):

@@ -297,3 +297,9 @@ def test_settings_are_checked() -> None:
                 {"temperature": 0.0}, {"thin": 0}, {"burn_in": -1}):  # fmt: skip
         with pytest.raises(MethodError):
             doxa.NUTS(**bad)
+
+
+@pytest.mark.parametrize("method", ["nuts", "hmc", "metropolis", "sgld", "sghmc", "psgld"])
+def test_four_chains_unless_asked(method: str) -> None:
+    """So many that R-hat can compare them; as docs/sampling.md and `doxa.sample` say."""
+    assert doxa.get_method(method).default_members == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -282,6 +283,19 @@ def hooked_flatten() -> nn.Module:
     return net
 
 
+class ReadAsNumber(BareParameter):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * float(self.shift.detach().sum() + 1)
+
+
+def replaced_forward() -> nn.Module:
+    """As some libraries wrap layers: on the object, not by a hook."""
+    net = doxa.nets.mlp(D, 1)
+    own = net[0].forward
+    net[0].forward = lambda x: 2 * own(x)
+    return net
+
+
 UNSUPPORTED = {
     "bare linear layer": lambda: nn.Linear(D, 1),
     "convolution": lambda: doxa.nets.lenet5(),
@@ -296,6 +310,8 @@ UNSUPPORTED = {
     "two outputs": TwoOutputs,
     "reduction": Reduces,
     "bare parameter": BareParameter,
+    "parameter read as a number": ReadAsNumber,
+    "a forward of its own": replaced_forward,
     "subclassed layer": lambda: nn.Sequential(Custom(D, 1)),
     "its own dropout": lambda: nn.Sequential(nn.Linear(D, 3), nn.Dropout(0.5)),
     "flatten from another axis": lambda: nn.Sequential(nn.Flatten(0), nn.Linear(D, 1)),
@@ -361,3 +377,28 @@ def test_an_activation_does_not_overwrite_what_is_read_again() -> None:
     with torch.no_grad():
         value, _ = plan(params, lambda _name: False, x, False)
         torch.testing.assert_close(value, net(x))
+
+
+def test_recording_touches_neither_the_network_nor_other_threads() -> None:
+    """While one network is recorded, others run as ever: torch.fx's own tracer would catch them."""
+    other, met = doxa.nets.mlp(D, 1), []
+
+    class Meets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(D, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            def run() -> None:
+                met.append(other(torch.ones(2, D)))
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            return self.layer(x)
+
+    net = Meets()
+    assert Plan.of(net) is not None
+    assert torch.equal(met[0], other(torch.ones(2, D)))
+    assert "forward" not in vars(net.layer)
+    assert type(net._parameters) is dict

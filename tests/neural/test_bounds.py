@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from set_tasks import network, task
+from short import short
 from torch import Tensor
+from torch.nn.functional import softplus
 
+import doxa
+from doxa.data import Batch
 from doxa.neural.blocks import mlp
 
 
@@ -34,6 +39,43 @@ def belief(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     count = mask.sum(-1, keepdim=True)
     total = (torch.cat([y, y - x], -1) * mask.unsqueeze(-1)).sum(-2)
     return total / count, (0.5 + 0.1 * count).expand_as(total)
+
+
+@pytest.mark.parametrize("name", ["cnp", "convcnp", "tnp"])
+def test_a_task_counts_by_the_point_whatever_its_length(name: str) -> None:
+    """The objective is the mean over the points that count of log N(y; μ, σ²), by torch's own; of
+    tasks that are padded to one length, too."""
+    method, _ = network(name, floor=0.2)
+    given, y = task()
+    f = torch.randn(1, 2, 9, 2, generator=torch.Generator().manual_seed(4)).double()
+    points = given["targets"].clone()
+    points[0, -2:] = 0.0  # the first task has two points less
+    batch = Batch(given, y, torch.ones(1), None, True)
+    normal = torch.distributions.Normal(f[0, ..., 0], 0.2 + softplus(f[0, ..., 1]))
+    each = normal.log_prob(y[..., 0])
+    want = torch.stack([each[0, 5:7].mean(), each[1, 5:].mean()])
+    assert torch.allclose(method.per_point(f, batch, points)[0], want)
+
+
+@pytest.mark.parametrize("name", ["cnp", "np", "anp", "convcnp", "tnp"])
+def test_the_loss_is_that_of_a_point_whatever_the_longest_task(name: str) -> None:
+    """Noise of 1,000 at least makes log N(y; μ, σ²) = −log(1,000 √2π) to a thousandth at every
+    point; tasks of 6 points beside one of 60 change nothing of that."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    tasks = [(x, x.sin())] + [(x[::11], x[::11].cos())] * 7
+    method = type(short(name))(**{**short(name).settings(), "floor": 1000.0})
+    posterior = doxa.fit(None, doxa.data.Tasks(tasks), method, steps=1, lr=1e-9, batch_size=8)
+    loss = posterior.history["loss"][0][1][0]
+    assert loss == pytest.approx(math.log(1000 * math.sqrt(2 * math.pi)), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["cnp", "np", "anp"])
+def test_reconstruction_counts_the_context_too(name: str) -> None:
+    given, y = task()
+    for reconstruct, want in ((True, torch.ones(2, 9)), (False, given["targets"])):
+        method, _ = network(name, reconstruct=reconstruct)
+        batch = replace(Batch(given, y, torch.ones(1), None, True), points=given["targets"])
+        assert torch.equal(method.counted(batch), want.double())
 
 
 @pytest.mark.parametrize("name", ["np", "anp"])

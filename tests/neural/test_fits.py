@@ -154,3 +154,20 @@ def test_short_training_on_gp_tasks_beats_a_constant() -> None:
     variance = float(y.square().mean())
     constant = -0.5 * (torch.tensor(2 * torch.pi * variance).log() + 1)
     assert score > float(constant) + 0.2
+
+
+@pytest.mark.parametrize("name", ["cnp", "np"])
+def test_many_targets_are_predicted_some_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tiles of three targets or all at once, with samples or moments kept: the same answers."""
+    tasks = lines()
+    fitted = doxa.fit(None, Tasks(tasks), short(name), steps=5, progress=False)
+    posterior = fitted.condition(*tasks[0])
+    x = torch.linspace(-1, 1, 10).double()[:, None]
+    whole = posterior.predict(x)
+    monkeypatch.setattr("doxa.neural.posterior._ROWS", 3)
+    for keep in ("samples", "moments"):
+        tiled = posterior.predict(x, keep=keep)
+        torch.testing.assert_close(tiled.mean, whole.mean)
+        torch.testing.assert_close(tiled.variance, whole.variance)

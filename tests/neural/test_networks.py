@@ -50,6 +50,38 @@ def test_what_is_masked_changes_nothing(name: str) -> None:
     assert torch.allclose(got[:, :-2], want[:, :-2], atol=1e-10)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_how_far_a_context_is_padded_changes_nothing(name: str) -> None:
+    """Neither by how many points, nor by what y stands there while x is where points could be."""
+    given, _ = task()
+    longer = {**given}
+    for key in (key for key in given if key.startswith("context")):
+        more = torch.zeros_like(given[key][:, :4])
+        longer[key] = torch.cat([given[key], more + 7.0 if key == "context_y" else more], 1)
+    _, net = network(name)
+    want = outputs(name, given, net)
+    assert torch.allclose(outputs(name, longer, net), want, atol=1e-10)
+    there = (1 - given["context"])[..., None]
+    other = {**given, "context_y": given["context_y"] + 7.0 * there}
+    assert torch.allclose(outputs(name, other, net), want, atol=1e-10)
+
+
+def test_convcnp_divides_the_signal_by_the_density() -> None:
+    """With layers that pass the signal on, a constant y comes back as itself at points of the
+    context, however densely they lie."""
+    _, net = network("convcnp")
+    with torch.no_grad():
+        for p in (*net.lift.parameters(), *net.blocks.parameters(), *net.head.parameters()):
+            p.zero_()
+        net.lift.weight[0, 1] = 1.0  # the signal to the first channel
+        net.head.weight[0, 0] = 1.0  # and on to the mean
+    given, _ = task()
+    level = {**given, "context_y": 2.5 * given["context"][..., None]}
+    found = outputs("convcnp", level, net)[..., 0]
+    seen = given["context"] > 0
+    assert torch.allclose(found[seen], torch.full_like(found[seen], 2.5), atol=0.05)
+
+
 def test_convcnp_moves_with_its_data() -> None:
     """By 7 steps of a lattice of 4 a unit; by 0.1 of a step it does not, quite."""
     _, net = network("convcnp")

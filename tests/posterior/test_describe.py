@@ -29,7 +29,8 @@ POSTERIORS: dict[str, tuple[Any, str, list[str]]] = {
     "exact": (exact, "LinearPosterior by linear: degenerate (the features", ["regression"]),
     "mixture": (mixed, "MixturePosterior of map, gp", ["2 parts, weights 0.25, 0.75"]),
     "conformal": (
-        lambda: evaluate.conformal(numbers(), (X, Y)), "TransformedPosterior by map through Inter",
+        lambda: evaluate.conformal(numbers(), (X + 1, Y)),
+        "TransformedPosterior by map through Inter",
         ["2 members of 1 point"],
     ),
 }  # fmt: skip
@@ -52,8 +53,8 @@ PREDICTIVES: dict[str, Any] = {
     "moments of classes": lambda: classes().predict(X, keep="moments"),
     "yes or no": lambda: fit(data=(X, (Y > 0).long()), likelihood="bernoulli").predict(X),
     "counts": lambda: fit(data=(X, LABELS), likelihood="poisson").predict(X),
-    "corrected": lambda: evaluate.recalibrate(numbers(), (X, Y), "quantile").predict(X),
-    "conformal": lambda: evaluate.conformal(numbers(), (X, Y)).predict(X),
+    "corrected": lambda: evaluate.recalibrate(numbers(), (X + 1, Y), "quantile").predict(X),
+    "conformal": lambda: evaluate.conformal(numbers(), (X + 1, Y)).predict(X),
     "blended": lambda: mixed().predict(X),
 }
 

@@ -282,3 +282,18 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(error):
             wrong()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantiles_far_out_in_the_tails(dtype: torch.dtype) -> None:
+    """Of one normal those of scipy, of a mixture roots of its distribution function, by scipy. (In
+    float32 a level of 1 − 10⁻⁹ is 1, and the quantile was infinite.)"""
+    noise, norm = Gaussian(noise=0.5), stats.norm
+    f = torch.tensor([[[0.3]], [[1.1]]], dtype=dtype)
+    for level in (1e-9, 0.01, 0.5, 0.99, 1 - 1e-9):
+        one = Predictive.from_samples(f[:1], noise).quantile(level)
+        assert float(one) == pytest.approx(norm.ppf(level, 0.3, 0.5), rel=1e-5)
+        both = float(Predictive.from_samples(f, noise).quantile(level))
+        tail = norm.sf if level > 0.5 else norm.cdf
+        share = sum(tail(both, float(m), 0.5) for m in f.flatten()) / 2
+        assert share == pytest.approx(min(level, 1 - level), rel=1e-4)

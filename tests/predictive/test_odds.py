@@ -228,7 +228,7 @@ def test_plain_averages_can_be_asked_for() -> None:
 def test_one_logit_and_several_heads_have_it() -> None:
     y = (torch.arange(30) % 2).double()
     p = fitted(1, y, "bernoulli").predict(normal(8, 2, seed=4))
-    assert isinstance(p._form, Odds) and p.probs.shape == (8, 1)
+    assert isinstance(p._form, Odds) and p.probs.shape == (8,)
 
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -91,9 +91,9 @@ def test_predictive_is_the_closed_form(name: str) -> None:
     epistemic = np.einsum("nd,de,ne->n", x, t.covariance, x)
     std = np.sqrt(epistemic + NOISE**2)
     p = fitted(name).predict(t.x_new)
-    assert relative(p.mean[:, 0], mean) < EXACT
-    assert relative(p.epistemic[:, 0], epistemic) < EXACT
-    assert relative(p.aleatoric[:, 0], np.full(7, NOISE**2)) < EXACT
+    assert relative(p.mean, mean) < EXACT
+    assert relative(p.epistemic, epistemic) < EXACT
+    assert relative(p.aleatoric, np.full(7, NOISE**2)) < EXACT
     log_prob = -0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
     assert relative(p.log_prob(t.y_new), log_prob) < EXACT
 
@@ -108,7 +108,7 @@ def test_function_draws_have_the_joint_covariance(name: str) -> None:
     """5,000 draws at three rows: each of 9 entries within 4 standard errors (chance 6e-4)."""
     t = truth()
     x = t.x_new[:3]
-    f = fitted(name).functions(x, n=5000, seed=1)[..., 0]
+    f = fitted(name).functions(x, n=5000, seed=1)
     expected = x.numpy() @ t.covariance @ x.numpy().T
     ours = np.cov(f.numpy().T, bias=True)
     variance = np.diag(expected)
@@ -130,8 +130,8 @@ def test_bayesian_ridge_at_its_own_hyper_parameters() -> None:
     p = ours.predict(t.x_new)
     assert relative(ours.mean[0, :, 0], ridge.coef_) < EXACT
     assert relative(ours.covariance.dense()[0], ridge.sigma_) < EXACT
-    assert relative(p.mean[:, 0], mean) < EXACT
-    assert relative(p.std[:, 0], spread) < EXACT
+    assert relative(p.mean, mean) < EXACT
+    assert relative(p.std, spread) < EXACT
     assert relative(ours.log_evidence, ridge.scores_[-1]) < EXACT
     fitted_by_us = doxa.fit(None, (t.x, t.y), doxa.BayesianLinear(intercept=False))
     assert relative(fitted_by_us.noise, noise) < 1e-6

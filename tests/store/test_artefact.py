@@ -282,16 +282,16 @@ def test_abandoned_temporaries_go_but_a_live_writer_s_stays(old: Path) -> None:
 
 
 def test_reading_while_it_is_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Path.read_bytes
+    original = os.open
     pending = [True]
 
-    def replaced_meanwhile(path: Path) -> bytes:
-        if path.name == "tensors.safetensors" and pending:
+    def replaced_meanwhile(path: Any, *args: Any, **kw: Any) -> int:
+        if path == old / "tensors.safetensors" and pending:
             pending.clear()
             write_artefact(old, *NEW)
-        return original(path)
+        return original(path, *args, **kw)
 
-    monkeypatch.setattr(Path, "read_bytes", replaced_meanwhile)
+    monkeypatch.setattr(os, "open", replaced_meanwhile)
     assert_is(old, NEW)
 
 

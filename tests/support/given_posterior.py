@@ -28,9 +28,7 @@ class GivenPosterior(Posterior):
     def _reference(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         f = torch.as_tensor(x).movedim(1, 0)
         if keep == "samples":
             return Predictive(f, self.base_likelihood)

@@ -21,11 +21,16 @@ def rows(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def fixed(data: Any, count: int, kernel: str = "rbf", **options: Any) -> Any:
-    """At given hyper-parameters, with points among the rows."""
+    """At given hyper-parameters, with points among the rows, after one step."""
+    return fixed_for(1, data, count, kernel, **options)
+
+
+def fixed_for(steps: int, data: Any, count: int, kernel: str = "rbf", **options: Any) -> Any:
+    """The same after so many steps."""
     settings = {"variance": 1.3} | ({} if kernel == "linear" else {"lengthscale": 0.9})
     method = options.pop("method", doxa.SparseGP)(
         kernel, inducing=count, fit_hyper=False, fit_points=False, **settings,
         **options.pop("settings", {}),
     )  # fmt: skip
     likelihood = doxa.Gaussian(noise=NOISE)
-    return doxa.fit(None, data, method, likelihood=likelihood, steps=1, **options)
+    return doxa.fit(None, data, method, likelihood=likelihood, steps=steps, **options)

@@ -81,6 +81,24 @@ def test_log_q_is_the_density_of_the_draws(flow: str) -> None:
     assert posterior.elbo == pytest.approx(float(log_ratios.mean()), abs=4 * error)
 
 
+def test_a_colder_posterior_is_narrower() -> None:
+    """One weight and a Gaussian q: at temperature T the optimum has the variance T/(100 + Σx²/σ²)
+    under the prior N(0, 0.1²), which weighs about as much as the rows."""
+    x, y = line()
+    found = []
+    for temperature in (1.0, 0.1):
+        method = doxa.FlowVI(flow_length=0, samples=8, temperature=temperature, average=0.0)
+        posterior = doxa.fit(
+            nn.Linear(1, 1, bias=False).double(), (x[:, :1], y), method, steps=400, lr=0.05,
+            schedule="cosine", likelihood=doxa.Gaussian(noise=NOISE), prior=doxa.Normal(0.1),
+            validation=None, batch_size=30,
+        )  # fmt: skip
+        found.append(float(posterior.draw(500, seed=0)["weight"].var()))
+        assert (posterior.elbo is None) == (temperature != 1.0)
+    want = 1 / (100 + float(x[:, 0].square().sum()) / NOISE**2)
+    assert found == pytest.approx([want, 0.1 * want], rel=0.3)  # 500 draws: 6 % a standard error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"flow_length": 0}, {"flow": "affine"}, {"flow": "spline"}])
 def test_the_gaussian_posterior_is_found(settings: dict[str, Any]) -> None:

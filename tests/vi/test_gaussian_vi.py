@@ -75,6 +75,46 @@ def test_the_last_layer_is_bayesian_linear_regression() -> None:
     assert abs(posterior.elbo - evidence) < 4 * math.sqrt(1.5 / 400)
 
 
+def test_a_mini_batch_stands_for_all_rows() -> None:
+    """All 40 rows are the same row, so that every batch of 4 has the gradient of all rows: the
+    variance of the one weight is 1/(1 + 40/σ²), not that of a fit to 4 rows."""
+    x = torch.ones(40, 1, dtype=torch.float64)
+    posterior = doxa.fit(
+        nn.Linear(1, 1, bias=False).double(), (x, 0.7 * x), doxa.LastLayerVI(), steps=400, lr=0.05,
+        schedule="cosine", batch_size=4, likelihood=doxa.Gaussian(noise=NOISE),
+        prior=doxa.Normal(1.0), validation=None,
+    )  # fmt: skip
+    precision = 1 + 40 / NOISE**2
+    assert float(posterior.mean) == pytest.approx(0.7 * (1 - 1 / precision), rel=1e-3)
+    assert float(posterior.covariance.diagonal()) == pytest.approx(1 / precision, rel=0.02)
+
+
+@pytest.mark.parametrize("method", [doxa.MeanField, doxa.LowRankVI])
+def test_the_bound_under_a_prior_without_a_closed_form(method: Any) -> None:
+    """One weight, q = N(m, s²) as it was given, a Student-t prior: E_q log p(w) and
+    E_q log p(y | w) by a sum over a grid of w. 1,000 draws, five standard errors."""
+    x, y = torch.tensor([[1.0], [0.5]]).double(), torch.tensor([[0.3], [0.4]]).double()
+    net = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(net.weight, 0.4)
+    prior = doxa.StudentTPrior(3.0, 0.2)
+    posterior = doxa.fit(
+        net, (x, y), method(initial_std=0.5, elbo_samples=1000), steps=1, lr=1e-12, batch_size=2,
+        likelihood=doxa.Gaussian(noise=1.0), prior=prior, init="given", validation=None,
+    )  # fmt: skip
+    centre, spread = float(posterior.mean), float(posterior.covariance.diagonal().sqrt())
+    w = centre + spread * torch.linspace(-8, 8, 20_001, dtype=torch.float64)
+    q = torch.distributions.Normal(centre, spread).log_prob(w)
+    fits = torch.distributions.Normal(w[:, None] * x[:, 0], 1.0).log_prob(y[:, 0]).sum(1)
+    log_p = torch.distributions.StudentT(3.0, 0.0, 0.2).log_prob(w)
+    terms, mass = fits + log_p - q, q.exp() * float(w[1] - w[0])
+    want = float((mass * terms).sum())
+    # the entropy is added in closed form: what varies is the rest
+    rest = terms + q
+    error = float((mass * (rest - (mass * rest).sum()).square()).sum().sqrt()) / math.sqrt(1000)
+    assert posterior.elbo == pytest.approx(want, abs=5 * error)
+    assert 10 * error < abs(float((mass * log_p).sum())), "a missing prior would be seen"
+
+
 @pytest.mark.slow
 def test_low_rank_finds_the_posterior_and_mean_field_does_not() -> None:
     """Rank 2 plus a diagonal holds any covariance of three weights. The mean to 1e-3 of the largest

@@ -59,6 +59,13 @@ def is_text(values: pd.Series) -> bool:
     )
 
 
+def nested(values: pd.Series) -> bool:
+    """Whether some cell holds several values: a list, a map or a structure of Parquet."""
+    if values.dtype != object:
+        return False
+    return any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in values)
+
+
 def mostly_numbers(values: pd.Series) -> bool:
     """At least half of the cells are numbers, or would be without a sign, unit or separator."""
     if isinstance(values.dtype, import_pandas().CategoricalDtype):
@@ -78,17 +85,37 @@ def _looks_numeric(cell: Any) -> bool:
 def numbers_of(values: pd.Series) -> Array:
     """The cells as float64 [N], NaN where they are missing; the first that is no finite number is
     named."""
-    pandas = import_pandas()
-    parsed = np.array(pandas.to_numeric(values, errors="coerce"), dtype=np.float64)
+    try:
+        numbers = import_pandas().to_numeric(values, errors="coerce")
+        parsed = np.array(numbers, dtype=np.float64)
+    except (OverflowError, TypeError, ValueError):  # an integer of 400 digits, among others
+        parsed = np.array([float_of(cell) for cell in values])
     bad = np.flatnonzero(~np.isfinite(parsed) & values.notna().to_numpy())
     if bad.size:
         cell = values.iloc[int(bad[0])]
-        if isinstance(cell, str) and not np.isinf(parsed[bad[0]]):
-            wrong = f"{cell!r} is not a number{_advice(cell.strip())}"
+        if isinstance(cell, str) and not np.isinf(float_of(cell)):
+            wrong = f"{_short(cell)!r} is not a number{_advice(cell.strip())}"
         else:
-            wrong = f"'{cell}' is not finite; mend it, or leave the cell empty if it is not known"
+            wrong = (
+                f"'{_short(str(cell))}' is not finite; mend it, or leave the cell empty if it is "
+                "not known"
+            )
         raise DataError(f"{fault_at(values, bad.tolist())}: {wrong}")
     return parsed
+
+
+def float_of(cell: Any) -> float:
+    """A cell as a number: infinite where it is too large for one, NaN where it is none."""
+    try:
+        return float(cell)
+    except OverflowError:
+        return float("inf")
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= 60 else f"{cell[:59]}…"
 
 
 def _advice(cell: str) -> str:

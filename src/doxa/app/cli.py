@@ -6,6 +6,7 @@ fault of doxa's own and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +44,11 @@ class _OneLineErrors(TyperGroup):
         except DoxaError as error:
             message = " ".join(str(error).split())
             err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            err.print("[bold red]error:[/] the name of a file or folder is too long")
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             err.print("interrupted" + RESUMABLE.get(ctx.invoked_subcommand, ""))

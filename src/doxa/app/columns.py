@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from doxa.app.cells import Array, gaps, labels_of, numbers_of
-from doxa.app.dates import days_of, part_of
+from doxa.app.dates import LAYOUTS, PARTS, days_of, part_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +36,21 @@ class Column:
             k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()
         }
         return cls(**given)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every field holds what a column may have, as one from a file may not."""
+        categories, parts, fill = self.categories, self.parts, self.fill
+        return (
+            isinstance(self.name, str)
+            and isinstance(self.indicator, bool)
+            and (categories is None or (isinstance(categories, tuple) and len(categories) > 0))
+            and all(isinstance(category, str) for category in categories or ())
+            and (parts is None or (isinstance(parts, tuple) and set(parts) <= set(PARTS)))
+            and (parts is None or (self.layout in (None, *LAYOUTS) and len(parts) > 0))
+            and (fill is None or (isinstance(fill, int | float) and math.isfinite(fill)))
+            and not (fill is None and self.indicator)
+        )
 
     @property
     def inputs(self) -> tuple[str, ...]:

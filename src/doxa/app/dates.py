@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ISO, DAY_FIRST, MONTH_FIRST, UNCLEAR = "year-month-day", "day first", "month first", "unclear"
+LAYOUTS = (ISO, DAY_FIRST, MONTH_FIRST)
 PARTS = ("day", "month", "weekday")
 
 _TIME = r"(?:[T ](?P<hour>\d{1,2})(?P<rest>:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?))?"
@@ -65,8 +66,14 @@ def days_of(values: pd.Series, layout: str) -> Array:
             f"{fault_at(given, bad.tolist())}: {str(cell)!r} is not a date "
             f"({layout}), as most of the column are; mend it, or --drop the column"
         )
-    epoch = pandas.Timestamp(0, tz="UTC")
-    return np.array((moments - epoch) / pandas.Timedelta(days=1), dtype=np.float64)
+    epoch, day = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
+    for unit in ("ns", "s"):  # in nanoseconds time ends in 2262
+        try:
+            since = moments - epoch.as_unit(unit)
+            return np.array(since / day.as_unit(unit), dtype=np.float64)
+        except (OverflowError, ValueError) as error:
+            wrong = error
+    raise DataError(f"column {given.name!r} holds dates too far from today: {wrong}")
 
 
 def _iso(cell: str, layout: str) -> str | None:

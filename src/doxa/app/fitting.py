@@ -22,13 +22,13 @@ from doxa.app.cost import cost_words
 from doxa.app.held_out import checksum
 from doxa.app.schema import Schema
 from doxa.app.settings import make_method
-from doxa.app.tables import Array
+from doxa.app.tables import Array, check_name
 from doxa.driver.holdout import FEWEST, parts
 from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
 from doxa.likelihoods import assumed
 from doxa.method import Method
-from doxa.store import decode, is_artefact, read_artefact
-from doxa.store.artefact import META
+from doxa.store import decode, decoding, is_artefact, read_artefact
+from doxa.store.artefact import META, beside
 
 ASKED = "asked.json"  # beside checkpoints: what their fit was asked
 
@@ -168,11 +168,14 @@ def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
     """A posterior that `doxa fit` saved, and its schema."""
     # The network's shape is in the schema, which must be read before the network can be made.
     saved = _read(run)
-    record = decode(saved.get("record", {}), "record")
-    metadata = record.get("metadata", {})
-    if "table" not in metadata:
-        raise StoreError(f"{run} holds a posterior that was not fitted from a table")
-    schema = Schema.from_json(metadata["table"])
+    with decoding(run):
+        record = decode(saved.get("record", {}), "record")
+        metadata = record.get("metadata") if isinstance(record, dict) else None
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("net"), str | None):
+            raise StoreError(f"{run} does not hold what doxa fit saves beside a posterior")
+        if "table" not in metadata:
+            raise StoreError(f"{run} holds a posterior that was not fitted from a table")
+        schema = Schema.from_json(metadata["table"])
     if net is not None and saved.get("model") is None:
         raise ModelError(f"{run} was fitted without a network: leave --net out")
     own = metadata.get("net")
@@ -201,6 +204,7 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
     A finished run is replaced only where that is asked for, and then when the new one is finished.
     The checkpoint lies beside `out` and not in it: saving replaces the whole folder at once.
     """
+    check_name(out)
     if out.exists() and not out.is_dir():
         raise StoreError(f"{out} is a file; --out is a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / "meta.json").exists():
@@ -212,7 +216,8 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
     place = Path(os.path.abspath(out))
     if Path.cwd().is_relative_to(place):
         raise StoreError(f"{out} is the folder you are in, or holds it; give a run one of its own")
-    return place.with_name(place.name + ".checkpoint")
+    named = place.with_name(place.name + ".checkpoint")
+    return named if len(os.fsencode(named.name)) < 224 else beside(place, ".checkpoint")
 
 
 def forget_checkpoint(checkpoint: Path) -> None:

@@ -21,6 +21,7 @@ from doxa.app.intake import Asked, inferred, take_in_known
 from doxa.app.predictions import ROWS_AT_ONCE
 from doxa.app.reading import Dialect
 from doxa.app.schema import Schema
+from doxa.data.text_files import check_regular
 from doxa.errors import DataError
 from doxa.evaluate import Streaming
 from doxa.likelihoods import Bernoulli, Gaussian, Poisson
@@ -152,9 +153,13 @@ def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: Asked) ->
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a file's bytes; DataError where it is no regular file, or cannot be read."""
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from doxa.app.cells import gaps, is_text, label_of, labels_of, mostly_numbers, numbers_of
+from doxa.app.cells import gaps, is_text, label_of, labels_of, mostly_numbers, nested, numbers_of
 from doxa.app.columns import MISSING, Column
 from doxa.app.dates import PARTS, UNCLEAR, days_of, layout_of, part_of
 from doxa.errors import DataError, did_you_mean
@@ -40,7 +40,7 @@ def infer_column(
     present = values.dropna()
     if present.empty:
         return LeftOut("no values")
-    if isinstance(present.iloc[0], (list, tuple, dict, np.ndarray)):
+    if nested(present):
         return LeftOut("its cells hold several values each")
     if values.nunique(dropna=False) == 1:
         return LeftOut("constant")
@@ -147,6 +147,8 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
     if asked is not None and asked not in known:
         raise DataError(f"unknown likelihood {asked!r}{did_you_mean(asked, known)}")
     boolean, text = types.is_bool_dtype(values), is_text(values)
+    if nested(values):
+        raise DataError(f"column {name!r} holds several values in each cell: it cannot be a target")
     if not (boolean or text or types.is_numeric_dtype(values)):
         raise DataError(f"column {name!r} of type {values.dtype} cannot be a target")
     if text and asked not in CLASSIFIERS and layout_of(values):

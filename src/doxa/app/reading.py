@@ -11,6 +11,8 @@ the header into most, and the first line that differs is named. Without any, the
 Decimal mark. A comma where the separator is not one, and some text column has a number with a comma
 (12,5) and at least half its cells are numbers so written; else a point. A file that has both is an
 error that asks for `--decimal`.
+
+How large a file may be, and which cells lose an apostrophe, is in `doxa.data.text_files`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from doxa.app.cells import LINE, fault_at, import_pandas, is_text
+from doxa.data.text_files import has_escaped, most_unpacked, read_bytes, unescape
 from doxa.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +47,11 @@ _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
-_PACKED = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ\x00": lzma.decompress}
+_PACKED: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open,
+}  # fmt: skip
+_CHUNK = 1 << 20  # bytes unpacked at a time
+MOST_COLUMNS = 100_000
 _SAMPLE = 1 << 16  # characters by which the separator is recognised
 _WITH_COMMA = r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+(?:[eE][+-]?\d+)?"
 _WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
@@ -93,18 +100,19 @@ class Dialect:
 
 def read_text_table(path: Path, asked: Dialect) -> tuple[pd.DataFrame, Dialect]:
     """The table, indexed by the lines of the file, and how it is written."""
-    text, encoding = _decode(_unpacked(path), asked.encoding, path)
-    if not text.strip():
-        raise DataError(f"{path} is empty")
+    text, encoding = read_text(path, asked.encoding)
     sep = asked.sep or _separator(text)
     lines = _structure(text, sep, path)
     if asked.sep is not None:
         _check_asked(text, sep, path)
     found = Dialect(sep, asked.decimal or ".", encoding)
     frame = _parse(text, found)
+    if has_escaped(text):
+        frame = _unescaped(frame)
     if asked.decimal is None and sep != "," and _decimal_commas(frame):
         found = replace(found, decimal=",")
         frame = _parse(text, found)
+        frame = _unescaped(frame) if has_escaped(text) else frame
     if len(frame) == len(lines):
         frame.index = import_pandas().Index(lines, name=LINE)
     if found.decimal == ",":
@@ -120,33 +128,88 @@ def _parse(text: str, dialect: Dialect) -> pd.DataFrame:
     )  # fmt: skip
 
 
+def _unescaped(frame: pd.DataFrame) -> pd.DataFrame:
+    """Text without the apostrophe that kept spreadsheets from running it."""
+    for at, name in enumerate(frame.columns):
+        values = frame[name]
+        if is_text(values):
+            plain = values.map(lambda cell: unescape(cell) if isinstance(cell, str) else cell)
+            frame.isetitem(at, plain.array)
+    return frame
+
+
+def read_text(path: Path, encoding: str | None = None) -> tuple[str, str]:
+    """The text of a file, unpacked, and its encoding; one without any is refused."""
+    text, found = _decode(_unpacked(path), encoding, path)
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    return text, found
+
+
+def read_records(path: Path) -> tuple[list[tuple[int, list[str]]], str]:
+    """(line, cells) of a small file, its header first, and the separator that was recognised; cells
+    are text as it stands there, without spaces around it."""
+    text, _ = read_text(path)
+    sep = _separator(text)
+    try:
+        records = list(_records(text, sep, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read as a table: {error}") from error
+    if not records:
+        raise DataError(f"{path} is empty")
+    return [(line, [cell.strip() for cell in cells]) for line, cells in records], sep
+
+
 def _unpacked(path: Path) -> bytes:
     """The file's bytes, decompressed by what they begin with, whatever the file is called."""
-    raw = path.read_bytes()
+    raw = read_bytes(path)
+    most = most_unpacked(len(raw))
     try:
         if raw.startswith(b"PK\x03\x04"):
             with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-                names = archive.namelist()
-                if len(names) != 1:
+                inside = archive.infolist()
+                if len(inside) != 1:
                     raise DataError(
-                        f"{path} is an archive of {len(names)} files (an Excel workbook?); doxa "
+                        f"{path} is an archive of {len(inside)} files (an Excel workbook?); doxa "
                         "reads .csv, .tsv and .parquet: save it as CSV"
                     )
-                return archive.read(names[0])
-        for magic, decompress in _PACKED.items():
+                if inside[0].flag_bits & 1:
+                    raise DataError(f"{path} is encrypted: unpack it with its password first")
+                with archive.open(inside[0]) as file:
+                    return _at_most(file, most, path)
+        for magic, opened in _PACKED.items():
             if raw.startswith(magic):
-                return decompress(raw)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+                with opened(io.BytesIO(raw)) as file:
+                    return _at_most(file, most, path)
+    except DataError:
+        raise
+    except (
+        OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
         raise DataError(f"{path} cannot be decompressed, it may be cut off: {error}") from error
     return raw
+
+
+def _at_most(file: Any, most: int, path: Path) -> bytes:
+    """All that a compressed file holds, if it is no more than so many bytes."""
+    parts, size = [], 0
+    while part := file.read(_CHUNK):
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise DataError(
+                f"{path} unpacks to more than {most >> 20} MiB, which is refused: unpack it "
+                "yourself and pass what it holds"
+            )
+    return b"".join(parts)
 
 
 def _decode(raw: bytes, asked: str | None, path: Path) -> tuple[str, str]:
     encoding = asked or _encoding(raw)
     try:
         text = raw.decode(encoding or "cp1252")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
+    except UnicodeError as error:
+        line = raw.count(b"\n", 0, getattr(error, "start", 0)) + 1
         tried = f"is not {_shown(asked)}" if asked else "is in no encoding that doxa recognises"
         raise DataError(
             f"{path} cannot be read as a table: line {line} {tried}; name it with --encoding"
@@ -181,7 +244,7 @@ def _separator(text: str) -> str:
     if not whole:  # a quoted cell may be cut in two at the end
         counts = {sep: widths[:-1] or widths for sep, widths in counts.items()}
     alike = [sep for sep, widths in counts.items() if len(set(widths)) == 1]
-    wide = [sep for sep, widths in counts.items() if widths[0] > 1]
+    wide = [sep for sep, widths in counts.items() if widths and widths[0] > 1]
     for chosen in ([sep for sep in alike if sep in wide], wide, alike):
         if chosen:
             return max(chosen, key=lambda sep: counts[sep][0])
@@ -195,7 +258,12 @@ def _structure(text: str, sep: str, path: Path) -> list[int]:
     try:
         for line, cells in _records(text, sep, strict=True):
             if not header:
-                header = [cell.strip() for cell in cells]
+                header = [unescape(cell.strip()) for cell in cells]
+                if len(header) > MOST_COLUMNS:
+                    raise DataError(
+                        f"{path} has {len(header):,} columns, and {MOST_COLUMNS:,} are read at "
+                        f"most; cells are separated by {SEPARATORS.get(sep, repr(sep))}"
+                    )
                 continue
             if len(cells) != len(header):
                 raise DataError(
@@ -208,6 +276,8 @@ def _structure(text: str, sep: str, path: Path) -> list[int]:
         open_quote = "unexpected end" in str(error)
         what = "a quotation mark is never closed" if open_quote else str(error)
         raise DataError(f"{path} cannot be read as a table: {what}") from error
+    if not header:
+        raise DataError(f"{path} is empty")
     twice = [name for name, count in Counter(header).items() if count > 1 and name]
     if twice:
         raise DataError(

@@ -87,8 +87,10 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, bool]:
     """What a fit was asked, None where nobody knows; and whether with `--overwrite`."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        return saved["asked"], saved["overwrite"]
-    except (FileNotFoundError, ValueError, KeyError):
+        if not isinstance(saved["asked"], dict):
+            return None, False
+        return saved["asked"], saved["overwrite"] is True
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return None, False  # `fit` tells another fit's checkpoint by its fingerprint
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from doxa.app.calibration import Calibration, conformal_level
 from doxa.app.held_out import checksum
+from doxa.app.tables import check_name
 from doxa.errors import DataError, MethodError, StoreError
 
 
 def check_new(target: Path) -> None:
     """A run is never written over another, or over anything else."""
+    check_name(target)
     if target.exists():
         raise StoreError(f"{target} exists already; choose another folder with --out")
     check_place(target)
@@ -21,6 +23,7 @@ def check_new(target: Path) -> None:
 
 def check_place(target: Path) -> None:
     """A folder can be made there, or is there: found out before the work, not after it."""
+    check_name(target)
     if target.is_dir():
         return
     if target.exists():

@@ -32,10 +32,18 @@ import numpy as np
 
 from doxa.app.cells import Array, gaps, label_of, labels_of, numbers_of, place_of, refuse_gaps
 from doxa.app.columns import Column, with_tuples
-from doxa.app.inference import COUNTS, LeftOut, describe, infer_column, infer_target
+from doxa.app.inference import (
+    CLASSIFIERS,
+    COUNTS,
+    REGRESSIONS,
+    LeftOut,
+    describe,
+    infer_column,
+    infer_target,
+)
 from doxa.app.reading import Dialect
 from doxa.app.tables import pick
-from doxa.errors import DataError, did_you_mean
+from doxa.errors import DataError, StoreError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,12 +83,42 @@ class Schema:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Schema:
-        """Also of a schema that knew fewer fields."""
-        given = with_tuples(saved)
-        given["columns"] = tuple(Column.from_json(column) for column in saved["columns"])
-        if given.get("dialect") is not None:
-            given["dialect"] = Dialect(**given["dialect"])
-        return cls(**given)
+        """Also of a schema that knew fewer fields; StoreError where it is none that was saved."""
+        try:
+            given = with_tuples(saved)
+            given["columns"] = tuple(Column.from_json(column) for column in saved["columns"])
+            if given.get("dialect") is not None:
+                given["dialect"] = Dialect(**given["dialect"])
+            found = cls(**given)
+            sound = found._sound()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"what the run's columns mean cannot be read: {error}") from error
+        if not sound:
+            raise StoreError("what the run's columns mean is not as it was saved")
+        return found
+
+    def _sound(self) -> bool:
+        """Whether every field holds what `infer_schema` puts there."""
+        texts = [self.target, self.likelihood, *self.notes, *self.left_out]
+        maybe: list[Any] = [self.index]
+        if self.dialect is not None:
+            maybe += asdict(self.dialect).values()
+        classes = None if self.classes is None else [*self.classes]
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(text is None or isinstance(text, str) for text in maybe)
+            and all(isinstance(each, tuple) for each in (self.notes, self.left_out))
+            and self.likelihood in (*REGRESSIONS, *CLASSIFIERS)
+            and self.missing in MISSING_CELLS
+            and isinstance(self.assumed, bool)
+            and (classes is not None) == (self.likelihood in CLASSIFIERS)
+            and (classes is None or all(isinstance(label, str | int | float) for label in classes))
+            and (classes is None or len({label_of(label) for label in classes}) == len(classes) > 1)
+            and not (self.likelihood == "bernoulli" and len(classes or ()) != 2)
+            and len(self.columns) > 0
+            and all(column.sound for column in self.columns)
+            and len({column.name for column in self.columns}) == len(self.columns)
+        )
 
     def features(self, frame: pd.DataFrame) -> tuple[Array, list[str]]:
         """The network's inputs [N, D] in float64, columns taken by name, and what to tell the user:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from doxa import store
+from doxa.app.tables import check_name
 from doxa.decide.design import Study, working_memory
 from doxa.decide.design.draws import source, uniform
 from doxa.errors import DataError, MethodError, StoreError
@@ -35,6 +36,7 @@ class Session:
     @classmethod
     def open(cls, folder: Path, settings: dict[str, Any]) -> Session:
         """A new one, or the one that the folder holds, if it is of the same kind."""
+        check_name(folder)
         place = folder / FILE
         if not place.exists():
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -44,7 +46,10 @@ class Session:
             return session
         try:
             kept = json.loads(place.read_text(encoding="utf-8"))
-            session = cls(folder, kept["settings"], kept["trials"], kept["shows"])
+            session = cls(folder, dict(kept["settings"]), list(kept["trials"]), int(kept["shows"]))
+            for trial in session.trials:
+                if trial["outcome"] not in (0, 1) or type(trial["length"]) is not int:
+                    raise ValueError(f"{trial} is no trial")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{place} cannot be read as a session: {error}") from error
         for name, value in settings.items():

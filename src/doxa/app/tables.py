@@ -1,20 +1,41 @@
-"""Tables in and out: CSV and Parquet files, and their columns by name."""
+"""Tables in and out: CSV and Parquet files, and their columns by name.
+
+Whatever a file holds, reading it ends in a table or in a typed error; `doxa.data.text_files` says
+how large it may be, and how text is written that a spreadsheet program would take for a formula.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from doxa.app.cells import Array as Array
-from doxa.app.cells import import_pandas
-from doxa.app.reading import Dialect, read_text_table
-from doxa.errors import DataError, StoreError, did_you_mean
+from doxa.app.cells import import_pandas, is_text, nested
+from doxa.app.reading import MOST_COLUMNS, Dialect, read_text_table
+from doxa.data.text_files import (
+    MOST_GROWTH,
+    check_memory,
+    check_regular,
+    escape,
+    most_unpacked,
+    unescape,
+)
+from doxa.errors import (
+    DataError,
+    DoxaError,
+    MemoryBudgetError,
+    MissingExtra,
+    StoreError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PARQUET = (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt")
+LONGEST_NAME = 255  # bytes of one name, in the file systems that are in use
 _UNNAMED = "Unnamed: 0"  # pandas' word for a first column without a header: an index
 
 
@@ -53,19 +74,27 @@ def open_table(
     found: Dialect | None = None
     try:
         if _is_parquet(path):
-            frame = import_pandas().read_parquet(path)
+            frame = _read_parquet(path)
         else:
             frame, found = read_text_table(path, dialect)
-    except (DataError, StoreError):
+    except DoxaError:
         raise
-    except (ValueError, OSError) as error:  # pandas' and pyarrow's parsing errors are of these
+    except MemoryError as error:
+        raise MemoryBudgetError(f"{path} does not fit into the memory as a table") from error
+    except Exception as error:  # whatever pandas and pyarrow raise of a file that is damaged
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"{path} cannot be read as a table: {first}") from error
-    frame.columns = frame.columns.map(lambda name: str(name).strip())
+        raise DataError(f"{path} cannot be read as a table: {first[:300]}") from error
+    names = [str(name).strip() for name in frame.columns]
+    frame.columns = names if found is None else [unescape(name) for name in names]
+    if not frame.columns.is_unique:
+        name = frame.columns[frame.columns.duplicated()][0]
+        raise DataError(f"{path}: {name!r} stands more than once in the header")
     notes = [f"{path.name} is {found.words}"] if found is not None and found.words else []
     if index is None and len(frame.columns) and frame.columns[0] == _UNNAMED:
         frame = frame.set_index(_UNNAMED).rename_axis(index=None)
     elif index not in (None, frame.index.name) and (index_needed or index in frame.columns):
+        if nested(pick(frame, str(index))):
+            raise DataError(f"column {index!r} holds several values in each cell: it names no row")
         frame = frame.set_index(pick(frame, str(index))).drop(columns=str(index))
     if len(frame) == 0:
         raise DataError(f"{path} has a header but no rows")
@@ -76,19 +105,38 @@ def open_table(
 
 
 def _check_readable(path: Path) -> None:
-    if not path.is_file():
-        what = "is a folder, not a table" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {what}")
+    if check_regular(path) == 0:
+        raise DataError(f"{path} is empty")
     try:
         with path.open("rb") as file:
             first = file.read(4)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not first:
-        raise DataError(f"{path} is empty")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if first != b"PAR1" and not suffixes & {*TEXT, *PARQUET}:
         raise DataError(f"{path}: not a table doxa reads; use .csv, .tsv or .parquet")
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """The rows of a Parquet file whose numbers fit into the memory."""
+    pandas = import_pandas()
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise MissingExtra("reading Parquet needs pyarrow: pip install 'doxa[tables]'") from error
+    with ParquetFile(path) as file:
+        rows, columns = file.metadata.num_rows, file.metadata.num_columns
+    if columns > MOST_COLUMNS:
+        raise DataError(f"{path} has {columns:,} columns, and {MOST_COLUMNS:,} are read at most")
+    size = 8 * rows * columns
+    if size > most_unpacked(path.stat().st_size):
+        raise MemoryBudgetError(
+            f"{path} has {rows:,} rows of {columns} columns, {size / 2**30:.3g} GiB, which is more "
+            f"than {MOST_GROWTH} times its size and is refused; in Python doxa.store.parquet reads "
+            "it a part at a time"
+        )
+    check_memory(size, path)
+    return pandas.read_parquet(path)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -98,20 +146,47 @@ def _is_parquet(path: Path) -> bool:
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """CSV or Parquet by the file's ending, with the index."""
+    """CSV or Parquet by the file's ending, with the index; in CSV, text that a spreadsheet program
+    would take for a formula has an apostrophe before it."""
     check_writable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix.lower() in PARQUET:
             frame.to_parquet(path)
         else:
-            frame.to_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+            safe = _escaped(frame)
+            safe.to_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def _escaped(frame: pd.DataFrame) -> pd.DataFrame:
+    """With names, labels and text cells as `text_files.escape` writes them."""
+
+    def safe(cell: Any) -> Any:
+        return escape(cell) if isinstance(cell, str) else cell
+
+    found = frame.rename(columns=safe, index=safe).rename_axis(index=safe(frame.index.name))
+    for at, name in enumerate(frame.columns):
+        values = frame[name]
+        if is_text(values):
+            found.isetitem(at, values.astype(object).map(safe).to_numpy())
+    return found
+
+
+def check_name(path: Path) -> None:
+    """Refuse a name that the file system cannot hold."""
+    for name in path.absolute().parts:
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            raise StoreError(
+                f"{str(path)[:60]}… has a name of {len(os.fsencode(name))} bytes, and "
+                f"{LONGEST_NAME} is the most: choose a shorter one"
+            )
+
+
 def check_writable(path: Path) -> None:
     """Fail before the work is done, not after it."""
+    check_name(path)
     if path.suffix.lower() not in (".csv", ".tsv", *PARQUET):
         raise StoreError(f"{path}: a table is written as .csv, .tsv or .parquet")
     if path.is_dir():

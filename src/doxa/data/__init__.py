@@ -1,6 +1,7 @@
 """What goes in: rows, checked, standardised and handed out in batches."""
 
 from doxa.data.batches import Batch, Data, NoData, batch_rows
+from doxa.data.fitted_rows import FittedRows
 from doxa.data.frames import Names, in_order
 from doxa.data.loaders import blocks, gathered
 from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
@@ -15,6 +16,7 @@ __all__ = [
     "Batches",
     "Data",
     "Feed",
+    "FittedRows",
     "Names",
     "NoData",
     "NoRows",

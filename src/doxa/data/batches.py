@@ -123,15 +123,20 @@ class Data:
     dtype: torch.dtype
     total: int
     validation: list[Tensor] | None = None
-    weight: Tensor | None = None  # [N] or [M, N]
+    weight: Tensor | None = None  # [N], or [M, N] where the method has some of its own
     banked: bool = False
     lazy: bool = False  # x and y lie as they were given: cast and standardised by the batch
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
     tasks: Any = False  # a row is a set of points: the tasks
     owners: Sequence[int] = ()  # the run of each split
+    given_weight: Tensor | None = None  # the user's, [N], by which held-out rows count
 
     has_rows = True
+
+    def __post_init__(self) -> None:
+        if self.given_weight is None and self.weight is not None and self.weight.ndim == 1:
+            self.given_weight = self.weight
 
     def run_of(self, split: int) -> int:
         """Whose scales a split has."""
@@ -200,8 +205,13 @@ class Data:
     def held_out_rows(self) -> Data:
         """What is held out in place of what is fitted, with the user's weights."""
         assert self.validation is not None
-        own = self.weight if self.weight is not None and self.weight.ndim == 1 else None
-        return replace(self, rows=self.validation, weight=own)
+        return replace(self, rows=self.validation, weight=self.given_weight)
+
+    def weight_of(self, rows: Tensor) -> Tensor | None:
+        """The user's weights of some rows; None where there are none."""
+        if self.given_weight is None:
+            return None
+        return self.given_weight[rows.to(self.given_weight.device)]
 
     def total_weight(self, split_of: Sequence[int]) -> Tensor:
         """n for each member: the sum of its rows' weights, [M]."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from doxa.data.frames import Names, is_frame
 from doxa.data.frames import numbers as frame_numbers
-from doxa.errors import DataError, ShapeError
+from doxa.data.weights import check_weights, positive
+from doxa.errors import DataError, MemoryBudgetError, ShapeError
 
 Inputs = Any
 
@@ -25,14 +28,64 @@ BLOCK_BYTES = 32 << 20  # how much is gathered at once
 
 
 def free_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that can be had on a device now."""
+    """Bytes that can be had on a device now: on a CPU what the system calls available, file caches
+    included, and no more than what a container or a limit on this process leaves."""
     device = torch.device(device)
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
+    found = [_system_memory(), _container_memory(), _process_memory()]
+    return max(0, min(part for part in found if part is not None))
+
+
+def _system_memory() -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int(_start_of("/proc/meminfo").partition(b"MemAvailable:")[2].split()[0]) << 10
+    with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 4 << 30
+    return 4 << 30
+
+
+def _start_of(path: str) -> bytes:
+    """The first bytes of a file: every prediction asks, and a `Path` takes ten times as long."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 256)
+    finally:
+        os.close(file)
+
+
+@cache
+def _container_limit() -> int | None:
+    """The memory limit of a control group (cgroup v2); None where there is none."""
+    with suppress(OSError, ValueError):
+        return int(_start_of("/sys/fs/cgroup/memory.max"))
+    return None
+
+
+def _container_memory() -> int | None:
+    """What that limit leaves; file caches can be given back."""
+    limit = _container_limit()
+    if limit is None:
+        return None
+    with suppress(OSError, ValueError):
+        used = int(_start_of("/sys/fs/cgroup/memory.current"))
+        stat = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii")
+        caches = dict(line.split() for line in stat.splitlines())
+        return limit - used + int(caches.get("inactive_file", 0))
+    return None
+
+
+def _process_memory() -> int | None:
+    """What a limit on this process's addresses leaves (`ulimit -v`)."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            pages = int(_start_of("/proc/self/statm").split()[0])
+            return limit - pages * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def rows_a_block(t: Tensor) -> int:
@@ -45,12 +98,15 @@ class Rows(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self.collate = collate
+        self.kept: Tensor | None = None  # the rows of the dataset that there are; None: all
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset) if self.kept is None else len(self.kept)  # type: ignore[arg-type]
 
     def take(self, index: Tensor) -> tuple[Inputs, Any]:
         numbers = index.flatten()
+        if self.kept is not None:
+            numbers = self.kept[numbers.cpu()]
         items = [self.dataset[int(i)] for i in numbers]
         try:
             rows = self.collate(items)
@@ -106,9 +162,17 @@ def _from_array(value: Any, what: str) -> Tensor:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
-    with warnings.catch_warnings():  # nothing here writes into what the caller passed
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(array)
+    return torch.as_tensor(array if array.flags.writeable else np.asarray(_Readable(array)))
+
+
+class _Readable:
+    """The memory of a read-only array, such as a mapped file, of which torch would warn: nothing
+    here writes into what the caller passed. (Filters of warnings belong to all threads.)"""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array  # kept as long as its memory is used
+        interface = dict(array.__array_interface__)
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def as_tensors(value: Any, what: str) -> Any:
@@ -127,8 +191,36 @@ def _is_pack(value: Any) -> bool:
     return getattr(value[0], "ndim", 0) > 0 or _is_pack(value[0])
 
 
+class Read(NamedTuple):
+    """Tensors, or a source to read from when the rows stay where they are, and their weights.
+
+    Rows of weight 0 are not among them: `kept` [N] says which of those that were passed are, None
+    where that is all of them.
+    """
+
+    x: Any
+    y: Any
+    source: Rows | None
+    weight: Tensor | None = None  # float64
+    kept: Tensor | None = None
+
+
 def parse(data: Any) -> tuple[Any, Any, Rows | None]:
     """(x, y, source): tensors, or a source to read from when the rows stay where they are."""
+    return read(data)[:3]
+
+
+def read(data: Any, sample_weight: Any = None) -> Read:
+    """Rows of whatever people pass, without those of weight 0, which are not looked at."""
+
+    def weighed(total: int) -> tuple[Tensor | None, Tensor | None]:
+        """The weights of the rows that have one, and which these are, where some have none."""
+        if sample_weight is None:
+            return None, None
+        weight = check_weights(as_tensor(sample_weight, "sample_weight"), total)
+        kept = positive(weight)
+        return (weight, None) if bool(kept.all()) else (weight[kept], kept)
+
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset):
             raise DataError(
@@ -142,9 +234,20 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
     elif isinstance(data, Dataset):
         source = Rows(data, default_collate)
     elif hasattr(data, "padded"):  # tasks
-        return *data.padded(), None
+        weight, kept = weighed(len(data))
+        x, y = (data if kept is None else data.some(kept)).padded()
+        return Read(x, y, None, weight, kept)
     elif isinstance(data, tuple | list) and len(data) == 2:
-        return as_tensors(data[0], "x"), as_tensors(data[1], "y"), None
+        x, y = as_tensors(data[0], "x"), as_tensors(data[1], "y")
+        weight, kept = None, None
+        if sample_weight is not None:
+            check_lengths(x, y)
+            weight, kept = weighed(rows_of(x, "x"))
+        if kept is not None:
+            index = kept.nonzero()[:, 0]
+            _check_room((x, y), len(index) / len(kept))
+            x, y = (tree_map(lambda t: t[index.to(t.device)], tree) for tree in (x, y))
+        return Read(x, y, None, weight, kept)
     else:
         file = isinstance(data, str | os.PathLike)
         advice = "; files of tables are fitted from the shell: doxa fit FILE --target y"
@@ -152,15 +255,28 @@ def parse(data: Any) -> tuple[Any, Any, Rows | None]:
             "data must be a pair (x, y), a Dataset, a DataLoader or Tasks, not "
             f"{type(data).__name__}{advice if file else ''}"
         )
-    n = len(source)
-    if n == 0:
+    if len(source) == 0:
         raise DataError("the dataset is empty (N = 0)")
+    weight, kept = weighed(len(source))
+    source.kept = None if kept is None else kept.nonzero()[:, 0]
+    n = len(source)
     one = source.take(torch.tensor([0]))
     size = n * sum(t.numel() * t.element_size() for t in tree_flatten(one)[0])
     if size <= min(free_memory() // 8, 2 << 30):
         x, y = source.take(torch.arange(n))
-        return x, y, None
-    return one[0], one[1], source
+        return Read(x, y, None, weight, kept)
+    return Read(one[0], one[1], source, weight, kept)
+
+
+def _check_room(tree: Any, share: float) -> None:
+    """A share of the rows of arrays, which may lie on disk, can be copied into memory."""
+    size = share * sum(t.numel() * t.element_size() for t in tree_flatten(tree)[0])
+    if size > free_memory() // 2:
+        raise MemoryBudgetError(
+            f"rows of weight 0 are removed by a copy of the others, of {size / 2**30:.3g} GiB, and "
+            f"{free_memory() / 2**30:.3g} GiB are free: write these rows to a file of their own, "
+            "or pass a Dataset, which is read by the batch"
+        )
 
 
 def rows_of(tree: Any, what: str) -> int:
@@ -173,6 +289,15 @@ def rows_of(tree: Any, what: str) -> int:
     if len(lengths) != 1:
         raise ShapeError(f"the parts of {what} have different lengths: {sorted(lengths)}")
     return int(lengths.pop())
+
+
+def check_lengths(x: Any, y: Any) -> None:
+    """There are rows, and as many of y as of x."""
+    total = rows_of(x, "x")
+    if total == 0:
+        raise DataError("x has no rows (N = 0)")
+    if rows_of(y, "y") != total:
+        raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
 
 
 def check_finite(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from doxa.data.text_files import read_bytes, unescape
 from doxa.errors import DataError
 
 
@@ -49,11 +51,14 @@ def read_folder(
 
 
 def _rows(file: Path) -> list[list[str]]:
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        rows = [row for row in csv.reader(opened) if row]
+    try:
+        text = read_bytes(file).decode("utf-8-sig")
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file.name} cannot be read as a table: {error}") from error
     if not rows:
         raise DataError(f"{file.name} is empty")
-    return rows
+    return [[unescape(name) for name in rows[0]], *rows[1:]]
 
 
 def _number(row: Sequence[str], at: int, name: str, file: Path, line: int) -> float:

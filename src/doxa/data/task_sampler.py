@@ -26,6 +26,7 @@ from doxa.noise import Noise, digest
 Draw = Callable[[torch.Generator, int], Sequence[Tensor]]
 
 _BLOCK = 64  # steps that are drawn at once
+_NO_WEIGHTS = "fresh tasks have no weights: leave sample_weight out"
 
 
 class TaskSampler(Tasks):
@@ -63,6 +64,9 @@ class TaskSampler(Tasks):
             )
         return parts
 
+    def some(self, kept: Tensor) -> Tasks:
+        raise DataError(_NO_WEIGHTS)
+
     def feed(self, ask: Ask) -> Feed:
         return SampledTasks(ask)
 
@@ -90,7 +94,7 @@ class SampledTasks:
     def __init__(self, ask: Ask) -> None:
         self.ask, self.size = ask, ask.size
         if ask.data.weight is not None:
-            raise DataError("fresh tasks have no weights: leave sample_weight out")
+            raise DataError(_NO_WEIGHTS)
         self.tasks: TaskSampler = ask.data.tasks
         data = ask.data
         rows = torch.tensor([float(len(data.rows[s])) for s in ask.split_of])

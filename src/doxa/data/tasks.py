@@ -50,6 +50,10 @@ class Tasks:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def some(self, kept: Tensor) -> Tasks:
+        """Those that a mask says."""
+        return Tasks(task for task, own in zip(self.tasks, kept.tolist(), strict=True) if own)
+
     def feed(self, ask: Ask) -> Feed:
         """Batches of them for a stage."""
         return TaskBatches(ask)

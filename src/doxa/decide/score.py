@@ -101,7 +101,7 @@ def joint(posterior: Posterior, x: Any, n: int | None = 100, seed: int | None = 
     p = posterior.predict(x, kept(posterior, n), seed)
     if hasattr(p, "samples"):
         return p
-    f = posterior.functions(x, n or 100, seed)
+    f = posterior.functions(x, n or 100, seed)  # [S, *p.mean.shape]
     if not p.likelihood.is_normal:
         return Predictive.from_samples(f, p.likelihood)
     noise = p.aleatoric.double().mean(0).sqrt()  # the same at every row

@@ -1,7 +1,7 @@
 """Which k rows to ask about: the best scores, or a batch that does not ask the same thing k times.
 
     top       the k largest scores; ties by the seed
-    power     k draws without replacement, with probability ∝ score^β
+    power     k draws without replacement, with probability ∝ score^β; scores are ≥ 0
     softmax   … ∝ exp(β score)
     softrank  … ∝ rank^(−β)
     coreset   of the 10 k largest scores, the k that cover them best: the farthest row from those
@@ -29,6 +29,7 @@ from doxa.predictive import Predictive
 
 DIVERSITY = ("top", "power", "softmax", "softrank", "coreset")
 _CANDIDATES = 10  # for each row that a core-set chooses
+_ROUNDING = 1e-6  # an information of zero may be this far below it
 
 
 def select(
@@ -48,7 +49,8 @@ def select(
     ----------
     p: predictions at the rows of the pool, or their scores [N] (from `decide.score`).
     by: the name of an acquisition, "random", "batch_bald", or a function of p that gives [N].
-    diversity: see the module; not with "batch_bald", which brings its own.
+    diversity: see the module; not with "batch_bald", which brings its own. "power" needs scores
+        that are not negative: the entropy of a number may be, and is for "softmax" or "softrank".
     beta: how greedy the stochastic ones are: 0 is chance, large values the top.
     features: [N, …] for a core-set, such as `posterior.features(x)`.
     taken: rows that are not to be chosen: a mask [N], or their numbers.
@@ -86,6 +88,12 @@ def select(
         return near[_centres(_embedded(p, features, near), k)]
     if diversity == "top":
         return ranked[:k]
+    if diversity == "power" and float(scores[ranked[free - 1]]) < -_ROUNDING:
+        row = int(ranked[free - 1])
+        raise MethodError(
+            f"diversity='power' draws in proportion to score^beta, and the score of row {row} is "
+            f"{float(scores[row]):.3g}: use 'softmax' or 'softrank', which take scores of any sign"
+        )
     noisy = _logits(scores[ranked[:free]], diversity, checks.positive("beta", beta))
     return ranked[(noisy + _gumbel(free, seed)).argsort(descending=True)[:k]]
 

@@ -20,6 +20,7 @@ from doxa.errors import StoreError
 from doxa.linalg.layout import Params
 from doxa.posterior import Status, chains
 from doxa.posterior.base import Record
+from doxa.posterior.saving import check_finite_tensors, read_record
 
 _KIND = "draws"
 
@@ -130,10 +131,15 @@ class Draws(describe.Described, Mapping[str, Tensor]):
             raise StoreError(f"{path} holds no draws of a log density; doxa.load reads posteriors")
         fits = sum(v.nbytes for v in tensors.values()) <= budget
         tensors = {k: v.to(device) if fits or k != "theta" else v for k, v in tensors.items()}
-        plain = meta["record"] | {"status": Status(meta["record"]["status"], meta["reason"])}
-        plain["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
-        shapes, transforms = meta["shapes"], meta["transforms"]
-        return cls(tensors["theta"], shapes, transforms, meta["method"], Record(**plain))
+        with store.decoding(path):
+            check_finite_tensors(tensors)
+            stats = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
+            record = read_record(meta["record"], meta["reason"], stats)
+            new = cls(tensors["theta"], meta["shapes"], meta["transforms"], meta["method"], record)
+            size = free_layout(new.shapes, new.transforms).size
+            if new.theta.shape[2:] != (size,) or not new.theta.is_floating_point():
+                raise StoreError(f"{path}: draws of shape {list(new.theta.shape)}, not of {size}")
+        return new
 
     def described(self) -> describe.Words:
         return describe.draws(self)

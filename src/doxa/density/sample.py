@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,13 @@ from doxa.driver.finish import launch
 from doxa.driver.members import member_ids
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, works
-from doxa.engine.threads import threads_for
+from doxa.engine.threads import default_modes, threads_for
 from doxa.engine.work import Count
 from doxa.errors import MethodError, NumericalError
 from doxa.linalg.layout import Layout
 from doxa.method import Method, Run, as_method
 from doxa.method.keywords import keywords
+from doxa.method.memory import require
 from doxa.model.problem import LogDensity
 from doxa.posterior import SamplePosterior
 from doxa.priors import bind
@@ -45,6 +47,7 @@ log = logging.getLogger("doxa")
 
 
 @keywords()
+@default_modes(train=True)
 @threads_for(0.0)
 def sample(
     log_density: Written,
@@ -99,6 +102,11 @@ def sample(
     given = parse_init(init, len(ids), dtype, place)
     shapes = {name: tuple(value.shape) for name, value in given[0].items()}
     density = Density(log_density, shapes, parse_constraints(constraints, given[0]))
+    free = sum(math.prod(shape) for shape in shapes.values())
+    need = int(method.copies * len(ids) * free * torch.finfo(dtype).bits / 8)
+    require(
+        need, place, f"{method.name} with {len(ids)} chains of {free:,} numbers", "fewer chains"
+    )
     starts = _starts(density, given, _jitter(jitter), seed, ids)
     run = _run(density, starts, ids, seed)
     options = Options(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import NoReturn
 
 from doxa import store
 from doxa.driver.options import Options
 from doxa.driver.progress import Progress
+from doxa.engine import Engine
 from doxa.errors import MethodError, StoreError
 from doxa.method import Run, Stage
 
@@ -45,13 +47,28 @@ def resumed(run: Run, found: store.Checkpoint) -> Progress:
     """Where a fit stood."""
     log.info("resuming at step %d", found.step)
     tensors = {k: v.to(run.device) for k, v in found.tensors.items()}
-    return Progress.from_checkpoint(tensors, found.meta["progress"])
+    with store.decoding(f"the checkpoint of step {found.step}"):
+        return Progress.from_checkpoint(tensors, found.meta["progress"])
+
+
+def saved_engine(engine: Engine, found: store.Checkpoint, place: object) -> Engine:
+    """The engine that wrote the checkpoint: of it, what decides the bits of a result."""
+    with store.decoding(place):
+        saved = found.meta["engine"]
+        if not (
+            saved.keys() == {"kind", "native", "chunk"}
+            and saved["kind"] in ("stack", "loop")
+            and isinstance(saved["native"], bool)
+            and (saved["chunk"] is None or (type(saved["chunk"]) is int and saved["chunk"] > 0))
+        ):
+            raise ValueError(f"{saved!r} is no engine")
+        return replace(engine, **saved)
 
 
 def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Checkpoint | None:
     """The newest checkpoint, if there is one; another fit's is an error."""
     found = checkpoint.latest()
-    if found is not None and found.meta["fingerprint"] != fingerprint:
+    if found is not None and found.meta.get("fingerprint") != fingerprint:
         raise MethodError(
             "the checkpoint belongs to another fit (other data, method, seed or members): "
             "use another folder, or remove it to start over"

@@ -13,7 +13,7 @@ import torch
 
 from doxa import store
 from doxa.data import Data
-from doxa.driver.checkpoints import own_checkpoint
+from doxa.driver.checkpoints import own_checkpoint, saved_engine
 from doxa.driver.judgement import judge, judged, learned
 from doxa.driver.left_out import ask_left_out
 from doxa.driver.loop import Driver
@@ -30,12 +30,20 @@ def launch(
     checkpoint: str | Path | None, began: float,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
     """Drive a method to its posteriors, one a run; from its checkpoint, where there is one, and
-    then by the engine that wrote it."""
-    if checkpoint is not None:
+    then by the engine that wrote it. The checkpoint's folder is this fit's alone until it ends."""
+    if checkpoint is None:
+        return _launched(run, method, options, specs, began)
+    with store.exclusive(checkpoint):
         options.checkpoint = store.Checkpoints(checkpoint)
         options.found = own_checkpoint(options.checkpoint, options.fingerprint)
-    if options.found is not None:
-        run = replace(run, engine=replace(run.engine, **options.found.meta["engine"]))
+        if options.found is not None:
+            run = replace(run, engine=saved_engine(run.engine, options.found, checkpoint))
+        return _launched(run, method, options, specs, began)
+
+
+def _launched(
+    run: Run, method: Method, options: Options, specs: Sequence[RunSpec], began: float
+) -> tuple[list[Posterior], Progress]:
     driver = Driver(run, method, options)
     result = driver.drive()
     count = run.size // len(specs)

@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import checks
 from doxa.data import check_finite, parse, rows_of
+from doxa.data.weights import effective_rows
 from doxa.errors import DataError, ShapeError
 from doxa.noise import generator
 
-FEWEST = 10  # held-out rows: fewer say nothing about when to stop
+FEWEST = 10  # held-out rows, by their effective number: fewer say nothing about when to stop
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,20 @@ def parts(rows: int) -> int:
 
 
 def own_parts(
-    rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int]
-) -> Splits | None:
-    """A part for each member, or None where the rows of some run are too few to spare any."""
-    if min(len(own) // parts(len(own)) for own in rows) < FEWEST:
+    rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int],
+    weight: Tensor | None = None,
+) -> Splits | None:  # fmt: skip
+    """A part for each member, or None where the rows of some run are too few to spare any; weight:
+    of each row, [N]."""
+    sizes = [len(own) if weight is None else int(effective_rows(weight[own])) for own in rows]
+    if min(size // parts(size) for size in sizes) < FEWEST:
         return None
     kept: list[Tensor] = []
     held: list[Tensor] = []
     owners: list[int] = []
     of: list[int] = []
     for r, (own, seed) in enumerate(zip(rows, seeds, strict=True)):
-        count = parts(len(own))
+        count = parts(sizes[r])
         order = torch.randperm(len(own), generator=generator("validation", seed))
         found: dict[int, int] = {}
         for member in members:
@@ -106,11 +110,12 @@ def appended(
 
 def hold_out(
     x: Any, y: Any, rows: list[Tensor], validation: Any, members: Sequence[int], streamed: bool,
-    prepare: Callable[[Any], Any], seeds: Sequence[int],
+    prepare: Callable[[Any], Any], seeds: Sequence[int], weight: Tensor | None = None,
 ) -> tuple[Any, Any, Splits]:  # fmt: skip
-    """The data with what is held out: "auto" (a part for each member), a share or a pair."""
+    """The data with what is held out: "auto" (a part for each member), a share or a pair; weight:
+    of each row, [N]."""
     if isinstance(validation, str) and validation == "auto":
-        return x, y, own_parts(rows, members, seeds) or Splits(rows)
+        return x, y, own_parts(rows, members, seeds, weight) or Splits(rows)
     if isinstance(validation, int | float | str):
         return x, y, share(rows, float(checks.positive("validation", validation)), seeds)
     if streamed:

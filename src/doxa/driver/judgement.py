@@ -10,14 +10,19 @@ found, with all functions moved to where that member has its mean.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import Data
+from doxa.data.weights import (
+    effective_rows,
+    per_effective_row,
+    standard_error,
+    weighted_mean,
+)
 from doxa.driver.progress import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
@@ -48,51 +53,87 @@ def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
+    weights: list[Tensor] = []
     found_by_mixture = "left_out" in posterior.diagnostics
     for each, split in judged:
-        p, y = predicted(each, data, data.validation[split], split)
+        p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
-            p, y = _mixed(posterior, each, data, data.validation[split], split) or (p, y)
+            mixed = _mixed(posterior, each, data, data.validation[split], split)
+            p, y, weight = mixed or (p, y, weight)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
+        if weight is not None:
+            weights.append(weight)
         if isinstance(y, Tensor):
-            constant = likelihood.constant(_some(data, data.rows[split], split)[1], y)
+            _, fitted, counts = _some(data, data.rows[split], split)
+            constant = likelihood.constant(fitted, y, per_effective_row(counts))
             if constant is not None:
                 seen.setdefault("gain", []).append(score.double() - constant)
             if likelihood.scales_targets:
                 low, high = p.interval(LEVEL)
                 inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
-                seen.setdefault("coverage", []).append(inside.double().flatten(1).mean(1))
+                seen.setdefault("coverage", []).append(
+                    inside.double().reshape(len(inside), -1).mean(1)
+                )
             elif likelihood.classifies:
-                sure, twice = _confidence(p, y, likelihood)
+                sure, twice = _confidence(p, y, likelihood, weight)
                 seen.setdefault("too_sure", []).append(sure)
                 seen.setdefault("twice_as_sure", []).append(twice)
-    found = {name: torch.cat(values).double() for name, values in seen.items()}
+    found = {
+        name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
+        for name, values in seen.items()
+    }
     record = posterior.record
-    record.validation = float(found["log_prob"].mean())
-    rows = len(found["log_prob"])
-    record.diagnostics["held_out"] = {"rows": rows} | {k: float(v.mean()) for k, v in found.items()}
-    if record.status == "ok":
-        record.status = _status(found, rows)
+    record.validation = found["log_prob"].mean
+    rows = len(found["log_prob"].values)
+    record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
+    status = _status(found, rows)
+    if record.status == "ok" and status != "ok":  # else the method's own words stay
+        record.status = status
+
+
+class Scored(NamedTuple):
+    """A number for each row, [N], and the rows' weights, where they have some."""
+
+    values: Tensor
+    weight: Tensor | None
+
+    @property
+    def mean(self) -> float:
+        return float(weighted_mean(self.values, self.weight))
+
+    @property
+    def error(self) -> float:
+        """Two standard errors of the mean."""
+        return 2 * standard_error(self.values, self.weight)
+
+
+def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
+    """Weights of the rows of all splits; `one_more`: of one row more in each, which counts as one
+    of them."""
+    if not weights:
+        return None
+    if one_more:
+        each = [torch.cat([w, w.sum().reshape(1) / effective_rows(w)]) for w in weights]
+    return torch.cat(each if one_more else weights)
 
 
 def learned(posterior: Posterior, run: Run) -> None:
     """Say so where rows that a run was trained on are predicted no better than by a constant."""
     split = run.split_of[0]
-    p, y = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
+    p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
     if posterior.record.status != "ok" or not isinstance(y, Tensor):
         return
-    constant = run.likelihood.constant(y, y)
+    constant = run.likelihood.constant(y, y, per_effective_row(weight))
     if constant is None:
         return
-    gain = _log_prob(p, y).double() - constant
-    error = 2 * float(gain.std(correction=0)) / math.sqrt(len(gain))
-    if not float(gain.mean()) > error:
+    gain = Scored(_log_prob(p, y).double() - constant, weight)
+    if not gain.mean > gain.error:
         posterior.record.status = Status(
             "learned-nothing",
-            f"{len(gain)} of its own training rows are predicted no better than by a constant "
-            f"({float(gain.mean()):.2g} nats a row): start narrower, train longer, at another rate "
-            "or under a narrower prior; or there is nothing to learn",
+            f"{len(gain.values)} of its own training rows are predicted no better than by a "
+            f"constant ({gain.mean:.2g} nats per row): start narrower, train longer, at another "
+            "rate or under a narrower prior; or there is nothing to learn",
         )
 
 
@@ -114,12 +155,13 @@ def judged(posterior: Posterior, method: Method, run: Run, part: slice, result: 
 def predicted(
     posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
     draws: int | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
-    """Predictions of rows, and what they were: of fewer where memory does not allow for all."""
+) -> tuple[Any, Any, Tensor | None]:  # fmt: skip
+    """Predictions of rows, what they were, and their weights: of fewer where memory does not allow
+    for all."""
     while True:
-        x, y = _some(data, rows, split, most)
+        x, y, weight = _some(data, rows, split, most)
         try:
-            return posterior.predict(x, draws), y
+            return posterior.predict(x, draws), y, weight
         except MemoryBudgetError:
             if most == 1:
                 raise
@@ -145,22 +187,22 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
 
 def _mixed(
     posterior: Posterior, alone: Posterior, data: Data, rows: Tensor, split: int
-) -> tuple[Any, Any] | None:
-    x, y = _some(data, rows, split)
+) -> tuple[Any, Any, Tensor | None] | None:
+    x, y, weight = _some(data, rows, split)
     form = moved(posterior, alone, x)
-    return None if form is None else (Predictive.of(form), y)
+    return None if form is None else (Predictive.of(form), y, weight)
 
 
-def _some(data: Data, rows: Tensor, split: int, most: int = _ROWS) -> tuple[Any, Any]:
-    """At most so many of the rows that count, in the units of x and y."""
-    return in_units(data, counted(data, rows, most), split)
+def _some(
+    data: Data, rows: Tensor, split: int, most: int = _ROWS
+) -> tuple[Any, Any, Tensor | None]:
+    """At most so many of the rows, in the units of x and y, and their weights."""
+    rows = counted(data, rows, most)
+    return *in_units(data, rows, split), data.weight_of(rows)
 
 
 def counted(data: Data, rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows that count, evenly."""
-    if data.weight is not None and data.weight.ndim == 1:
-        weighted = rows[(data.weight[rows.to(data.weight.device)] > 0).cpu()]
-        rows = weighted if len(weighted) else rows
+    """At most so many of the rows, evenly."""
     one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
@@ -187,7 +229,9 @@ def _log_prob(p: Any, y: Any) -> Tensor:
     return torch.as_tensor(p.log_prob(y))
 
 
-def _confidence(p: Any, y: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+def _confidence(
+    p: Any, y: Tensor, likelihood: Likelihood, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """How much larger the probability of the likeliest class is than its being right, [N]; and how
     many nats logits twice as large would gain, log p_y − log Σ p², [N + 1]: one row more is wrong,
     so that a few rows that are all right do not say that none ever is."""
@@ -205,14 +249,15 @@ def _confidence(p: Any, y: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tens
         value = (value * counted).reshape(len(y), -1).sum(1)
         return value / counted.reshape(len(y), -1).sum(1).clamp(min=1)
 
-    gained = torch.cat([each(truth.log() - squares), each(wrong).mean(0, keepdim=True)])
+    one = weighted_mean(each(wrong), weight).reshape(1)
+    gained = torch.cat([each(truth.log() - squares), one])
     return each(likeliest - right), gained
 
 
-def _status(found: dict[str, Tensor], rows: int) -> Status:
+def _status(found: dict[str, Scored], rows: int) -> Status:
     """What is wrong, beyond what chance allows (two standard errors)."""
-    error = {n: 2 * float(v.std(correction=0)) / math.sqrt(len(v)) for n, v in found.items()}
-    mean = {name: float(v.mean()) for name, v in found.items()}
+    error = {name: scored.error for name, scored in found.items()}
+    mean = {name: scored.mean for name, scored in found.items()}
     if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
         reason = (
             f"the {rows} rows held out are predicted {-mean['gain']:.2g} nats a row worse than by "

@@ -10,7 +10,8 @@ So the rows are given to the mixture of all functions f_s, moved to where member
 and the likelihood that they ask for is that of this mixture: the spread between members is not
 counted a second time (`ensemble/mixed_noise.py` has the same for a level of noise, in closed form).
 A likelihood says whether it asks (`Likelihood.asks_left_out`) and what the answer is
-(`Likelihood.left_out`); rows that ask for nothing clearly change nothing.
+(`Likelihood.left_out`); rows that ask for nothing clearly change nothing. Their weights add up to
+their effective number.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
+from doxa.data.weights import effective_rows, per_effective_row
 from doxa.driver.judgement import Judged, counted, in_units, moved
 from doxa.likelihoods.base import LeftOut
 from doxa.method import Method, Run
@@ -29,7 +31,7 @@ from doxa.posterior.weights import WeightPosterior
 
 log = logging.getLogger("doxa")
 
-FEWEST = 10  # rows left out: fewer are not asked
+FEWEST = 10  # rows left out, by their effective number: fewer are not asked
 _NUMBERS = 2**19  # in all functions that are looked at
 _FUNCTIONS = 50  # of them
 
@@ -46,7 +48,7 @@ def ask_left_out(
     if not (method.overfits and before.asks_left_out and isinstance(posterior, WeightPosterior)):
         return
     rows = _rows(posterior, judged, run)
-    if rows is None or len(rows[1]) < FEWEST:
+    if rows is None or effective_rows(rows[3]) < FEWEST:
         return
     found = before.left_out(*rows, stopped=len(judged) * stopped)
     if found is None:
@@ -85,10 +87,9 @@ def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         y = data.take(rows, torch.tensor(data.run_of(split)))[1]
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
-        weight = data.weight
-        if weight is None or weight.ndim > 1:  # those of a method, of each member, are no rows'
-            parts.append((f, y, theta, one))
-        else:
-            parts.append((f, y, theta, weight[rows.to(weight.device)].to(one)))
+        weight = data.weight_of(rows)
+        parts.append((f, y, theta, one if weight is None else weight.to(one)))
     fs, ys, thetas, weights = zip(*parts, strict=True)
-    return torch.cat(fs, 1), torch.cat(ys), thetas[0], torch.cat(weights)
+    weight = per_effective_row(torch.cat(weights))
+    weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
+    return torch.cat(fs, 1), torch.cat(ys), thetas[0], weight

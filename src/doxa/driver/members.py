@@ -43,6 +43,9 @@ def stack(
         raise ModelError("the network has no trainable parameter: requires_grad is False on all")
     if problem.batch_norm:
         _say_batch_norm(problem.net)
+    if problem.model is not None and problem.model.written:
+        names = ", ".join(problem.model.written[:5])
+        log.info("training changes the buffers %s: each member keeps its own", names)
     hyper: dict[str, Tensor] = {}
     priors: list[Any] | None = None
     if any(spec.hyper for spec in specs):
@@ -94,7 +97,7 @@ def member_ids(members: int | Sequence[int] | None, method: Method) -> list[int]
 
 
 def _say_batch_norm(model: Model) -> None:
-    if model.tracked:
+    if model.momenta:
         log.info("the network has BatchNorm: each member keeps running statistics of its own")
     else:
         log.warning(

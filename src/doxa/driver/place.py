@@ -12,23 +12,22 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import (
     Data,
+    FittedRows,
     Names,
     Standardisation,
     Tasks,
-    as_tensor,
     cast,
     check_finite,
     free_memory,
     in_order,
-    parse,
     rows_of,
     standardise,
     warn_unscaled,
 )
-from doxa.data.rows import Rows
+from doxa.data.rows import Rows, check_lengths, read
 from doxa.driver.holdout import Splits, hold_out
 from doxa.driver.runs import RunSpec
-from doxa.errors import DataError, ShapeError
+from doxa.errors import DataError
 from doxa.likelihoods import Categorical, Likelihood
 from doxa.model import Model
 
@@ -44,34 +43,52 @@ class Given(NamedTuple):
     total: int
     tasks: Tasks | None
     names: tuple[Names, Names]  # of x and y
+    weight: Tensor | None = None  # of each row, [total], all above 0
+    kept: Tensor | None = None  # which of the rows passed have a weight, where some have none
 
     @classmethod
-    def read(cls, data: Any) -> Given:
-        x, y, source = parse(data)
+    def read(cls, data: Any, sample_weight: Any = None) -> Given:
+        """What was passed, without rows of weight 0: from here on there are none."""
+        x, y, source, weight, kept = read(data, sample_weight)
+        if source is None:
+            check_lengths(x, y)
         total = len(source) if source is not None else rows_of(x, "x")
-        if total == 0:
-            raise DataError("x has no rows (N = 0)")
-        if source is None and rows_of(y, "y") != total:
-            raise ShapeError(f"x has {total} rows and y {rows_of(y, 'y')}")
         tasks = data if isinstance(data, Tasks) else None
+        if tasks is not None and kept is not None:
+            tasks = tasks.some(kept)
         pair = isinstance(data, tuple | list)
         names = (Names.of(data[0]), Names.of(data[1])) if pair else (Names(), Names())
-        return cls(x, y, source, total, tasks, names)
+        return cls(x, y, source, total, tasks, names, weight, kept)
+
+    def rows_of_run(self, spec: RunSpec) -> Tensor:
+        """The numbers of a run's rows among those that have a weight."""
+        if spec.rows is None:
+            return torch.arange(self.total)
+        if self.kept is None:
+            return _rows(spec, spec.rows, self.total)
+        rows = _rows(spec, spec.rows, len(self.kept))
+        rows = (self.kept.cumsum(0) - 1)[rows[self.kept[rows]]]
+        if rows.numel() == 0:
+            raise DataError(
+                "the sample weights of a run's rows are all zero: nothing is left to fit"
+            )
+        return rows
 
 
 def place_data(
     given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
-    validation: Any, standardize: bool, sample_weight: Any, device: torch.device,
-    dtype: torch.dtype | None, members: Sequence[int],
+    validation: Any, standardize: bool, device: torch.device, dtype: torch.dtype | None,
+    members: Sequence[int],
 ) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
     """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
     x's row shape."""
-    x, y, source, total, tasks, names = given
+    x, y, source, total, tasks, names, given_weight, kept = given
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
         dtype = floats[0] if floats else torch.float32
-    check_finite(x, "x", dtype=dtype, names=names[0])
-    check_finite(y, "y", dtype=dtype, names=names[1])
+    numbers = None if kept is None else kept.nonzero()[:, 0]
+    check_finite(x, "x", numbers, dtype, names[0])
+    check_finite(y, "y", numbers, dtype, names[1])
     inputs = tree_map(lambda t: list(t.shape[1:]), x)
     if model is not None:
         if model.output is None:  # not seen yet, or rewritten since
@@ -87,10 +104,15 @@ def place_data(
     if tasks and getattr(likelihood, "per_output", False):
         raise DataError("points of a task share one noise level: per_output is not for tasks")
     prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731
-    y = prepare(y)
+    try:
+        y = prepare(y)
+    except DataError as error:
+        if kept is None:
+            raise
+        raise type(error)(f"{error} (rows of weight 0 are not counted)") from error
     if likelihood.classifies and source is None:
         _check_classes(y, likelihood)
-    rows = [torch.arange(total) if s.rows is None else _rows(s, s.rows, total) for s in specs]
+    rows = [given.rows_of_run(spec) for spec in specs]
     if tasks is not None and validation == "auto":
         validation = None
     splits = Splits(rows)
@@ -100,13 +122,15 @@ def place_data(
         if isinstance(validation, tuple | list) and len(validation) == 2:
             vx = in_order(validation[0], names[0].columns, "validation x")
             validation = (vx, validation[1])
-        x, y, splits = hold_out(x, y, rows, validation, members, streamed, prepare, seeds)
+        x, y, splits = hold_out(
+            x, y, rows, validation, members, streamed, prepare, seeds, given_weight
+        )
     rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)
     weight = None
-    if sample_weight is not None:
-        weight = _weights(sample_weight, total, extent, device, dtype)
+    if given_weight is not None:
+        weight = _weights(given_weight, numbers, extent, device, dtype)
     if standardize:
         if source is not None:
             raise DataError(
@@ -134,6 +158,22 @@ def place_data(
         source, prepare, tasks or False, splits.owners,
     )  # fmt: skip
     return held, splits, output, inputs
+
+
+def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list[FittedRows | None]:
+    """The rows that each run used: those it was given, some of which may be held out to stop by,
+    and those of `validation`. None where they are not at hand."""
+    if given.source is not None or given.tasks is not None:
+        return [None] * len(specs)
+    more = None
+    if isinstance(validation, tuple | list):
+        vx = in_order(validation[0], given.names[0].columns, "validation x")
+        more = FittedRows.of(*read((vx, validation[1]))[:2])
+    found: list[FittedRows | None] = []
+    for spec in specs:
+        own = FittedRows.of(given.x, given.y, given.rows_of_run(spec).unique())
+        found.append(own if more is None else own.plus(more))
+    return found
 
 
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
@@ -171,16 +211,12 @@ def _rows(spec: RunSpec, rows: Tensor, total: int) -> Tensor:
 
 
 def _weights(
-    sample_weight: Any, total: int, extent: int, device: torch.device, dtype: torch.dtype
+    given: Tensor, numbers: Tensor | None, extent: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    weight = as_tensor(sample_weight, "sample_weight").to(device, dtype)
-    if weight.shape != (total,):
-        raise ShapeError(f"sample_weight has shape {tuple(weight.shape)}, expected ({total},)")
-    bad = ~torch.isfinite(weight) | (weight < 0)
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
-        raise DataError(
-            f"sample_weight is {weight[row].item()} at row {row}; weights are finite and "
-            "nonnegative"
-        )
-    return torch.cat([weight, weight.new_ones(extent - total)])
+    """On the device, and 1 for rows of the user's own that were appended."""
+    weight = given.to(device, dtype)
+    if not bool(torch.isfinite(weight).all()):
+        at = int((~torch.isfinite(weight)).nonzero()[0, 0])
+        row = at if numbers is None else int(numbers[at])
+        raise DataError(f"sample_weight is {given[at].item()} at row {row}, infinite in {dtype}")
+    return torch.cat([weight, weight.new_ones(extent - len(weight))])

@@ -9,7 +9,7 @@ members, so that the backward pass never runs under vmap.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,13 +89,15 @@ class Engine:
         constant: frozenset[str] = frozenset(),
         buffers: Mapping[str, Tensor] | None = None,
         training: bool = False,
+        who: Sequence[str] | None = None,
     ) -> Applied:
         """Outputs of all members, [M, N, ...], the terms that layers gave and the buffers that
         training changed, each with the member axis.
 
         `shared` inputs have no member axis; `constant` parameters have none either (a trunk that is
         the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
-        have it.
+        have it. `who` are names of members and step, for a network that draws random numbers of its
+        own.
         """
         if self.half:
             full, given = replace(self, half=False), next(iter(params.values()))
@@ -103,7 +105,7 @@ class Engine:
             with torch.autocast(given.device.type, torch.bfloat16, cache_enabled=False):
                 found = full.apply(
                     model, params, x, shared=shared, constant=constant, buffers=buffers,
-                    training=training,
+                    training=training, who=who,
                 )  # fmt: skip
             return tree_map(lambda t: t.to(given.dtype) if t.is_floating_point() else t, found)
         params = {k: v for k, v in params.items() if not k.startswith("likelihood.")}
@@ -116,7 +118,7 @@ class Engine:
             return Applied(out if has_axis else out.unsqueeze(0), terms, {})
         axes = {name: None if name in constant else 0 for name in params}
         if self.kind == "loop":
-            return _loop(model, params, axes, x, shared, buffers, training)
+            return _loop(model, params, axes, x, shared, buffers, training, who)
         if not buffers and shared and all(a is None for a in axes.values()):
             return _add_axis(model.apply(params, x, training=training))
 
@@ -162,6 +164,7 @@ def _loop(
     shared: bool,
     buffers: Mapping[str, Tensor],
     training: bool,
+    who: Sequence[str] | None,
 ) -> Applied:
     stacks = [*(v for k, v in params.items() if axes[k] == 0), *buffers.values()]
     members = stacks[0].shape[0] if stacks else 1
@@ -173,7 +176,8 @@ def _loop(
     for m in range(members):
         rows = x if shared else tree_map(lambda t, m=m: t[m], x)
         own, swapped = ({k: v[m] for k, v in tree.items()} for tree in (weights, given))
-        outputs.append(model.apply(own, rows, buffers=swapped, training=training))
+        name = None if who is None else who[m]
+        outputs.append(model.apply(own, rows, buffers=swapped, training=training, who=name))
     return _stacked(outputs)
 
 

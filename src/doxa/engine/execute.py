@@ -9,6 +9,7 @@ bookkeeping), compiled, or captured.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -26,6 +27,13 @@ log = logging.getLogger("doxa")
 
 State = dict[str, Tensor]
 Step = Callable[[State, Batch, Tensor, Tensor], tuple[State, dict[str, Tensor]]]
+
+# One step at a time is recorded, compiled or captured in a process. `make_fx` replaces
+# `nn.Module.__call__` meanwhile and then puts back what it found: two at a time would put back each
+# other's. Networks of other threads still run, through that replacement, which calls them as they
+# are. Promised for fits of this library: a program that records with torch.fx in another thread of
+# its own does not take this lock.
+_recording = threading.RLock()
 
 
 class Executor:
@@ -47,7 +55,8 @@ class Executor:
         shapes = [leaf.shape for leaf in _tensors(batch)]
         if self._ready is None:
             try:
-                self._ready = self._prepare(state, batch, t, rate)
+                with _recording:
+                    self._ready = self._prepare(state, batch, t, rate)
                 self._shapes = shapes
             except Exception as error:  # whatever a tracer or compiler raises: eager always works
                 log.warning(

@@ -87,7 +87,7 @@ def _repeats(run: Any) -> bool:
     """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
     network draws for itself or changes its buffers, nor where a density refused to be stacked."""
     if isinstance(run.problem, Network):
-        return not (run.net.tracked or draws_itself(run.net.net))
+        return not (run.net.tracked or run.net.draws)
     if run.problem.modules:
         return not any(draws_itself(module.net) for module in run.problem.modules.values())
     return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"

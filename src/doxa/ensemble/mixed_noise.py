@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from doxa.data.weights import weighted_mean
 from doxa.likelihoods import Gaussian
 from doxa.method import Run, State, network_part
 
@@ -38,7 +39,10 @@ def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
     with torch.no_grad():
         f = run.outputs(theta, x, network_part(state))  # [M, rows, ...]
     each = f.double().var(0).split([len(own) for own in rows])
-    spread = torch.stack([part.mean(0).flatten() for part in each])  # [splits, O]
+    parts = zip(each, rows, strict=True)
+    spread = torch.stack(  # [splits, O]
+        [weighted_mean(part, data.weight_of(own)).flatten() for part, own in parts]
+    )
     spread = spread[[splits.index(split) for split in run.split_of]].mean(0)  # as often as members
     index = run.layout.index([_LOG_NOISE]).to(theta.device)
     spread = spread.mean(0, keepdim=True) if len(index) == 1 else spread

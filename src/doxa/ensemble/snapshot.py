@@ -67,6 +67,10 @@ class SnapshotEnsemble(Method):
         if self.skip >= self.size:
             raise MethodError(f"skip={self.skip} of size={self.size} snapshots leaves none")
 
+    @property
+    def kept_draws(self) -> int:
+        return self.size
+
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.steps < self.size:
             raise MethodError(f"{self.size} snapshots need as many steps, not {run.steps}")

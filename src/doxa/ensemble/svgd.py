@@ -55,6 +55,7 @@ class SVGD(Method):
     name: ClassVar[str] = "svgd"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    smaller: ClassVar[str] = "use fewer particles or members, or a smaller network"
 
     particles: int = whole(20, least=2)
     bandwidth: float = positive(1.0, per_run=True)

@@ -69,7 +69,7 @@ class SWA(Method):
             yield optimise(log_joint, run.steps - steps, name="train")
         averaging = optimise(  # the average has no BatchNorm statistics yet, and no score then
             log_joint, steps, average=1.0, every=self.cycle, name="average",
-            validates=not run.net.tracked,
+            validates=not run.net.momenta,
         )  # fmt: skip
         yield replace(averaging, rates=self.rates(run, steps))
         yield from refresh_batch_norm(run, "average.theta")

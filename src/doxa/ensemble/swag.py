@@ -39,6 +39,7 @@ from doxa.method import (
     statistics_of_draws,
 )
 from doxa.method.fields import one_of, positive, whole
+from doxa.method.memory import Workload
 from doxa.posterior import GaussianPosterior, Posterior, SamplePosterior, Status
 
 _LEAST = 2  # points: a trajectory of one has no spread
@@ -58,6 +59,7 @@ class SWAG(SWA):
     """
 
     name: ClassVar[str] = "swag"
+    predicted_draws: ClassVar[int] = 100
 
     rank: int = whole(20, least=0)
     deviations: str = one_of("final", "running")
@@ -68,6 +70,9 @@ class SWAG(SWA):
         super().__post_init__()
         if self.rank == 1:
             raise MethodError("rank=1 has no sample covariance: 0 is the diagonal, 2 the least")
+
+    def planned_bytes(self, work: Workload) -> int:
+        return super().planned_bytes(work) + 2 * self.rank * work.copy  # deviations, and C
 
     def stages(self, run: Run) -> Iterable[Stage]:
         points = self.averaging_steps(run) // self.cycle
@@ -88,7 +93,7 @@ class SWAG(SWA):
         """The walk. Where rows say when it should have ended, its first two points are taken before
         any look at them, and its last one, which no look could follow, is not."""
         rates, c = self.rates(run, points * self.cycle), self.cycle
-        watched = run.data.validation is not None and not run.net.tracked and points > _LEAST
+        watched = run.data.validation is not None and not run.net.momenta and points > _LEAST
         cuts = [0, _LEAST, points] if watched else [0, points]
         for first, last in pairwise(cuts):
             walk = optimise(
@@ -144,7 +149,7 @@ class SWAG(SWA):
             mean=state["mean"], covariance=self._covariance(run, state),
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        posterior = self._drawn(run, gaussian, state) if run.net.tracked else gaussian
+        posterior = self._drawn(run, gaussian, state) if run.net.momenta else gaussian
         posterior.record.diagnostics["points"] = state["points"].int().tolist()
         if bool((state["points"] < 2).any()):
             reason = "one point has no spread: train for longer, or lower cycle"

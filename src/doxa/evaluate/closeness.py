@@ -155,7 +155,7 @@ def _check(p: Predictive, q: Predictive) -> None:
     if p.mean.shape[0] == 0:
         raise DataError("there are no rows to compare (N = 0)")
     for name, each in (("first", p), ("second", q)):
-        broken = ~torch.isfinite(each.mean.flatten(1)).all(1)
+        broken = ~torch.isfinite(each.mean.reshape(len(each.mean), -1)).all(1)
         if bool(broken.any()):
             row = int(broken.nonzero()[0])
             raise DataError(f"the {name} predictive is not finite at row {row}")

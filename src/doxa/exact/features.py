@@ -26,7 +26,7 @@ from doxa.method import Run
 from doxa.model import Model
 from doxa.noise import generator
 
-_MOST = 5000  # features: the covariance is a dense matrix
+MOST_MONOMIALS = 5000  # features: the covariance is a dense matrix
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def network_features(basis: Basis, net: Model, theta: Tensor, x: Any, lead: int 
 
 def monomials(inputs: int, degree: int) -> list[tuple[int, ...]]:
     """Index tuples of all products of 1 to `degree` inputs."""
-    if math.comb(inputs + degree, degree) > _MOST:
+    if math.comb(inputs + degree, degree) > MOST_MONOMIALS:
         raise MethodError(
             f"{inputs} inputs have {math.comb(inputs + degree, degree)} monomials up to degree "
-            f"{degree}, more than {_MOST}; lower the degree"
+            f"{degree}, more than {MOST_MONOMIALS}; lower the degree"
         )
     products = itertools.combinations_with_replacement
     return [p for d in range(1, degree + 1) for p in products(range(inputs), d)]

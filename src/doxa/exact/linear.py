@@ -16,6 +16,7 @@ function and Gaussian noise.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,16 +29,18 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.exact import evidence
-from doxa.exact.features import Basis, network_features, random_features
+from doxa.exact.features import MOST_MONOMIALS, Basis, network_features, random_features
 from doxa.exact.linear_posterior import LinearPosterior
 from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import flag, one_of, positive, whole
+from doxa.method.memory import Workload, require
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")
+_MATRICES = 5  # [F, F] that are held at once, as measured
 
 log = logging.getLogger("doxa")
 
@@ -72,6 +75,7 @@ class BayesianLinear(Method):
     needs_network: ClassVar[bool] = False
     uses_rate: ClassVar[bool] = False
     regression_only: ClassVar[bool] = True
+    smaller: ClassVar[str] = "use fewer features, or fewer runs at a time"
 
     features: str | Callable[[Any], Tensor] | None = one_of(
         None, "polynomial", "rbf", "fourier", or_a=Callable, called="a function"
@@ -89,6 +93,20 @@ class BayesianLinear(Method):
         if self.degree == 0 and self.features == "polynomial" and not self.intercept:
             raise MethodError("a polynomial of degree 0 without intercept has no features")
 
+    def planned_bytes(self, work: Workload) -> int:
+        """Features that are a function are counted when it has been called, in `init`."""
+        size = work.features or work.columns
+        if work.features == 0 and self.features == "polynomial":
+            size = min(math.comb(work.columns + self.degree, self.degree), MOST_MONOMIALS)
+        elif work.features == 0 and isinstance(self.features, str):
+            size = self.count
+        kept = work.members * work.weights * work.itemsize
+        return kept + self._matrices(work.members, size + self.intercept)
+
+    def _matrices(self, members: int, size: int) -> int:
+        """Bytes of so many features' ΦᵀΦ, its eigenvectors and what they are made with."""
+        return _MATRICES * 8 * members * size**2
+
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
         if run.problem.model is not None and self.features is not None:
@@ -103,6 +121,10 @@ class BayesianLinear(Method):
             )
         state = self._drawn(run)
         size = self._size(run, state)
+        require(
+            self._matrices(run.size, size), run.device,
+            f"{self.name} with {size:,} features of {run.size} member(s)", self.smaller,
+        )  # fmt: skip
         outputs = run.rows.y[0].numel()
         zeros = lambda *shape: torch.zeros(  # noqa: E731
             run.size, *shape, device=run.device, dtype=torch.float64

@@ -68,6 +68,20 @@ class LinearPosterior(Posterior):
         self.weighted = weighted
         self.log_evidence = None if weighted else self._evidence()
 
+    def check_restored(self) -> None:
+        super().check_restored()
+        if not all(type(size) is int and size >= 0 for size in self.event):
+            raise StoreError(f"a target is said to have the shape {self.event!r:.60}")
+        s, k, o = self.statistics, self.members, self.outputs
+        f = s.gram.shape[-1]
+        want = {"gram": (k, f, f), "cross": (k, f, o), "square": (k, o), "n": (k,),
+                "origin": (k, f, o)}  # fmt: skip
+        for name, shape in want.items():
+            if getattr(s, name).shape != shape:
+                raise StoreError(f"{name} is {list(getattr(s, name).shape)}, not {list(shape)}")
+        if self.model is None:
+            self.check_two_rows()
+
     @property
     def members(self) -> int:
         return self.log_noise.shape[0]
@@ -138,9 +152,7 @@ class LinearPosterior(Posterior):
             phi = self._phi(tree_map(lambda t, a=start: t[a : a + step], x))
             yield phi.expand(self.members, -1, -1)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """The closed form: a Gaussian for each row, whatever n; `functions` draws."""
         self.sampling(n, seed, keep)
         x = self.check_inputs(x)
@@ -158,12 +170,12 @@ class LinearPosterior(Posterior):
             f_variance=variance.reshape(shape).to(self.dtype),
         )  # fmt: skip
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
         owner = torch.repeat_interleave(torch.arange(self.members), torch.tensor(self.split(n)))
         return self._drawn(self.check_inputs(x), owner, self._weights(n, seed))
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Φw with w ~ N(0, s²I)."""
         seed = self.sampling(n, seed, "samples")
         counts, size = self.split(n), self.statistics.gram.shape[-1]
@@ -205,7 +217,7 @@ class LinearPosterior(Posterior):
         phi = self._phi(self.check_inputs(x))
         return (phi.mean(0) if phi.ndim == 3 else phi).to(self.dtype)
 
-    def condition(self, x: Any, y: Any) -> LinearPosterior:
+    def _condition(self, x: Any, y: Any) -> LinearPosterior:
         """The exact posterior with further rows, at the same noise and prior."""
         x, y = new_targets(self, x, y, self.event)
         new = LinearPosterior(

@@ -71,6 +71,10 @@ class DeepGP(VariationalProcess):
         """To be judged by; the bound protects it from learning rows by heart."""
         return True
 
+    @property
+    def depth(self) -> int:
+        return 1 + (self.layers - 1) * (self.hidden or _WIDEST)
+
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
         state: State = {}
         for number in range(self.layers - 1):
@@ -107,6 +111,9 @@ class DeepGP(VariationalProcess):
             eps = clock.rows("normal", rows, copies * f.shape[2]).double()
             x = f + variance.sqrt() * eps.reshape(f.shape)
         return x, divergence, copies
+
+    def random_bound(self, run: Run) -> bool:
+        return self.layers > 1 or super().random_bound(run)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         inner = {k: v for k, v in state.items() if k.startswith("inner.")}

@@ -42,13 +42,11 @@ class DeepPosterior(SparsePosterior):
             found.append((Layer(kernel, hyper, points, mean, root), project))
         return found + super().layers(k)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """With Gaussian noise a mixture of n Gaussians for each row, one for each draw of the inner
         layers; otherwise of n whole functions."""
         if not self.likelihood.integrates_normal or self.method.layers == 1:
-            return super().predict(x, n, seed, keep)
+            return super()._predict(x, n, seed, keep)
         counts = self.split(n or max(DRAWS, self.members))
         f, variance = self._mixed(self.prepared(x), counts, self.sampling(n, seed, keep))
         theta = self._theta_of(counts)
@@ -78,7 +76,7 @@ class DeepPosterior(SparsePosterior):
         f, variance = (part.unflatten(0, (self.members, DRAWS)) for part in (f, variance))
         return f.mean(1), variance.mean(1) + f.var(1, correction=0)
 
-    def condition(self, x: Any, y: Any) -> SparsePosterior:
+    def _condition(self, x: Any, y: Any) -> SparsePosterior:
         raise Unavailable(
             "rows cannot be added to a deep process in closed form: fit again with all rows"
         )

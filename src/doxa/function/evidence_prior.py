@@ -40,7 +40,7 @@ def first_kernel(run: Run) -> State:
     span = (rows.amax(1) - rows.amin(1)).clamp_min(1e-6)  # [M, D]
     power = torch.full_like(span[:, :1], prior_variance(run.likelihood))
     if run.likelihood.scales_targets:
-        each = seen.y.double().flatten(2).square().mean(2)  # [M, n]
+        each = seen.y.double().reshape(*seen.y.shape[:2], -1).square().mean(2)  # [M, n]
         found = (seen.shares(each) * each).sum(1, keepdim=True)
         power = torch.where(found > 0, found, power)
     # rows that lie evenly in their range are √(D/6) ranges apart
@@ -55,7 +55,8 @@ def by_evidence(kernel: str, steps: int) -> Stage:
 
     def evidence(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         """Of a batch, [M], by the Cholesky factor of I + W^½ K W^½/σ²."""
-        y = batch.y.flatten(batch.y.ndim - run.rows.y.ndim + 1)  # [(M,) B, O]
+        lead = batch.y.ndim - run.rows.y.ndim + 1
+        y = batch.y.reshape(*batch.y.shape[:lead], -1)  # [(M,) B, O]
         x = flat_inputs(batch.x.unsqueeze(0) if batch.shared else batch.x)
         level = params["kernel_noise"]  # log σ, [M, 1]
         weight = torch.ones_like(x[..., 0]) if batch.weight is None else batch.weight

@@ -26,11 +26,11 @@ class FunctionalPosterior(GaussianPosterior):
         super().__init__(*args, **kw)
         self.kernel = kernel
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Of the prior over functions that was fitted under."""
         prior = self.method.function_prior
         if prior == "weights":
-            return super().prior_functions(x, n, seed)
+            return super()._draw_prior_functions(x, n, seed)
         seed = self.sampling(n, seed, "samples")
         x = self.check_inputs(x).unsqueeze(0)  # [1, N, ...]
         output = tuple(self.network.output)

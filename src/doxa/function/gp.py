@@ -25,7 +25,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
-from doxa.function.budget import announce
+from doxa.function.budget import announce, exact_bytes
 from doxa.function.composed import Composed, function_of
 from doxa.function.evidence import Evidence, Problem, evenly
 from doxa.function.glance import glance
@@ -42,6 +42,7 @@ from doxa.function.start import (
 )
 from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.method.fields import flag, plain, positive, whole
+from doxa.method.memory import Workload
 from doxa.posterior import Posterior, Status
 
 _KERNELS = "a kernel's name, sums and products of names, or a gpytorch kernel"
@@ -108,6 +109,9 @@ class GP(Method):
         elif self.lengthscale is not None or self.variance is not None:
             name = "variance" if self.lengthscale is None else "lengthscale"
             raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")
+
+    def planned_bytes(self, work: Workload) -> int:
+        return exact_bytes(work.rows, work.members)
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)

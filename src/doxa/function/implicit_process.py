@@ -22,7 +22,6 @@ off, and BatchNorm stays as it came.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,8 +54,6 @@ from doxa.noise import generator
 from doxa.posterior import Posterior
 from doxa.priors.functions import ImplicitPrior
 from doxa.vi.gaussian import moved
-
-log = logging.getLogger("doxa")
 
 _LOOKED_AT_BY = 32  # draws of a that predict held-out rows
 
@@ -106,8 +103,7 @@ class ImplicitProcess(Method):
 
     def init(self, run: Run) -> State:
         state = run.init_network()
-        if run.net.tracked:
-            log.warning("%s: BatchNorm is frozen at the network's own statistics", self.name)
+        run.say_frozen(self.name)
         s, index = self.functions, run.subset_index
         theta = state.pop("theta")
         if self.function_prior is not None:

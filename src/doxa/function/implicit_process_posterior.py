@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import rows_of
-from doxa.errors import ModelError, Unavailable
+from doxa.errors import ModelError, StoreError, Unavailable
 from doxa.linalg.layout import Params
 from doxa.model import likelihood_parameters
 from doxa.noise import Noise
@@ -43,6 +43,16 @@ class ImplicitProcessPosterior(WeightPosterior):
     ) -> None:
         super().__init__(*args, **kw)
         self._point, self.basis, self.a_mean, self.a_root = point, basis, a_mean, a_root
+
+    def check_restored(self) -> None:
+        if self._point.ndim != 2 or self.basis.ndim != 3:
+            raise StoreError(f"the basis has the shape {list(self.basis.shape)}")
+        super().check_restored()
+        k, s, p = self.basis.shape
+        size = self.layout.size if self.method.function_prior is None else p
+        for name, shape in (("basis", (k, s, size)), ("a_mean", (k, s)), ("a_root", (k, s, s))):
+            self._check_tensor(name, getattr(self, name), shape)
+        self._check_tensor("point", self._point, (k, self.layout.size))
 
     @property
     def members(self) -> int:
@@ -93,9 +103,7 @@ class ImplicitProcessPosterior(WeightPosterior):
         count = len(self._point)
         return own | {name: v.expand(count, *v.shape) for name, v in self.constants.items()}
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         if self.base_likelihood.integrates_normal:
@@ -127,11 +135,11 @@ class ImplicitProcessPosterior(WeightPosterior):
             parts.append(total.result())
         return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
         return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "draws"), 1)
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Of the process before the data, a ~ N(0, I), under the prior that was learned."""
         seed = self.sampling(n, seed, "samples")
         return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "prior"), 1)

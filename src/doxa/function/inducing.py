@@ -17,7 +17,7 @@ from torch import Tensor
 
 from doxa.function.composed import Composed
 
-_JITTER = 1e-8  # of the mean variance at the inducing points
+JITTER = 1e-8  # of the mean variance at the inducing points
 
 
 class Layer(NamedTuple):
@@ -65,7 +65,7 @@ def factor(kernel: Composed, hyper: Tensor, points: Tensor) -> Tensor:
 def jittered(covariance: Tensor) -> Tensor:
     """With a little more on the diagonal, for points that are close."""
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    more = _JITTER * diagonal.mean(-1, keepdim=True).expand_as(diagonal)
+    more = JITTER * diagonal.mean(-1, keepdim=True).expand_as(diagonal)
     return covariance + torch.diag_embed(more)
 
 

@@ -15,7 +15,8 @@ PREFIX = "likelihood."  # of the state's entries that are the likelihood's own
 @dataclass
 class Rows:
     """Rows at the last layer: a [M, Z, B], f's marginals [M, B, O], Σ E log p [M], the KL of the
-    layers before [M], and λ with the rows' weights [M, B, O] where it is no derivative."""
+    layers before [M], λ with the rows' weights [M, B, O] where it is no derivative, and the
+    variance of Σ E log p over the draws that it is estimated by [M]."""
 
     basis: Tensor
     mean: Tensor
@@ -23,6 +24,7 @@ class Rows:
     fit: Tensor
     kl: Tensor
     bend: Tensor | None
+    fit_variance: Tensor
 
     def sites(self, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
         """Σ λ_i a_i a_iᵀ, [M, O, Z, Z], and Σ (g_i + λ_i μ_i) a_i, [M, O, Z]."""

@@ -106,7 +106,7 @@ class Sides:
     ) -> None:
         if any(not isinstance(x, Tensor) or not x.is_floating_point() for x in rows):
             raise DataError("a functional prior needs x as one array of real numbers")
-        if not model.output or not isinstance(model.output[0], int):
+        if model.output is None or not all(isinstance(size, int) for size in model.output):
             raise ModelError("a functional prior is for a network with one output")
         self.how, self.model, self.outputs = how, model, math.prod(model.output)
         entries = [e for e in model.layout.entries if not e.name.startswith("likelihood.")]

@@ -12,14 +12,18 @@ from doxa.function.glance import glance
 from doxa.function.inducing import spread_out
 from doxa.method import Run
 
-_MOST_POINTS = 100
+MOST_POINTS = 100
 _SEEN = 2000  # rows that points are chosen from
+_ROUNDING = 1e-12  # a deviation below this share of the size of y is the mean's rounding error
 
 
 def starts(run: Run, inducing: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Of each member, from some of its rows: points [M, Z, D], the mean square of y and its
-    standard deviation, [M], both 1 of classes and counts. Rows of weight 0 are none."""
-    seen = glance(run, max(_SEEN, 4 * (inducing or _MOST_POINTS)))
+    standard deviation, [M], both 1 of classes and counts. Rows of weight 0 are none.
+
+    Targets that vary by less than rounding have no deviation: their size stands in for it, so that
+    the noise starts at the scale of y, whatever its units."""
+    seen = glance(run, max(_SEEN, 4 * (inducing or MOST_POINTS)))
     x = seen.x.double().flatten(2) if seen.x.ndim > 2 else seen.x.double().unsqueeze(2)
     weight = torch.ones_like(x[..., 0]) if seen.weight is None else seen.weight
     count = _count(int((weight > 0).sum(1).min()), inducing)
@@ -29,10 +33,10 @@ def starts(run: Run, inducing: int | None) -> tuple[Tensor, Tensor, Tensor]:
         return points, one, one
     y = seen.y.double().reshape(*x.shape[:2], -1)
     share = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
-    squares, middle = (share * y.square()).sum(1), (share * y).sum(1)  # [M, O]
-    spread = (squares - middle.square()).clamp_min(0.0).mean(1).sqrt()
-    power = squares.mean(1)
-    return points, torch.where(power > 1e-8, power, one), torch.where(spread > 1e-8, spread, one)
+    away = y - (share * y).sum(1, keepdim=True)
+    power, spread = ((share * part.square()).sum(1).mean(1) for part in (y, away))  # [M]
+    power = torch.where(power > 0, power, one)
+    return points, power, torch.where(spread > _ROUNDING**2 * power, spread, power).sqrt()
 
 
 def _count(fewest: int, inducing: int | None) -> int:
@@ -41,4 +45,4 @@ def _count(fewest: int, inducing: int | None) -> int:
             f"inducing={inducing} points are more than the {fewest} rows that are fitted: give at "
             "most as many, or leave it out"
         )
-    return min(inducing or _MOST_POINTS, fewest)
+    return min(inducing or MOST_POINTS, fewest)

@@ -159,7 +159,7 @@ class GPPosterior(ProcessPosterior):
     def prepared(self, x: Any) -> Tensor:
         return matrix(self.check_inputs(x)).double()
 
-    def condition(self, x: Any, y: Any) -> GPPosterior:
+    def _condition(self, x: Any, y: Any) -> GPPosterior:
         """The process with further rows, at the same hyper-parameters."""
         x, y = new_targets(self, x, y, self.event)
         x, y = matrix(x), y.double()

@@ -68,9 +68,9 @@ class SparseGP(VariationalProcess):
         """With Gaussian noise: what all rows say of q(v), seen from f = 0."""
         if not run.likelihood.integrates_normal:
             return super()._last(run, state, batch, clock)
-        nothing = [torch.zeros_like(state[name]) for name in ("shift", "precision")]
+        mean, root = (torch.zeros_like(state[name]) for name in ("shift", "precision"))
         with torch.enable_grad():
-            at = self.at(run, state, batch, clock, *nothing)
+            at = self.at(run, state, batch, clock, mean, root)
             slope, width = torch.autograd.grad(at.fit.sum(), [at.mean, at.variance])
         precision, shift = at.sites(slope, -2.0 * width)
         return {

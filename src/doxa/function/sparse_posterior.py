@@ -115,12 +115,10 @@ class SparsePosterior(ProcessPosterior):
     def theta(self) -> Params:
         return {name: value.to(self.dtype) for name, value in self.learned.items()}
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """With Gaussian noise a closed form, whatever n; otherwise of n whole functions."""
         if self.likelihood.integrates_normal:
-            return super().predict(x, n, seed, keep)
+            return super()._predict(x, n, seed, keep)
         seed, x = self.sampling(n, seed, keep), self.prepared(x)
         counts = self.split(n or max(DRAWS, self.members))
         f, theta = self._drawn(x, counts, seed), self._theta_of(counts)
@@ -130,13 +128,13 @@ class SparsePosterior(ProcessPosterior):
             return moments.result()
         return Predictive(f, self.likelihood, theta)
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Whole functions, [n, N, ...], in units of y: a row's value does not depend on the others
         that are asked for."""
         seed = self.sampling(n, seed, "samples")
         return self.likelihood.location(self._drawn(self.prepared(x), self.split(n), seed), 1)
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         seed = self.sampling(n, seed, "samples")
         f = self._drawn(self.prepared(x), self.split(n), seed, prior=True)
         return self.likelihood.location(f, 1)
@@ -173,7 +171,7 @@ class SparsePosterior(ProcessPosterior):
             parts.append(h)
         return torch.cat(parts, 1)
 
-    def condition(self, x: Any, y: Any) -> SparsePosterior:
+    def _condition(self, x: Any, y: Any) -> SparsePosterior:
         """The process with further rows, at the same kernel, points and noise."""
         likelihood = self.base_likelihood
         if not likelihood.integrates_normal:

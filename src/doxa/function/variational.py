@@ -27,13 +27,18 @@ from doxa.data import Batch, batch_rows
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.function.composed import MOST_COLUMNS, Composed
 from doxa.function.expected import expected_log_prob, several_latents
-from doxa.function.inducing import Layer, from_precision, kl, whitened
+from doxa.function.inducing import JITTER, Layer, from_precision, kl, whitened
 from doxa.function.last_layer import PREFIX, Rows, given, learned_in, matrix
-from doxa.function.points import starts
+from doxa.function.points import MOST_POINTS, starts
 from doxa.function.start import Sizes, first_value, kernel_start
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.fields import between, flag, plain, positive, rules, whole
-from doxa.posterior import Posterior
+from doxa.method.memory import Workload
+from doxa.posterior import Posterior, Status
+
+_MATRICES = 24.0  # copies of q(v) and of a batch that a step holds, as measured
+_MOST_LOST = 0.5  # nats per row, to rounding
+_REPLICATES = 8  # draws per row of a bound that is estimated
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,17 @@ class VariationalProcess(Method):
             state[PREFIX + name] = own
         return inner | state
 
+    def planned_bytes(self, work: Workload) -> int:
+        """Matrices [Z, Z] of each output, and [Z, B] of a batch, in float64."""
+        points = min(self.inducing or MOST_POINTS, work.rows)
+        each = work.outputs * points * (points + work.batch)
+        return int(_MATRICES * 8 * work.members * self.depth * each)
+
+    @property
+    def depth(self) -> int:
+        """How many layers' matrices there are, counted by their outputs."""
+        return 1
+
     def _check(self, run: Run) -> None:
         if run.problem.model is not None:
             raise ModelError(
@@ -179,12 +195,15 @@ class VariationalProcess(Method):
         return (clock.rate.flatten() / first).to(torch.float64).expand(run.size)
 
     def at(
-        self, run: Run, params: State, batch: Batch, clock: Clock, mean: Tensor, root: Tensor
-    ) -> Rows:
-        """A batch as the last layer sees it."""
+        self, run: Run, params: State, batch: Batch, clock: Clock, mean: Tensor, root: Tensor,
+        replicates: int = 1,
+    ) -> Rows:  # fmt: skip
+        """A batch as the last layer sees it, each row drawn `replicates` times."""
         x = matrix(batch.x, lead=0 if batch.shared else 1).double()
         x = x.expand(run.size, *x.shape) if batch.shared else x
+        x = x if replicates == 1 else x.repeat_interleave(replicates, 1)
         h, before, copies = self.inner(run, params, x, clock)
+        copies *= replicates
         kernel = self.covariance(h.shape[2])
         layer = Layer(kernel, params["hyper"], params["points"], mean, root)
         basis = whitened(kernel, layer.hyper, layer.points, h)
@@ -207,18 +226,22 @@ class VariationalProcess(Method):
         weight = weight.repeat_interleave(copies, 1)  # [M, B·K]
         if bend is not None:
             bend = bend * weight.unsqueeze(2)
-        return Rows(basis, f, variance, (each * weight).sum(1), before, bend)
+        terms = each * weight
+        return Rows(basis, f, variance, terms.sum(1), before, bend, _error(terms, copies))
 
     def _enter_last(self, run: Run, state: State) -> State:
         zero = state["shift"].new_zeros(run.size)
-        return state | {"fit": zero, "inner kl": zero}
+        return state | {"fit": zero, "fit variance": zero, "inner kl": zero}
 
     def _last(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """Every row once: E_q log p(y | f) of all of them, for the bound."""
         mean, root, _ = from_precision(state["precision"], state["shift"])
+        replicates = _REPLICATES if self.random_bound(run) else 1
         with torch.no_grad():
-            at = self.at(run, state, batch, clock, mean, root)
-        return {**state, "fit": state["fit"] + at.fit, "inner kl": at.kl}, {}
+            at = self.at(run, state, batch, clock, mean, root, replicates)
+        variance = state["fit variance"] + at.fit_variance
+        new = {"fit": state["fit"] + at.fit, "fit variance": variance, "inner kl": at.kl}
+        return {**state, **new}, {}
 
     def bound(self, run: Run, state: State) -> float | None:
         """The ELBO in units of y, after the last pass; the mean over members."""
@@ -237,8 +260,41 @@ class VariationalProcess(Method):
         }  # fmt: skip
 
     def recorded(self, run: Run, state: State, posterior: Posterior) -> Posterior:
-        """With its bound, and what the kernel came to."""
+        """With its bound, the bound's standard error, and what the kernel came to."""
         posterior.elbo = self.bound(run, state)
+        if posterior.elbo is not None and self.random_bound(run):
+            error = state["fit variance"].sum().sqrt() / run.size
+            posterior.record.diagnostics["elbo_error"] = float(error)
         kernel = self.covariance(state["points"].shape[2])
         posterior.record.diagnostics["kernel"] = kernel.named(state["hyper"])
+        lost = self._lost_to_rounding(run, state, kernel)
+        if lost > _MOST_LOST:
+            reason = (
+                f"rounding costs {lost:.2g} nats per row: the noise is too small beside the size "
+                "of y for the kernel's matrix; pass standardize=True, or subtract the mean of y"
+            )
+            posterior.record.status = Status("degenerate", reason)
         return posterior
+
+    def random_bound(self, run: Run) -> bool:
+        """Whether the bound is an estimate by draws."""
+        return several_latents(run.likelihood, run.output)
+
+    def _lost_to_rounding(self, run: Run, state: State, kernel: Composed) -> float:
+        """The largest loss of a member's bound, in nats per row, to the variance that `jittered`
+        adds at the inducing points: JITTER k(z, z)/2σ²; 0 unless the noise is Gaussian."""
+        if not run.likelihood.integrates_normal:
+            return 0.0
+        points = state["points"]
+        f = points.new_zeros(run.size, 1, *run.output)
+        precision = run.likelihood.curvature(f, given(run, state), 1)  # [M, 1, O, O]
+        precision = precision.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)
+        added = JITTER * kernel(state["hyper"], points, points, True).mean(1)  # [M]
+        return float((0.5 * added * precision).max())
+
+
+def _error(terms: Tensor, copies: int) -> Tensor:
+    """The variance of Σ terms [M, B·K], [M]: of each row there are K draws; 0 where K is 1."""
+    if copies == 1:
+        return terms.new_zeros(len(terms))
+    return copies * terms.unflatten(1, (-1, copies)).var(2).sum(1)

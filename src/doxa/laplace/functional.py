@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows, free_memory
-from doxa.errors import MemoryBudgetError, MethodError
+from doxa.errors import MemoryBudgetError, MethodError, StoreError
 from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, output_size
 from doxa.laplace.dual import Dual, Features
@@ -39,6 +39,29 @@ class FunctionalPosterior(LaplacePosterior):
     """A `LaplacePosterior` whose covariance is a `Dual`: it keeps training rows."""
 
     kind = "functional-laplace"
+
+    def check_restored(self) -> None:
+        super().check_restored()
+        dual: Any = self.covariance
+        k, p = dual.shape
+        q = dual.values.shape[-1]
+        want = {"values": (k, q), "vectors": (k, q, q), "tau": (k,), "heat": (k,), "scale": (k, p)}
+        state = dual.state()
+        for name, shape in want.items():
+            if state[name].shape != shape:
+                raise StoreError(f"{name} is {list(state[name].shape)}, not {list(shape)}")
+        features = dual.features
+        rows = len(features.x) if isinstance(features.x, Tensor) and features.shared else None
+        outputs = features.root.shape[-1]
+        if features.root.shape != (k, rows or features.root.shape[1], outputs, outputs):
+            raise StoreError(f"root is {list(features.root.shape)}")
+        if rows is not None and list(features.x.shape[1:]) != list(self.inputs or ()):
+            raise StoreError(f"rows of {list(features.x.shape)}, not of {self.inputs}")
+        if features.count != q:
+            raise StoreError(f"{features.count} features for {q} directions")
+
+    def _check_covariance(self) -> None:
+        """A draw would need every row's Jacobian: the shapes are checked instead."""
 
     @classmethod
     def restore(

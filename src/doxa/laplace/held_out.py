@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from doxa.data.weights import weighted_mean
 from doxa.laplace import verdict
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.statistics import Sums
@@ -47,8 +48,8 @@ class HeldOut:
             scaled = {**state, "tau": factor * state["tau"]}
             tried.append(self.sums.settle(run, scaled, scale=False))
             scores.append(verdict.log_scores(self.posterior(run, tried[-1]), rows))
-        best = max(scores, key=lambda each: float(each.mean()))
-        behind = [verdict.beyond_chance(best - each, errors=1.0) for each in scores]
+        best = max(scores, key=lambda each: float(weighted_mean(each, rows.weight)))
+        behind = [verdict.beyond_chance(best - each, rows.weight, errors=1.0) for each in scores]
         chosen = tried[behind.index(False)]
         scale, before = (float(s["tau"].log().mean().mul(-0.5).exp()) for s in (chosen, state))
         log.info("laplace: prior scale %.3g by held-out rows (%.3g by evidence)", scale, before)

@@ -1,21 +1,22 @@
 """Laplace: a Gaussian at the maximum of the log joint.
 
     q(θ) = N(θ*, T H⁻¹),    H = Σ_i J_iᵀ C_i J_i + Λ
-    log p(D) ≈ log p(D, θ*) + (p/2) log 2π − ½ log |H|
+    log p(D) ≈ log p(D, θ*) + ½ gᵀ H⁻¹ g + (p/2) log 2π − ½ log |H|,    g = ∇ log p(D, θ*)
 
-MacKay (1992); Daxberger et al. (2021). Training is MAP's; one pass over the data then adds up the
-generalised Gauss–Newton matrix of the uncertain weights (the model's `subset`), Λ is the prior's
-curvature. A learned Gaussian noise level is re-estimated by type-II maximum likelihood, outside
-the Hessian, and with it the scale of a prior that nobody chose, after training or, by
-`evidence_steps`, during it; other likelihood parameters stay at their joint maximum. Predictions
-are linearised unless asked otherwise. The evidence says which scale explains the data, not which
-predicts best: where the posterior is no Gaussian, classes are predicted with too little confidence.
-So the predictive is compared with that of θ* alone, on held-out rows where there are any; where it
-is much worse, the Gaussian of classes is moved (`centre`), or `status` says so. Use it where one
-mode is enough and the evidence is wanted; "full" is for up to about 5,000 weights, and by default
-2,000, "kronecker" for networks of Linear layers, convolutions and embeddings, "low-rank" for few
-rows, "diagonal" for any number of weights, at the price of all correlations. Dropout is off and
-BatchNorm frozen while curvature is computed.
+MacKay (1992); Daxberger et al. (2021). g is zero at the maximum, but not where held-out rows
+stopped training: the evidence is that of the quadratic at θ*, in the structure that H has. Training
+is MAP's; one pass over the data then adds up the generalised Gauss–Newton matrix of the uncertain
+weights (the model's `subset`), Λ is the prior's curvature. A learned Gaussian noise level is
+re-estimated by type-II maximum likelihood, outside the Hessian, and with it the scale of a prior
+that nobody chose, after training or, by `evidence_steps`, during it; other likelihood parameters
+stay at their joint maximum. Predictions are linearised unless asked otherwise. The evidence says
+which scale explains the data, not which predicts best: where the posterior is no Gaussian, classes
+are predicted with too little confidence. So the predictive is compared with that of θ* alone, on
+held-out rows where there are any; where it is much worse, the Gaussian of classes is moved
+(`centre`), or `status` says so. Use it where one mode is enough and the evidence is wanted; "full"
+is for up to about 5,000 weights, and by default 2,000, "kronecker" for networks of Linear layers,
+convolutions and embeddings, "low-rank" for few rows, "diagonal" for any number of weights, at the
+price of all correlations. Dropout is off and BatchNorm frozen while curvature is computed.
 """
 
 from __future__ import annotations
@@ -272,7 +273,10 @@ class Laplace(Method):
         temperature = run.field(self, "temperature")
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             quad = (tau * scales.prior_curvature(run, state)[1]).sum(1)
-            posterior.log_evidence = self._log_evidence(run, state, inverse.logdet(), prior, quad)
+            above = 0.5 * maximum.newton_step(run, state, inverse)[1]
+            posterior.log_evidence = self._log_evidence(
+                run, state, inverse.logdet(), prior, quad, above
+            )
         if self.tunes(run):
             posterior.record.diagnostics["prior_scale"] = scales.told(run, tau)
         return posterior
@@ -282,14 +286,15 @@ class Laplace(Method):
         return self._spread(run, self._sums.averaged(run, state, away))
 
     def _log_evidence(
-        self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor
+        self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor, above: Tensor
     ) -> float:
         """In units of y; several members (modes) count by the mean of their evidences. Weights that
-        are points, and learned noise, are given: their prior is not counted."""
+        are points, and learned noise, are given: their prior is not counted. `above` is how far the
+        largest value of the quadratic at θ* lies above its value there, [M]."""
         if run.prior.is_gaussian:
             log_prior = 0.5 * (prior.log().sum(1) - quad)
         else:
             log_prior = run.subset_prior.log_prob(state["theta"][:, run.subset_index]).double()
             log_prior = log_prior + 0.5 * math.log(2 * math.pi) * prior.shape[1]
-        each = state["fit"] + log_prior + 0.5 * logdet + run.units_log_jacobian()
+        each = state["fit"] + log_prior + above + 0.5 * logdet + run.units_log_jacobian()
         return float(torch.logsumexp(each, 0) - math.log(len(each)))

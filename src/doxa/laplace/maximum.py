@@ -7,10 +7,17 @@ standard deviations. Were θ* a draw from the posterior itself, λ² would be χ
 freedom. Where it is above all but a thousandth of those, the Gaussian stands in a place that it
 would hardly visit, and the status says so. Training that was stopped by held-out rows ended
 before the maximum on purpose; there λ is recorded and nothing is said.
+
+The evidence is an integral over the quadratic at θ*, whose largest value is λ²/2 above
+log p(θ*, D): for a linear network with Gaussian noise it is exact wherever θ* is. As far as the
+Gaussian itself reaches, Laplace's method takes the log joint for a quadratic anyway. Where held-out
+rows stopped training farther from the maximum, one Newton step shows whether it is one: where its
+gain is not λ²/2, to a nat, the status says that the evidence is not to be trusted.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -31,6 +38,8 @@ _SHORT = 100  # steps of training: what is polished is nearly there
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.02)  # of a step that are tried
 _WORK = 4e9  # multiplications that they may take for a member: a second or so of one core
 _RARE = 3.09  # standard normals: once in a thousand
+_NAT = 1.0  # by which a Newton step may gain more or less than of a quadratic
+_ROUNDING = 1e-3  # of that gain, beside it
 
 
 def polishing(run: Run, trained: bool) -> int:
@@ -89,23 +98,60 @@ def gradient(run: Run, state: State) -> Tensor:
     return state["slope"].sum(1) + own
 
 
+def newton_step(run: Run, state: State, inverse: Structure) -> tuple[Tensor, Tensor]:
+    """H⁻¹g, [M, p] over the uncertain weights, and λ² = gᵀ H⁻¹ g, [M]. Of weights of which only
+    some have a matrix, the others stay."""
+    g = gradient(run, state)
+    if not isinstance(inverse, Embedded):
+        step = inverse.matmul(g)
+        return step, (g * step).sum(1)
+    own = inverse.picked(g)
+    step = inverse.inner.matmul(own)
+    return inverse.put(step), (own * step).sum(1)
+
+
+def _gained(run: Run, state: State, step: Tensor) -> Tensor:
+    """By how much the log joint is larger after a step of the uncertain weights, [M, p]: [M]."""
+    theta, batches = state["theta"], run.passes()
+    moved = theta.index_add(1, run.subset_index, step.to(theta.dtype))
+    gain = torch.zeros(run.size, device=run.device, dtype=torch.float64)
+    with torch.no_grad():
+        for t in range(batches.count):
+            for part in run.engine.chunks(run.size):
+                own, rows = slice_state(state, part), batches.batch(t).members(part)
+                before, after = (
+                    run.part(part).log_likelihood(at[part], rows, own).double()
+                    for at in (theta, moved)
+                )
+                gain[part] += after - before
+    if not run.prior.is_gaussian:
+        return gain + (run.prior.log_prob(moved) - run.prior.log_prob(theta)).double()
+    before, after = (prior_curvature(run, {**state, "theta": at})[1] for at in (theta, moved))
+    return gain - 0.5 * (state["tau"] * (after - before)).sum(1)
+
+
 def judge(
     run: Run, state: State, posterior: LaplacePosterior, spread: Structure, heat: Tensor
 ) -> None:
     """λ of each member as a diagnostic, and in the status where θ* was to be a maximum and is far
-    from one; `heat` is the temperature T [M] of the covariance T H⁻¹ at θ*, `spread`."""
-    g = gradient(run, state)
+    from one, or the evidence rests on a quadratic that the log joint is not; `heat` is the
+    temperature T [M] of the covariance T H⁻¹ at θ*, `spread`."""
     spread = spread.to(dtype=torch.float64)
-    if isinstance(spread, Embedded):
-        g = spread.picked(g)
-        spread = spread.inner
-    squares = (g * spread.matmul(g)).sum(1) / heat.double()  # [M]
+    step, squares = newton_step(run, state, spread)
+    step, squares = step / heat.double()[:, None], squares / heat.double()
+    spread = spread.inner if isinstance(spread, Embedded) else spread
     posterior.record.diagnostics["newton_decrement"] = squares.clamp_min(0.0).sqrt().tolist()
     size = spread.size
     cube = 1.0 - 2.0 / (9.0 * size) + _RARE * (2.0 / (9.0 * size)) ** 0.5
     most = size * max(cube, 0.0) ** 3  # of χ² (Wilson & Hilferty 1931)
     worst = float(squares.max())
-    if posterior.record.status != "ok" or run.rows.validation is not None or worst <= most:
+    if worst <= most:
+        return
+    if run.rows.validation is not None:
+        if posterior.log_evidence is not None:
+            _check_quadratic(run, state, posterior, step, squares)
+        return
+    if posterior.record.status != "ok":
         return
     posterior.record.status = Status(
         "not-converged",
@@ -113,3 +159,25 @@ def judge(
         f"deviations away, where a draw of {size} weights is {size**0.5:.3g} away: train for "
         "longer, or give polish= Gauss–Newton steps (structure='full')",
     )
+
+
+def _check_quadratic(
+    run: Run, state: State, posterior: LaplacePosterior, step: Tensor, squares: Tensor
+) -> None:
+    """What a Newton step gains beside what it would of a quadratic, as a diagnostic, and in the
+    status where they differ."""
+    expected, found = 0.5 * squares, _gained(run, state, step)
+    told = {"expected": expected.tolist(), "found": found.tolist()}
+    posterior.record.diagnostics["newton_gain"] = told
+    off = (found - expected).abs()
+    worst = int(torch.where(off.isfinite(), off, math.inf).argmax())
+    if posterior.record.status != "ok" or float(off[worst]) <= _NAT + _ROUNDING * expected[worst]:
+        return
+    reason = posterior.record.status.reason
+    said = (
+        "log_evidence is not to be trusted: it takes the log joint for a quadratic, by which a "
+        f"Newton step from where training ended gains {float(expected[worst]):.3g} nats, and it "
+        f"gains {float(found[worst]):.3g}; compare models by held-out rows, or train to the "
+        "maximum (validation=None)"
+    )
+    posterior.record.status = Status("ok", f"{reason}; {said}" if reason else said)

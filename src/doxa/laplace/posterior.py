@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
+from doxa.errors import StoreError
 from doxa.laplace import links
 from doxa.laplace.curvature import Jacobians, unflatten_outputs
 from doxa.laplace.factored import Factored
@@ -44,6 +45,19 @@ class LaplacePosterior(GaussianPosterior):
     def __init__(self, *args: Any, at: Tensor | None = None, **kw: Any) -> None:
         super().__init__(*args, **kw)
         self.at = at
+
+    def check_restored(self) -> None:
+        super().check_restored()
+        if not (isinstance(self.method.predictive, str) and isinstance(self.method.link, str)):
+            raise StoreError("the method is no Laplace approximation")
+        if self.at is not None:
+            self._check_tensor("at", self.at, tuple(self.mean.shape))
+        state = self.covariance.state()
+        for i, entry in enumerate(self.subset.entries):  # of a Kronecker block both factors, or one
+            left = state.get(f"{i}.left")
+            both = left is not None and f"{i}.right" in state
+            if left is not None and both and left.shape[-1] != entry.shape[0]:
+                raise StoreError(f"a factor of {list(left.shape)} for {entry.name}, {entry.shape}")
 
     @property
     def maximum(self) -> Tensor:
@@ -78,13 +92,11 @@ class LaplacePosterior(GaussianPosterior):
         own = {"method": method} | ({"at": tensors["at"]} if "at" in tensors else {})
         return super().restore(common | own, tensors, extra)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """As for every posterior; the linearised predictive with Gaussian noise is a closed form,
         and needs no samples."""
         if not self.linearised:
-            return super().predict(x, n, seed, keep)
+            return super()._predict(x, n, seed, keep)
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         jacobians = self._jacobians()
@@ -108,11 +120,11 @@ class LaplacePosterior(GaussianPosterior):
         drawn = self._functions(jacobians, x, counts, seed)
         return Predictive.of(self._form(drawn, theta, counts))
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Whole functions f + Jδ (or the network at drawn weights), [n, N, ...], in units of y."""
         seed = self.sampling(n, seed, "samples")
         if not self.linearised:
-            return super().functions(x, n, seed)
+            return super()._draw_functions(x, n, seed)
         x = self.check_inputs(x)
         f, _ = self._functions(self._jacobians(), x, self._split(n), seed)
         location: Tensor = self.likelihood.location(f, 1)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Standardisation
+from doxa.data.weights import number_of_rows, standard_error, weighted_mean
 from doxa.laplace.curvature import output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import Run
@@ -43,11 +44,13 @@ _LEAST = 0.01  # the same, of classes that were fitted with hardly a doubt left
 
 
 class Rows(NamedTuple):
-    """Rows of one run in fitted units, and whether the fit had not seen them."""
+    """Rows of one run in fitted units, whether the fit had not seen them, and their weights, where
+    they have some."""
 
     x: Any
     y: Any
     held_out: bool
+    weight: Tensor | None = None
 
     @property
     def words(self) -> str:
@@ -66,7 +69,7 @@ def judged(run: Run) -> Rows | None:
     most = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (100 * output_size(run.net.output))))
     step = math.ceil(len(index) / most)
     x, y = data.take(index[::step], torch.tensor(run.run_of[0]))
-    return Rows(x, y, held_out)
+    return Rows(x, y, held_out, data.weight_of(index[::step]))
 
 
 def log_scores(posterior: LaplacePosterior | SamplePosterior, rows: Rows) -> Tensor:
@@ -85,19 +88,20 @@ def _each(p: Predictive, y: Tensor) -> Tensor:
 
 
 class Below(NamedTuple):
-    """How far each row's log score lies below that of the members' maxima alone, [N], and how far
-    is much."""
+    """How far each row's log score lies below that of the members' maxima alone, [N], how far is
+    much, and the rows' weights."""
 
     each: Tensor
     much: float
+    weight: Tensor | None
 
     @property
     def mean(self) -> float:
-        return float(self.each.mean())
+        return float(weighted_mean(self.each, self.weight))
 
     def beyond(self, allowed: float) -> bool:
         """More than is allowed, and not by chance."""
-        return self.mean > allowed and beyond_chance(self.each)
+        return self.mean > allowed and beyond_chance(self.each, self.weight)
 
 
 def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Below:
@@ -108,14 +112,15 @@ def below_its_maximum(posterior: LaplacePosterior, rows: Rows) -> Below:
     )  # fmt: skip
     alone, much = log_scores(point, rows), _MUCH
     if posterior.likelihood.classifies and not rows.held_out:
-        much = min(_MUCH, max(_LEAST, -0.5 * float(alone.mean())))
-    return Below(alone - log_scores(posterior, rows), much)
+        much = min(_MUCH, max(_LEAST, -0.5 * float(weighted_mean(alone, rows.weight))))
+    return Below(alone - log_scores(posterior, rows), much, rows.weight)
 
 
-def beyond_chance(below: Tensor, errors: float = 2.0) -> bool:
+def beyond_chance(below: Tensor, weight: Tensor | None, errors: float = 2.0) -> bool:
     """The mean is more than so many standard errors above zero; two: by chance once in forty."""
-    error = float(below.std()) / math.sqrt(len(below)) if len(below) > 1 else math.inf
-    return float(below.mean()) > errors * error
+    several = number_of_rows(below, weight) > 1
+    error = standard_error(below, weight, correction=1) if several else math.inf
+    return float(weighted_mean(below, weight)) > errors * error
 
 
 def judge(

@@ -104,6 +104,11 @@ class Likelihood(ABC):
         y = y if isinstance(y, Tensor) else as_tensor(y)
         return self._check(fit_event(y, self.event(output), output), output)
 
+    def scalar_targets(self, y: Any, output: Any) -> Any:
+        """Whether y was given as [N] where a target has the shape [1]; a tuple for several heads.
+        Predictions then have the shape [N], too."""
+        return getattr(y, "ndim", None) == 1 and tuple(self.event(output)) == (1,)
+
     @abstractmethod
     def _check(self, y: Tensor, output: Shape) -> Tensor:
         """Check dtype and range of targets whose shape is right."""
@@ -139,14 +144,23 @@ class Likelihood(ABC):
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         """Var[y | f], the aleatoric part, elementwise: shape of `mean`."""
 
-    def constant(self, seen: Tensor, y: Tensor) -> Tensor | None:
+    def constant(self, seen: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor | None:
         """log p(y), [N], under the best constant for the targets that were `seen`: what a network
-        must beat. None where there is no such thing."""
+        must beat. None where there is no such thing.
+
+        weight: of each target that was seen, adding up to the number of rows that they count as;
+        None: 1 each.
+        """
         if not self.scales_targets:
             return None
-        seen, y = seen.double().flatten(1), y.double().flatten(1)
-        scale = seen.std(0, correction=0).clamp(min=torch.finfo(torch.float32).eps)
-        z = (y - seen.mean(0)) / scale
+        seen, y = (t.double().reshape(len(t), -1) for t in (seen, y))
+        if weight is None:
+            middle, scale = seen.mean(0), seen.std(0, correction=0)
+        else:
+            share = (weight / weight.sum()).to(seen)
+            middle = share @ seen
+            scale = (share @ (seen - middle).square()).sqrt()
+        z = (y - middle) / (scale := scale.clamp(min=torch.finfo(torch.float32).eps))
         return -(0.5 * z.square() + scale.log() + 0.5 * math.log(2 * math.pi)).sum(1)
 
     @abstractmethod

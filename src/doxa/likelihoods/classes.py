@@ -33,6 +33,12 @@ from doxa.likelihoods.logits import Classes
 from doxa.likelihoods.targets import check_whole, require
 
 
+def _counts(seen: Tensor, weight: Tensor | None) -> Tensor:
+    """How much each target of rows counts, in the shape of the targets."""
+    each = torch.ones(len(seen), dtype=torch.float64) if weight is None else weight.double()
+    return each.to(seen.device).reshape(-1, *(1,) * (seen.ndim - 1)).expand(seen.shape)
+
+
 def entropy_terms(probs: Tensor) -> Tensor:
     """-p log p, which is 0 at p = 0."""
     terms: Tensor = torch.special.entr(probs)
@@ -76,9 +82,10 @@ class Bernoulli(Classes):
         f = self.location(f)
         return torch.sigmoid(f) * torch.sigmoid(-f)
 
-    def constant(self, seen: Tensor, y: Tensor) -> Tensor:
-        share = (seen.double().sum(0) + 1) / (len(seen) + 2)
-        return torch.where(y > 0, share, 1 - share).log().flatten(1).sum(1)
+    def constant(self, seen: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        each = _counts(seen, weight)
+        share = ((each * seen).sum(0) + 1) / (each.sum(0) + 2)
+        return torch.where(y > 0, share, 1 - share).log().reshape(len(y), -1).sum(1)
 
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return self.entropy_of(self.mean(f, theta, lead), lead)
@@ -181,12 +188,14 @@ class Categorical(Classes):
             each = torch.log_softmax(f, axis).gather(axis, chosen).squeeze(axis)
         return sum_event(each if weight is None else each * weight, lead)
 
-    def constant(self, seen: Tensor, y: Tensor) -> Tensor:
+    def constant(self, seen: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         skipped = (y == self.ignore_index) if self.ignore_index is not None else y < 0
-        counted = seen if self.ignore_index is None else seen[seen != self.ignore_index]
-        classes = 1 + max(int(counted.max()), int(y[~skipped].max()) if (~skipped).any() else 0)
-        counts = torch.bincount(counted.flatten(), minlength=classes)
-        shares = (counts.double() + 1) / (counted.numel() + classes)
+        each = _counts(seen, weight)
+        if self.ignore_index is not None:
+            each, seen = each[seen != self.ignore_index], seen[seen != self.ignore_index]
+        classes = 1 + max(int(seen.max()), int(y[~skipped].max()) if (~skipped).any() else 0)
+        counts = torch.bincount(seen.flatten(), each.flatten(), minlength=classes)
+        shares = (counts + 1) / (counts.sum() + classes)
         each = shares.log()[torch.where(skipped, 0, y)].masked_fill(skipped, 0.0)
         return each.reshape(len(y), -1).sum(1)
 

@@ -167,6 +167,10 @@ class Heads(Likelihood):
                 raise type(error)(f"head {i}: {error}") from error
         return tuple(ready)
 
+    def scalar_targets(self, y: Any, output: Any) -> Any:
+        each = zip(self.likelihoods, y, output, strict=True)
+        return tuple(head.scalar_targets(target, shape) for head, target, shape in each)
+
     def _check(self, y: Tensor, output: Shape) -> Tensor:
         raise NotImplementedError("every head checks its own targets")
 

@@ -21,6 +21,7 @@ class Hamiltonian(Kernel):
     """Base of HMC and NUTS."""
 
     tallied: ClassVar[tuple[str, ...]] = ("accept", "divergent", "leapfrogs")
+    copies: ClassVar[float] = 36.0
 
     target_accept: float
     mass: str

@@ -6,7 +6,6 @@ it is recorded or compiled once; what happens at the ends of its windows happens
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -21,9 +20,6 @@ from doxa.mcmc.convergence import chain_status, concerns
 from doxa.mcmc.leapfrog import ValueAndGrad
 from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
-
-log = logging.getLogger("doxa")
-
 
 Move = Callable[[State, Batch, Clock], tuple[State, Info]]
 
@@ -42,6 +38,10 @@ class Kernel(Method):
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """One transition of every chain. Info is [M] each and holds "accept" at least; "energy"
         and "divergent" where there are any."""
+
+    @property
+    def kept_draws(self) -> int:
+        return self.draws
 
     def captures(self, run: Run) -> bool:
         """Whether a transition is executed as one fixed sequence of tensor operations."""
@@ -81,8 +81,7 @@ class Kernel(Method):
         return {}
 
     def init(self, run: Run) -> State:
-        if run.problem.batch_norm:
-            log.warning("%s: BatchNorm is frozen at the network's own statistics", self.name)
+        run.say_frozen(self.name)
         state = run.init_network()
         theta = state["theta"]
         zero = theta.new_zeros(len(theta))

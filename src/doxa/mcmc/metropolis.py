@@ -73,7 +73,7 @@ class Metropolis(Kernel):
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
         several = free(state["metric"]).sum(1) > 1
-        target = torch.where(several, 0.234, 0.44)
+        target = torch.where(several, 0.234, 0.44).to(state["step"].dtype)
         count = state["tuned"] + 1
         gain = 2 * (count + 4) ** -0.6
         log_step = state["step"].log() + gain * (info["accept"] - target)

@@ -55,7 +55,6 @@ class MinibatchMH(StochasticGradient):
 
     name: ClassVar[str] = "minibatch-mh"
     rows: ClassVar[str] = "independent"
-    batch_norm: ClassVar[str] = "BatchNorm is frozen at the statistics that the network came with"
 
     draws: int = whole(500, least=1)
     burn_in: int = whole(1000, least=0)
@@ -64,6 +63,11 @@ class MinibatchMH(StochasticGradient):
     step: float | None = positive(None, per_run=True)
     target_accept: float | None = between(None, 0, 1, "()")
     temperature: float = positive(1.0, per_run=True)
+
+    def init(self, run: Run) -> State:
+        run.say_frozen(self.name)  # rows are scored, and the network is not trained on them
+        state = run.init_network()
+        return {**state, **self.memory(run, state["theta"])}
 
     def memory(self, run: Run, theta: Tensor) -> State:
         zero = theta.new_zeros(run.size, 1)

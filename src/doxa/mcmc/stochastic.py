@@ -62,6 +62,10 @@ class StochasticGradient(Method):
         """Where a step's rows come from: shuffled epochs, whose noise cancels within each."""
         return "mini"
 
+    @property
+    def kept_draws(self) -> int:
+        return self.draws
+
     def init(self, run: Run) -> State:
         if run.problem.batch_norm:
             log.warning("%s: %s", self.name, self.batch_norm)

@@ -20,6 +20,7 @@ from doxa.method.stage import Stage
 from doxa.method.steps import noise_on_held_out, optimise
 from doxa.model.problem import Network, Problem
 from doxa.model.rank_one import SCALED, with_rank_one
+from doxa.model.spread import exact_noise
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class Components(Method):
 
         def rule(name: str, layer: nn.Module) -> nn.Module | None:
             takes = type(layer) in SCALED and f"{name}.weight".lstrip(".") in uncertain
-            return with_rank_one(name, layer, self.spread, self.factor_std) if takes else None
+            if not takes:
+                return None
+            by_row = exact_noise(problem.net, name) is not None
+            return with_rank_one(name, layer, self.spread, self.factor_std, by_row)
 
         if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
             raise ModelError(
@@ -79,7 +83,7 @@ class Components(Method):
         what the pass changed. One product with W serves all components, where each layer sees the
         rows themselves and none of them mixes them; else each has a pass of its own."""
         k = self.size
-        if run.net.rows_first and not run.net.batch_norm:
+        if run.net.rows_first and not run.problem.joins_rows:
             fit = run.train(params["theta"], network_part(params), batch.padded(k), clock)
             return fit.value, fit.changed
         theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]

@@ -20,6 +20,7 @@ from doxa.errors import MethodError
 from doxa.method.clock import State, folded, network_part
 from doxa.method.fields import check_fields, rules
 from doxa.method.keywords import check_settings
+from doxa.method.memory import Workload
 from doxa.method.run import Run
 from doxa.method.stage import Stage
 from doxa.model.problem import Problem
@@ -45,6 +46,12 @@ class Method:
     regression_only: ClassVar[bool] = False
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     modules_stack: ClassVar[bool] = False  # modules that it brings run under vmap
+    copies: ClassVar[float] = 24.0  # of all weights that a fit holds at its peak, as measured
+    predicted_draws: ClassVar[int] = 0  # weights drawn at once to predict held-out rows
+    # What to do where memory is short:
+    smaller: ClassVar[str] = (
+        "fit fewer members or runs at a time, a smaller network, or subset='last_layer'"
+    )
 
     def __new__(cls, *values: Any, **settings: Any) -> Self:
         check_settings(cls, values, settings)
@@ -78,6 +85,19 @@ class Method:
     def holds_out(self) -> bool:
         """Whether rows are held out of a fit, unless the user says which."""
         return self.overfits
+
+    @property
+    def kept_draws(self) -> int:
+        """How many times the stages keep `parameters`, at most."""
+        return 0
+
+    def planned_bytes(self, work: Workload) -> int:
+        """What a fit holds at its peak, to a factor of two: its state, gradients, copies and kept
+        draws. See `doxa.method.memory` for what is not counted."""
+        particles = work.copy * self.width
+        kept = min(self.kept_draws * particles, work.draws_budget)
+        predicting = self.predicted_draws * work.weights * work.itemsize
+        return int(self.copies * particles) + kept + predicting
 
     def prepare(self, problem: Problem) -> Problem:
         """Rewrite the network on a copy, or bring modules of the method's own."""

@@ -5,12 +5,14 @@ A `State` is a dict of tensors with leading axis M; `Clock` gives time, the lear
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from doxa.data import Ask, Batch, Data, Feed, NoData, NoRows, Pass, batch_rows, source
 from doxa.likelihoods import Likelihood
@@ -30,16 +32,20 @@ from doxa.model.problem import LogDensity
 if TYPE_CHECKING:
     from doxa.method import Method
 
+log = logging.getLogger("doxa")
+
 AT_REST = NoClock()
 
 
 class Trained(NamedTuple):
     """The log-likelihood of a batch in training: its value [M], the state entries that the pass
-    changed (BatchNorm), and the terms that layers gave, {name: [M, ...]}."""
+    changed (BatchNorm and other buffers), the terms that layers gave, {name: [M, ...]}, and the
+    outputs f."""
 
     value: Tensor
     changed: State
     terms: Params
+    f: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +70,15 @@ class Run(Members):
             value = model.fixed[name]
             state[f"buffer.{name}"] = value.expand(self.size, *value.shape).clone()
         return state
+
+    def say_frozen(self, name: str) -> None:
+        """A method that never trains the network says that its buffers stay as they were given."""
+        if self.problem.batch_norm:
+            log.warning("%s: BatchNorm is frozen at the network's own statistics", name)
+        model = self.problem.model
+        if model is not None and model.written:
+            names = ", ".join(model.written[:5])
+            log.warning("%s: these buffers stay as the network was given: %s", name, names)
 
     def init_modules(self, given: bool = False) -> State:
         """A flat row [M, P] for each module that the method brought, new for each member, or as
@@ -130,14 +145,16 @@ class Run(Members):
         return torch.tensor(each, dtype=torch.float64, device=self.device)
 
     def _applied(
-        self, theta: Tensor, batch: Batch, params: State, buffers: Params, training: bool
-    ) -> tuple[Tensor, Any]:
+        self, theta: Tensor, batch: Batch, params: State, buffers: Params, training: bool,
+        who: Sequence[str] | None = None,
+    ) -> tuple[Tensor, Any]:  # fmt: skip
         """log p(y_i | θ_m) of each row, [M, B], and the pass itself."""
         weights = self.layout.unflatten(theta)
         own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
         applied = self.engine.apply(
             self.net, {**weights, **own}, batch.x, shared=batch.shared,
             buffers={**self.buffers(params), **buffers}, training=training,
+            who=who,
         )  # fmt: skip
         return self._each(applied.f, weights, batch), applied
 
@@ -183,19 +200,34 @@ class Run(Members):
         if clock is not None and self.net.sites:
             noise = self.layer_noise(clock, batch_rows(batch))
         training = clock is not None or bool(self.net.tracked)
-        each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training)
+        who = self._who(params, batch, clock) if training and self.net.draws else None
+        each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training, who)
         changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
-        return Trained(_summed(each, batch), changed, applied.terms)
+        return Trained(_summed(each, batch), changed, applied.terms, applied.f)
+
+    def _who(self, params: State, batch: Batch, clock: Clock | None) -> list[str]:
+        """A name for each member at this step, for what a network draws by itself. It must not
+        depend on rounding, which differs with the number of members: without a clock it is made of
+        what the buffers have counted and of the first row."""
+        if clock is not None:
+            numbers = clock.uniform(1).tolist()
+        else:
+            counts = [v for v in self.buffers(params).values() if not v.is_floating_point()]
+            first = lambda t, m: t[0] if batch.shared else t[m, 0]  # noqa: E731
+            rows = tree_flatten(batch.x)[0]
+            numbers = [
+                [v[m].tolist() for v in counts] + [first(t, m).tolist() for t in rows]
+                for m in range(self.size)
+            ]
+        return [f"{key}/{own}" for key, own in zip(self.keys, numbers, strict=True)]
 
     def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
         """What BatchNorm's buffers would be if this batch were all there is, {name: [M, ...]}."""
-        before = {k: torch.zeros_like(v) for k, v in params.items() if k.startswith("buffer.")}
+        shares = {f"buffer.{k}": share for k, share in self.net.momenta.items()}
+        before = {k: torch.zeros_like(params[k]) for k in shares}
         fit = self.train(theta, {**params, **before}, batch, None)
-        momenta = self.net.momenta
-        return {
-            k: v if not v.is_floating_point() else v / momenta[k.removeprefix("buffer.")]
-            for k, v in fit.changed.items()
-        }
+        own = {k: fit.changed[k] for k in shares}
+        return {k: v if not v.is_floating_point() else v / shares[k] for k, v in own.items()}
 
     def masked_log_likelihood(
         self, theta: Tensor, params: State, batch: Batch, clock: Clock, **buffers: Tensor

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, Source, batch_rows
+from doxa.data.weights import number_of_rows
 from doxa.linalg.layout import Params
 from doxa.method.clock import Clock, Info, State, network_part, unfolded
 from doxa.method.objectives import Objective
@@ -74,13 +75,19 @@ def noise_on_held_out(
     nothing learned.
 
     Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m: a new row has the largest expected
-    log-likelihood under it where σ is known from m rows alone, and intervals hold what they say."""
+    log-likelihood under it where σ is known from m rows alone, and intervals hold what they say.
+    Rows of weights w are as many as their effective number m, and count so much against the prior:
+    σ² = Σ w e²/Σ w · m/(m − 2)."""
     learned = [own for own in run.layout.names if own.startswith("likelihood.")]
     if run.data.validation is None or not learned:
         return
     index = run.layout.index(learned).to(run.device)
-    fewest = min(len(rows) for rows in run.data.validation)
-    spared = min(run.likelihood.spared, 0.5 * fewest)
+    weights = [run.rows.weight_of(rows) for rows in run.data.validation]
+    held = list(zip(run.data.validation, weights, strict=True))
+    sizes = [number_of_rows(rows, w) for rows, w in held]
+    spared = min(run.likelihood.spared, 0.5 * min(sizes))
+    sums = [float(len(rows) if w is None else w.double().sum()) for rows, w in held]
+    shares = torch.tensor(sizes, dtype=torch.float64) / torch.tensor(sums, dtype=torch.float64)
 
     def put(state: State) -> State:
         return {**state, name: state[name].index_copy(-1, index, state["noise"])}
@@ -88,11 +95,12 @@ def noise_on_held_out(
     def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         own = put(params)
         theta, wider = own[name], spared * params["noise"].sum(-1)  # log σ, as if rows were fewer
+        fit = score(run, own, batch) * params["per_row"]
         if theta.ndim == 2:
-            return score(run, own, batch) + run.prior.log_prob(theta) + wider, {}
+            return fit + run.prior.log_prob(theta) + wider, {}
         k = theta.shape[1]  # particles, whose mean density is what predicts
         each = run.times(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
-        return score(run, own, batch) + (each + wider).mean(1), {}
+        return fit + (each + wider).mean(1), {}
 
     stage = optimise(
         objective, steps, ("noise",), optimizer=Adam(), name="noise", source="held-out",
@@ -102,7 +110,8 @@ def noise_on_held_out(
     assert begin is not None
 
     def enter(run: Run, state: State) -> State:
-        return begin(run, {**state, "noise": state[name][..., index]})
+        per_row = shares[list(run.split_of)].to(run.n)  # m/Σw, [M]
+        return begin(run, {**state, "noise": state[name][..., index], "per_row": per_row})
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         return put(advance(run, state, batch, clock)[0]), {}
@@ -114,10 +123,11 @@ def noise_on_held_out(
 def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
     """A pass over the data that recomputes BatchNorm's statistics for the weights under a name:
     those of points that were averaged, or drawn, belong to no point that was visited. No stage
-    where there is no BatchNorm. The statistics of batches are averaged by their rows."""
+    where there is no BatchNorm. The statistics of batches are averaged by their rows. Other buffers
+    that training changes stay as they were at its end: only their layer knows what they mean."""
 
     def enter(run: Run, state: State) -> State:
-        empty = {k: torch.zeros_like(v) for k, v in state.items() if k.startswith("buffer.")}
+        empty = {f"buffer.{k}": torch.zeros_like(state[f"buffer.{k}"]) for k in run.net.momenta}
         return {**state, **empty, "refreshed": torch.zeros_like(run.n)}
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
@@ -132,7 +142,7 @@ def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
             new[key] = state[key] + 1 if counted else torch.lerp(state[key], value, share)
         return {**state, **new, "refreshed": count}, {}
 
-    if run.problem.model is not None and run.net.tracked:
+    if run.problem.model is not None and run.net.momenta:
         yield Stage("batch norm", step, 0, "pass", over=(name,), enter=enter, capturable=False)
 
 

@@ -7,7 +7,7 @@ a `Functional`: it has a layout, starts anew for each member, and is called on s
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from doxa.errors import StoreError
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.inspection import Start, fresh_rows, look
+
+
+def made_small(make: Callable[[], Functional], most: int) -> Functional:
+    """What `make` makes, on the meta device, where tensors have shapes and no memory: a module that
+    stored settings describe, found to have at most so many numbers before it is made in earnest."""
+    try:
+        with torch.device("meta"):
+            made = make()
+    except NotImplementedError:  # an operation that has no form there
+        made = make()
+    size = sum(t.numel() for t in made.net.parameters())
+    if size > most:
+        raise StoreError(f"a module of {size:,} numbers, of which the artefact holds {most:,}")
+    return made
 
 
 class Functional:

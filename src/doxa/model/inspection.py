@@ -19,7 +19,7 @@ from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.layers import MaskedDropout, Noisy, Shape, Site
 from doxa.nets import FilterResponseNorm
-from doxa.noise import digest
+from doxa.noise import drawing
 
 log = logging.getLogger("doxa")
 
@@ -27,6 +27,19 @@ Start = tuple[int, object]  # a seed and a member's id
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, FilterResponseNorm)
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def duplicate(net: nn.Module, frozen: bool = True) -> nn.Module:
+    """A copy of a network, also of one that ran: the older weight_norm and spectral_norm leave the
+    weight of the last pass, which has a history, as an attribute, and such a tensor has no copy.
+    Without `frozen`, parameters that are not trained are those of the original."""
+    history = {
+        id(value): value.detach().clone()
+        for module in net.modules() for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }  # fmt: skip
+    same = {} if frozen else {id(p): p for p in net.parameters() if not p.requires_grad}
+    return copy.deepcopy(net, history | same)
 
 
 def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, str]:
@@ -80,18 +93,16 @@ def fresh_rows(
     starts: Sequence[Start],
     others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """What is in the layout of a newly initialised net, for each (seed, member id), [M, P]; the
-    global RNG is left as it was. `others` are entries of the layout that are not the net's."""
-    net = copy.deepcopy(net).cpu()
+    """What is in the layout of a newly initialised net, for each (seed, member id), [M, P]; no
+    global generator is used. `others` are entries of the layout that are not the net's."""
+    net = duplicate(net).cpu()
     missed: set[str] = set()
     rows = []
-    with torch.random.fork_rng(devices=[]):
-        for seed, member in starts:
-            # not torch.manual_seed, which would reseed the GPUs' generators too
-            torch.default_generator.manual_seed(digest("init", seed, member) & 0xFFFFFFFF)
+    for seed, member in starts:
+        with drawing("init", seed, member):
             missed = reset(net)
-            values = {n: p.detach() for n, p in net.named_parameters()} | dict(others or {})
-            rows.append(layout.flatten(values).clone())
+        values = {n: p.detach() for n, p in net.named_parameters()} | dict(others or {})
+        rows.append(layout.flatten(values).clone())
     missed &= set(layout.names)
     if missed:
         log.warning(
@@ -112,6 +123,7 @@ class Trace:
     noise: dict[str, tuple[str, Shape, str]] = field(default_factory=dict)  # what layers ask for
     leads: list[int] = field(default_factory=list)  # the first axis of what each noisy layer got
     widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
+    calls: list[tuple[str, Shape]] = field(default_factory=list)  # what each layer's input was like
 
 
 @contextmanager
@@ -135,6 +147,8 @@ def watched(net: nn.Module) -> Iterator[Trace]:
         elif weighted is not None:
             trace.order.append(name)
             trace.head, trace.last = name if weighted else trace.head, name
+            tensor = bool(args) and isinstance(args[0], Tensor)
+            trace.calls.append((name, tuple(args[0].shape) if tensor else ()))
 
     def after(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
         leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
@@ -202,12 +216,66 @@ def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
     return sites
 
 
+def inputs_of_rows(one: Trace, two: Trace) -> dict[str, tuple[Shape | None, ...]]:
+    """{layer: the shape of its input for one row, in each call}, from passes of one row and of two;
+    None where the first axis is not the rows, one entry each."""
+    found: dict[str, tuple[Shape | None, ...]] = {}
+    for i, (name, shape) in enumerate(one.calls):
+        more = two.calls[i] if i < len(two.calls) else ("", ())
+        own = shape[:1] == (1,) and more == (name, (2, *shape[1:]))
+        found[name] = (*found.get(name, ()), shape[1:] if own else None)
+    return found
+
+
+def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ...], bool]:
+    """What a training pass on x does besides its output: the names of buffers that it writes, other
+    than the `known` ones and those of `Noisy` layers (spectral norm's vectors, moving averages,
+    counters), and whether it draws random numbers. The pass runs on a copy and moves no random
+    state. Where it fails, nothing is known, so all candidates are named.
+
+    An in-place write is seen by the version of the tensor, an assignment by its identity, and a
+    write through `.data` by its values."""
+    apart = {f"{path}." if path else "" for path, m in net.named_modules() if isinstance(m, Noisy)}
+
+    def candidates(module: nn.Module) -> Params:
+        return {
+            name: value for name, value in module.named_buffers()
+            if name not in known and name[: name.rfind(".") + 1] not in apart
+        }  # fmt: skip
+
+    net = duplicate(net, frozen=False).train()
+    before = candidates(net)
+    seen = {name: (value._version, value.clone()) for name, value in before.items()}
+    args = () if isinstance(x, dict) else tuple(x) if isinstance(x, list | tuple) else (x,)
+    try:
+        with torch.no_grad(), drawing("probe") as numbers:
+            net(*args, **(x if isinstance(x, dict) else {}))
+    except Exception:  # whatever the user's forward raises in training: the trial fit says it
+        return tuple(before), numbers.drew
+    after = candidates(net)
+    for name, value in after.items():
+        if name not in before or value.shape != before[name].shape:
+            was = list(before[name].shape) if name in before else None
+            raise ModelError(
+                f"a training pass changes the shape of the buffer {name!r} from {was} to "
+                f"{list(value.shape)}: every member has its own, of one shape. Register it with "
+                "its final shape, for example register_buffer(name, torch.zeros(...))"
+            )
+
+    def changed(name: str, value: Tensor) -> bool:
+        version, values = seen[name]
+        new = after.get(name)
+        return new is not value or new._version != version or not torch.equal(new, values)
+
+    return tuple(name for name, value in before.items() if changed(name, value)), numbers.drew
+
+
 class Inside(NamedTuple):
     """What a network holds besides weights."""
 
     fixed: Params  # frozen parameters and buffers, the same for all members
     terms: tuple[str, ...]  # what layers give besides their outputs
-    momenta: dict[str, float]  # the share of a batch in each buffer that training changes
+    momenta: dict[str, float]  # the share of a batch in each buffer of BatchNorm
     batch_norm: bool
 
 

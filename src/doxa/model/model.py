@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,15 +23,19 @@ from doxa.errors import DoxaError, ModelError
 from doxa.likelihoods import Heads
 from doxa.linalg.layout import Params
 from doxa.model.inspection import (
+    duplicate,
     failure,
     inputs_of,
+    inputs_of_rows,
     masked_layers,
     noise_sites,
+    probe,
     watched,
 )
 from doxa.model.outputs import check_rows, pick
 from doxa.model.structure import Structure
 from doxa.model.subset import Subset
+from doxa.noise import drawing
 
 Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
 
@@ -61,26 +66,34 @@ class Model(Structure):
     """
 
     def build(self, x: Inputs) -> Model:
-        """Run one row through the network: its output shape, dropout layers and last layer."""
+        """Run one row through the network: its output shape, dropout layers and last layer, and
+        which buffers a training pass writes."""
         row = tree_map(lambda t: t[:1], x)
         try:
             with torch.no_grad(), watched(self.net) as trace:
-                output = self.forward({}, row)
+                output = self.forward({}, row, buffers=self._scratch())
         except DoxaError:
             raise
         except Exception as error:  # whatever the user's forward raises
             raise failure(x, error) from error
+        two = tree_map(lambda t: torch.cat([t, t]), row)
         with torch.no_grad(), watched(self.net) as twice:
-            check_rows(output, self.forward({}, tree_map(lambda t: torch.cat([t, t]), row)))
+            check_rows(output, self.forward({}, two, buffers=self._scratch()))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
         self.head, self.last, self.widths = trace.head, trace.last, trace.widths
+        self.calls = inputs_of_rows(trace, twice)
         self.sites = noise_sites(trace, twice) if trace.noise else {}
         self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
-        self.forget()
+        self.written, self.drew = probe(self.net, self.momenta, two)
+        self._derive()
         return self
+
+    def _scratch(self) -> Params:
+        """Copies of the buffers, for a pass before it is known which of them a pass writes."""
+        return {name: value.clone() for name, value in self.net.named_buffers()}
 
     def forward(
         self,
@@ -93,7 +106,7 @@ class Model(Structure):
         """The network's output at x, [N, *output], for one member's parameters.
 
         `buffers` stand in for the network's own: layers' noise, without which dropout is off, and
-        BatchNorm's statistics.
+        those that training changes (BatchNorm's statistics, spectral norm's vectors).
         """
         return self.apply(params, x, buffers=buffers, training=training).f
 
@@ -104,21 +117,28 @@ class Model(Structure):
         *,
         buffers: Mapping[str, Tensor] | None = None,
         training: bool = False,
+        who: str | None = None,
     ) -> Applied:
-        """`forward`, with the terms that layers gave and, in training, BatchNorm's new statistics;
-        no tensor that was passed is changed."""
-        if training != self.net.training:
-            self.net.train(training)
+        """`forward`, with the terms that layers gave and, in training, the new values of buffers
+        that it changes; no tensor that was passed is changed.
+
+        `who` names a member and a step, for a network that draws random numbers of its own: they
+        are then a function of it. Without it they come from torch's default generator."""
         tensors: dict[str, Any] = self.fixed | {
             k: v for k, v in params.items() if not k.startswith("likelihood.")
         }
         if buffers:
             tensors |= buffers
         learned = self.tracked if training else ()
-        tensors |= {name: tensors[name].clone() for name in learned}
+        # out of training too: a layer may write a buffer whenever it runs, and nobody keeps that
+        tensors |= {name: tensors[name].clone() for name in learned or self.written}
         tensors |= dict.fromkeys(self.terms)
         args = () if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
-        f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
+        own = nullcontext() if who is None else drawing("forward", who)
+        with self.turn, own:
+            if training != self.net.training:
+                self.net.train(training)
+            f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
         f = pick(f, self.named, isinstance(self.likelihood, Heads))
         given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
         return Applied(f, given, {name: tensors[name] for name in learned})
@@ -134,7 +154,7 @@ class Model(Structure):
         name = self.head if layer is None else layer
         if name is None:
             raise ModelError("features need model.build(x) first, or a layer's name")
-        with inputs_of(self.net, name) as seen:
+        with self.turn, inputs_of(self.net, name) as seen:
             self.forward(params, x, buffers=buffers)
         return seen[-1]
 
@@ -175,7 +195,7 @@ class Model(Structure):
         """A copy whose weights are those of a subset alone; all others stay as they are given, and
         are no weights."""
         frozen = copy.copy(self)
-        frozen.net, frozen.subset = copy.deepcopy(self.net), subset
+        frozen.net, frozen.subset = duplicate(self.net), subset
         weights = set(frozen.subset_names)
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)

@@ -4,9 +4,17 @@
     r(z | W) = N(flow'(z); μ̃ + b₁ a, σ̃ e^{b₂ a}) |∂flow'/∂z|,   a = mean_j tanh(Σ_i c_i w_ij)
 
 z has an entry for each input of a linear layer and for each output channel of a convolution, as in
-Louizos & Welling (2017). Biases are Gaussian without z. In training the noise is put on what the
-layer gives, a draw a row (local reparametrisation: Kingma, Salimans & Welling, 2015), with one z
-for the batch; in prediction a function is one z and one W. Without noise z₀ is m, and W its mean.
+Louizos & Welling (2017). Biases are Gaussian without z. In training there is one z for the batch,
+and each row has a draw of W given z, by the noise that is exact in a layer
+(`doxa.model.spread.exact_noise`):
+
+    local    on what the layer gives, where it gives one output vector for each row (local
+             reparametrisation: Kingma, Salimans & Welling, 2015)
+    flipout  one draw of W for the batch, with signs for each row, where several places of a row
+             share W (a convolution, a linear layer on tokens)
+    weights  one draw of W for the batch, elsewhere
+
+In prediction a function is one z and one W. Without noise z₀ is m, and W its mean.
 
 Two things are not the paper's, so that a layer starts as a mean-field one: the constants μ̃ and σ̃ of
 r, which begin at m and s; and flows that begin as the identity, whose masks alternate instead of
@@ -23,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from doxa.model.layers import Noisy, Shape, deviation, extended
-from doxa.model.spread import applied, local_deviation, root
+from doxa.model.spread import applied, local_deviation, root, sign_shape, signs
 
 
 class Flow(Noisy, nn.Module):
@@ -76,8 +84,8 @@ class Multiplicative(Noisy):
         "r_log_std", "r_log_std_slope",
     )  # fmt: skip
     gives = ("z", "log_ratio")
-    in_training = ("row_noise", "summary_noise")
-    in_prediction = ("weight_noise", "bias_noise")
+    in_training = ("row_noise", "uniform", "summary_noise")
+    in_prediction = ("weight_noise", "bias_noise")  # in training too, where noise is not local
 
     weight: Tensor
     bias: Tensor | None
@@ -93,23 +101,32 @@ class Multiplicative(Noisy):
     flow: Flow
     inverse: Flow  # flow' of r
     initial: tuple[float, float]  # the deviations of a weight and of z at the start
+    rows: str  # the noise of rows in training: "local", "flipout" or "weights" (none)
+    inputs: int  # input channels, which have signs
     z_noise: Tensor | None
     row_noise: Tensor | None
+    uniform: Tensor | None
     summary_noise: Tensor | None
     weight_noise: Tensor | None
     bias_noise: Tensor | None
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        given = tuple(applied(self, x, self.weight, None).shape)
-        shapes = {
-            "z_noise": tuple(self.z_mean.shape),
-            "row_noise": given,
-            "summary_noise": (self.weight.numel() // self.z_mean.numel(),),
-            "weight_noise": tuple(self.weight.shape),
-        }
+        shapes = {"z_noise": tuple(self.z_mean.shape)}
+        if self.rows == "local":
+            shapes["row_noise"] = tuple(applied(self, x, self.weight, None).shape)
+        shapes["summary_noise"] = (self.weight.numel() // self.z_mean.numel(),)
+        shapes["weight_noise"] = tuple(self.weight.shape)
         if self.rho_bias is not None:
             shapes["bias_noise"] = tuple(self.rho_bias.shape)
-        return {name: ("normal", shape) for name, shape in shapes.items()}
+        asked = {name: ("normal", shape) for name, shape in shapes.items()}
+        if self.rows == "flipout":
+            asked["uniform"] = ("uniform", sign_shape(self, x, self.inputs))
+        return asked
+
+    def use(self, buffer: str) -> str:
+        if self.rows != "local" and buffer in self.in_prediction:
+            return "both"
+        return super().use(buffer)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # type: ignore[misc]
@@ -134,18 +151,29 @@ class Multiplicative(Noisy):
             z0 = z0 + self.z_log_std.exp() * self.z_noise
         z, log_det = self.flow(z0)
         mean = self.weight * along(z, self.weight)  # of W
-        if self.weight_noise is not None:
-            bias = self.bias
-            if self.rho_bias is not None:
-                bias = bias + deviation(self.rho_bias) * self.bias_noise  # type: ignore[operator]
-            return applied(self, x, mean + deviation(self.rho) * self.weight_noise, bias)
-        out = applied(self, x, mean, self.bias)
-        if self.row_noise is None:
+        if self.weight_noise is None:
+            out = applied(self, x, mean, self.bias)
+        else:
+            out = self._drawn(x, mean, self.weight_noise)
+        if self.summary_noise is None:  # not in training
             return out
         variance = deviation(self.rho).square()
-        bias = None if self.rho_bias is None else deviation(self.rho_bias).square()
         self.z, self.log_ratio = z, self._log_ratio(z, log_det, mean, variance)
+        if self.row_noise is None:
+            return out
+        bias = None if self.rho_bias is None else deviation(self.rho_bias).square()
         return out + self.row_noise * local_deviation(self, x, variance, bias)
+
+    def _drawn(self, x: Tensor, mean: Tensor, noise: Tensor) -> Tensor:
+        """With a draw of W around its mean given z, for all rows; one for each, by signs."""
+        away, bias_away = deviation(self.rho) * noise, None
+        if self.rho_bias is not None:
+            bias_away = deviation(self.rho_bias) * self.bias_noise  # type: ignore[operator]
+        if self.uniform is not None:
+            s, r = signs(self, self.uniform, self.inputs)
+            return applied(self, x, mean, self.bias) + r * applied(self, x * s, away, bias_away)
+        bias = self.bias if bias_away is None else self.bias + bias_away  # type: ignore[operator]
+        return applied(self, x, mean + away, bias)
 
     def _log_ratio(self, z: Tensor, log_det: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """log q(z) − log r(z | W), with W drawn through Σ_i c_i w_ij alone."""
@@ -173,10 +201,16 @@ def _axes(weight: Tensor) -> int:
 
 
 def with_multiplicative(
-    layer: Any, bias: bool, length: int, width: int, initial: tuple[float, float]
+    layer: Any,
+    bias: bool,
+    length: int,
+    width: int,
+    initial: tuple[float, float],
+    rows: str = "local",
 ) -> nn.Module:
     """A layer with the same weights under the same names as means, and what a `Multiplicative` has
-    besides. bias: whether the bias is uncertain too. length, width: of the flows."""
+    besides. bias: whether the bias is uncertain too. length, width: of the flows. rows: the noise
+    of rows in training."""
     new = extended(layer, Multiplicative)
     weight = layer.weight.detach()
     size = weight.shape[1] if weight.ndim == 2 else weight.shape[0]
@@ -186,7 +220,8 @@ def with_multiplicative(
     own = bias and layer.bias is not None
     new.register_parameter("rho_bias", nn.Parameter(weight.new_ones(len(weight))) if own else None)
     new.flow, new.inverse = (Flow(size, length, width).to(weight) for _ in range(2))
-    new.initial = initial
+    new.initial, new.rows = initial, rows
+    new.inputs = layer.in_features if weight.ndim == 2 else layer.in_channels
     new.start()
     for buffer in (
         *Multiplicative.gives,

@@ -9,9 +9,12 @@ handled here: `Plan.of` returns None and the engine uses vmap.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,7 +41,43 @@ _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
 _POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "sin", "cos", "exp", "abs", "add", "sub", "mul"}
 
 
+class _Unread(dict[str, Any]):
+    """Parameters that only a layer of its own may use: a value that is read elsewhere, perhaps as a
+    number, would be a constant of the graph."""
+
+    def __getitem__(self, name: str) -> None:
+        if super().__getitem__(name) is not None:
+            raise TypeError(f"the parameter {name!r} is used outside of a layer")
+
+
 class _Tracer(torch.fx.Tracer):
+    """Records a forward pass without `torch.fx.Tracer.trace`, which replaces `nn.Module.__call__`
+    and `__getattr__` for the whole process meanwhile: networks of other threads would run into this
+    graph. Here the layers of a copy, which shares the tensors, answer with a node instead."""
+
+    def record(self, net: nn.Module) -> torch.fx.Graph:
+        held = chain.from_iterable(
+            (*m._parameters.values(), *m._buffers.values(), *vars(m).values())
+            for m in net.modules()
+        )
+        self.root = copy.deepcopy(net, {id(t): t for t in held if isinstance(t, Tensor)})
+        self.graph = torch.fx.Graph(tracer_cls=type(self))
+        self.tensor_attrs = {}
+        for path, layer in self.root.named_modules():
+            layer.__dict__["_parameters"] = _Unread(layer._parameters)
+            if path and self.is_leaf_module(layer, path):
+                layer.forward = partial(self._node, path)
+        _, x_parameter = inspect.signature(type(net).forward).parameters.values()  # one input
+        if x_parameter.kind is not x_parameter.POSITIONAL_OR_KEYWORD:
+            raise TypeError("not one input of its own name")
+        x = self.create_proxy("placeholder", x_parameter.name, (), {})
+        out = type(net).forward(self.root, x)
+        self.create_node("output", "output", (self.create_arg(out),), {})
+        return self.graph
+
+    def _node(self, path: str, *args: Any, **kwargs: Any) -> torch.fx.Proxy:
+        return self.create_proxy("call_module", path, args, kwargs)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Noisy) or super().is_leaf_module(m, module_qualified_name)
 
@@ -63,8 +102,10 @@ class Plan:
             return None  # the latter alone would be traced into, and set its terms to proxies
         if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
             return None  # a replay would pass them by
+        if any("forward" in vars(m) for m in net.modules()):
+            return None  # replaced on the object itself: the layer's type does not say what it does
         try:
-            graph = _Tracer().trace(net)
+            graph = _Tracer().record(net)
         except (
             Exception
         ):  # tracing runs the user's code on proxies: any failure means "not this way"

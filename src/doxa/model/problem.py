@@ -52,6 +52,12 @@ class Problem:
         return self.model is not None and self.model.batch_norm
 
     @property
+    def joins_rows(self) -> bool:
+        """Whether a training pass depends on which rows are in it together: BatchNorm, or another
+        buffer that is learned from a batch."""
+        return self.batch_norm or (self.model is not None and bool(self.model.tracked))
+
+    @property
     def partial(self) -> bool:
         """Whether only some weights are uncertain."""
         return self.model is not None and self.model.subset != "all"

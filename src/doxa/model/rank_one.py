@@ -7,7 +7,8 @@ layers of this kind can share one W, which is what batch ensembles do. Given as 
 components, they meet the rows in turns, row i that of component i mod K: all components in one
 product with W. Of rank-1 Bayesian networks
 r and s are normal, with means and standard deviations of the layer's own: a draw for each row costs
-no more than one for all.
+no more than one for all. All places of a row share it; where the rows are not the first axis of a
+layer's input (places folded into rows), which would part them, there is one draw for all rows.
 """
 
 from __future__ import annotations
@@ -170,6 +171,7 @@ class NormalRankOne(RankOne):
     s_rho: nn.Parameter
     eps: Tensor | None
     initial_std: float
+    by_row: bool  # a draw for each row; else one for all
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -179,6 +181,8 @@ class NormalRankOne(RankOne):
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
         """For each row, of r and then of s, the same at all places of an image or a sequence; drawn
         together, because that is quicker."""
+        if not self.by_row:
+            return {"eps": ("normal", (len(self.r) + len(self.s), *(1,) * (self.weight.ndim - 2)))}
         middle, axes = (1,) * (x.ndim - self.weight.ndim), (1,) * (self.weight.ndim - 2)
         return {"eps": ("normal", (len(x), *middle, len(self.r) + len(self.s), *axes))}
 
@@ -195,7 +199,8 @@ class NormalRankOne(RankOne):
         if self.eps is None:
             return mean
         value, eps = getattr(self, name), self.part(name, self.eps)
-        eps = eps if value.ndim == 1 else dealt(eps, 0, len(value))
+        has_rows = eps.ndim >= self.weight.ndim
+        eps = dealt(eps, 0, len(value)) if value.ndim == 2 and has_rows else eps
         return mean + deviation(super().factor(f"{name}_rho", middle)) * eps
 
 
@@ -209,17 +214,20 @@ class NormalRankOneLinear(NormalRankOne, RankOneLinear):
         rho, _ = stacked(f"{name}_rho", slots, middle)
         value, own = slots.take(name), self.part(name, eps)
         assert value is not None
-        if value.ndim - slots.has_axis(name) == 2:
+        parts = value.ndim - slots.has_axis(name) == 2
+        if own.ndim == 2:  # one for all rows, [M, channels]
+            own = own.reshape(len(own), *(1,) * (middle + parts), -1)
+        elif parts:
             own = dealt(own, 1, value.shape[-2])
         away = deviation(rho) * own  # noise always has the member axis
         return mean[0] + away, True
 
 
 def with_rank_one(
-    name: str, layer: Any, spread: float, initial_std: float | None = None
+    name: str, layer: Any, spread: float, initial_std: float | None = None, by_row: bool = True
 ) -> nn.Module:
     """A layer with the same weights under the same names, and factors r and s; normal ones, where
-    they are given a standard deviation to start with."""
+    they are given a standard deviation to start with, with a draw for each row or one for all."""
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         raise ModelError(f"layer {name!r}: padding_mode={layer.padding_mode!r} is not supported")
     linear = isinstance(layer, nn.Linear)
@@ -232,7 +240,7 @@ def with_rank_one(
         new = extended(layer, RankOneLinear if linear else RankOne)
     else:
         new = extended(layer, NormalRankOneLinear if linear else NormalRankOne)
-        new.initial_std = initial_std
+        new.initial_std, new.by_row = initial_std, by_row
         new.r_rho, new.s_rho = nn.Parameter(ones(outputs)), nn.Parameter(ones(inputs))
         new.register_buffer("eps", None)
     new.spread = spread

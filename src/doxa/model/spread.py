@@ -6,10 +6,12 @@ layer gives: a draw of its own for each row, at the price of one for all.
 
 Kingma, Salimans & Welling (2015); Wen et al. (2018). The weights are the means W̄ and b̄; the
 deviations σ and τ, or σ ∘ ε and τ ∘ ε′, are given from outside. Without them a layer is the plain
-one. Flipout's rows have exactly the noise that weights of their own would give, and locally
-reparametrised ones of a linear layer, too. Where a weight is used at several places of a row (an
-image, a sequence) local noise differs from place to place: each place has the right distribution,
-but places are independent of each other, as in the papers. Signs are the same at all places.
+one. Flipout's rows have exactly the noise that weights of their own would give, and so have locally
+reparametrised ones where a layer gives one output vector for each row. Where a weight is used at
+several places of a row (an image, a sequence, a layer that is called twice) local noise differs
+from place to place: each place has the right distribution, but places are independent of each
+other, and under one weight they are not. Signs are the same at all places. `exact_noise` says which
+of the two is exact in a layer.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from doxa.model import Model
 from doxa.model.layers import Noisy, Shape, Slots, Value, extended
 from doxa.model.plan import stacked_linear
 
@@ -33,6 +36,36 @@ def applied(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
     return layer._conv_forward(x, weight, bias)
+
+
+def exact_noise(net: Model, name: str) -> str | None:
+    """Which noise on rows is a draw of a layer's weights for each row: "local" where the layer
+    gives one output vector for each row, in one call; "flipout" where it has several places or
+    calls, with the rows first in all of them; None: noise on weights alone, one draw for all rows.
+    The network must have seen a row."""
+    calls = net.calls.get(name, ())
+    if not calls or None in calls or len({len(shape or ()) for shape in calls}) > 1:
+        return None  # also where signs would be of several shapes
+    layer: Any = net.net.get_submodule(name)
+    outputs = layer.weight.shape[1 if isinstance(layer, nn.Embedding) else 0]
+    given = [numbers for layer, numbers in net.widths if layer == name]
+    return "local" if given == [outputs] else "flipout"
+
+
+def sign_shape(layer: Any, x: Tensor, inputs: int) -> Shape:
+    """The shape of the signs of each row, for `inputs` channels of x and then for the outputs, the
+    same at all places."""
+    if isinstance(layer, nn.Embedding):
+        return (len(x), *(1,) * (x.ndim - 1), layer.weight.shape[1])
+    middle, axes = (1,) * (x.ndim - layer.weight.ndim), (1,) * (layer.weight.ndim - 2)
+    return (len(x), *middle, inputs + len(layer.weight), *axes)
+
+
+def signs(layer: Any, uniform: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+    """s and r of uniforms, as what is multiplied by them is shaped."""
+    axis = 1 - layer.weight.ndim
+    sign = torch.where(uniform > 0.5, 1.0, -1.0).to(uniform.dtype)
+    return sign.narrow(axis, 0, inputs), sign.narrow(axis, inputs, sign.shape[axis] - inputs)
 
 
 def root(variance: Tensor) -> Tensor:
@@ -105,23 +138,13 @@ class Flipout(Spread):
     inputs: int  # signs of the inputs (none of an embedding's), before those of the outputs
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        if isinstance(self, nn.Embedding):
-            return {"uniform": ("uniform", (len(x), *(1,) * (x.ndim - 1), self.weight.shape[1]))}
-        middle, axes = (1,) * (x.ndim - self.weight.ndim), (1,) * (self.weight.ndim - 2)
-        return {"uniform": ("uniform", (len(x), *middle, self.inputs + len(self.weight), *axes))}
-
-    def signs(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """s and r, as what is multiplied by them is shaped."""
-        axis = 1 - self.weight.ndim
-        sign = torch.where(uniform > 0.5, 1.0, -1.0).to(uniform.dtype)
-        outputs = sign.shape[axis] - self.inputs
-        return sign.narrow(axis, 0, self.inputs), sign.narrow(axis, self.inputs, outputs)
+        return {"uniform": ("uniform", sign_shape(self, x, self.inputs))}
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = super().forward(x)  # type: ignore[misc]
         if self.uniform is None or self.weight_away is None:
             return out
-        s, r = self.signs(self.uniform)
+        s, r = signs(self, self.uniform, self.inputs)
         x = x * s if self.inputs else x
         return out + r * applied(self, x, self.weight_away, self.bias_away)
 
@@ -136,7 +159,7 @@ class FlipoutLinear(Flipout):
         uniform, away, bias = (slots.take(name) for name in ("uniform", *self.given))
         if uniform is None or away is None:
             return out, out_axis
-        s, r = self.signs(uniform)  # noise always has the member axis
+        s, r = signs(self, uniform, self.inputs)  # noise always has the member axis
         return out + r * stacked_linear(h * s, True, away, bias), True
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import chain
@@ -17,12 +18,35 @@ from torch import Tensor, nn
 from doxa import likelihoods, nets
 from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout, Params
-from doxa.model.inspection import Start, fresh_rows, look, trainable
-from doxa.model.layers import Site, swap_dropout, unfuse_attention
+from doxa.model.inspection import (
+    Start,
+    draws_itself,
+    duplicate,
+    fresh_rows,
+    look,
+    trainable,
+)
+from doxa.model.layers import Shape, Site, swap_dropout, unfuse_attention
 from doxa.model.outputs import Name, output_name
 from doxa.model.plan import Plan
 from doxa.model.subset import Subset, chosen
 from doxa.priors import BoundPrior, Normal, bind
+
+
+class _Turn:
+    """A lock that a copy has anew, and that the same thread may take again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Any:
+        return _Turn, ()
 
 
 class Structure:
@@ -48,7 +72,7 @@ class Structure:
         self.subset = subset
         self.named = None if output is None else output_name(output)
         self.builder = nets.builder_of(net)
-        self.net = copy.deepcopy(net).eval()
+        self.net = duplicate(net).eval()
         swap_dropout(self.net)
         unfuse_attention(self.net)
         self.output: Any = None  # the shape of one row's output, once seen
@@ -58,6 +82,9 @@ class Structure:
         self.head: str | None = None  # the trainable layer that ran last
         self.last: str | None = None  # the layer with weights that ran last, perhaps a frozen one
         self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
+        self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
+        self.written: tuple[str, ...] = ()  # buffers that training writes, beside BatchNorm's
+        self.drew = False  # whether a training pass drew random numbers of its own
         trainable = [p for p in self.net.parameters() if p.requires_grad]
         kinds = {p.dtype for p in trainable}
         if len(kinds) > 1:
@@ -71,8 +98,11 @@ class Structure:
 
     def _derive(self) -> None:
         """What follows from the network alone, where it is another one."""
+        self.turn = _Turn()  # a pass puts its tensors into the network: one thread at a time
         self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net)
-        self.tracked = tuple(self.momenta)  # buffers that training changes: each member has its own
+        # buffers that training changes: each member has its own
+        self.tracked = (*self.momenta, *(name for name in self.written if name in self.fixed))
+        self.draws = self.drew or draws_itself(self.net)
         self.forget("layout", "layers", "plan", "bound_prior")
 
     def forget(self, *names: str) -> None:
@@ -83,7 +113,7 @@ class Structure:
     def unseen(self) -> Self:
         """A copy with a network of its own, that has seen no row."""
         new = copy.copy(self)
-        new.net, new.output = copy.deepcopy(self.net), None
+        new.net, new.output = duplicate(self.net), None
         new._derive()
         return new
 
@@ -94,7 +124,7 @@ class Structure:
         if {self.dtype, *cast} == {dtype} and {t.device for t in tensors} == {torch.device(device)}:
             return self
         moved = copy.copy(self)
-        moved.net = copy.deepcopy(self.net).to(device=device, dtype=dtype)
+        moved.net = duplicate(self.net).to(device=device, dtype=dtype)
         moved.device, moved.dtype = torch.empty(0, device=device).device, dtype
         moved._derive()
         return moved
@@ -129,6 +159,8 @@ class Structure:
 
     @cached_property
     def plan(self) -> Plan | None:
+        if self.tracked:  # a replayed graph would not write them
+            return None
         return Plan.of(self.net)
 
     @cached_property

@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from doxa.data import Batch
@@ -24,6 +23,7 @@ from doxa.method import Clock, Method, Run, Stage, State, optimise
 from doxa.model.problem import OwnFunctions, Problem
 from doxa.neural.blocks import spanned
 from doxa.neural.posterior import NeuralPosterior, points_scales
+from doxa.noise import drawing
 
 
 class Amortised(Method):
@@ -60,7 +60,7 @@ class Amortised(Method):
                 f"{self.name} learns from tasks: pass doxa.data.Tasks([(x, y), ...]), or a "
                 "doxa.data.TaskSampler; on the command line, --task COLUMN"
             )
-        with torch.random.fork_rng(devices=[]):  # what torch draws for it is not kept
+        with drawing("network"):  # what torch draws for it is not kept
             net = self.network(problem.inputs["target_x"][-1], problem.targets[-1])
         return problem.bring(net=net)
 

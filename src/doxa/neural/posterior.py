@@ -16,11 +16,11 @@ from torch import Tensor
 
 from doxa.data import Standardisation, as_tensor, cast, check_finite, rows_of
 from doxa.engine import Engine
-from doxa.errors import DataError, ShapeError
-from doxa.model.functional import Functional
+from doxa.errors import DataError, ShapeError, StoreError
+from doxa.model.functional import Functional, made_small
 from doxa.neural.blocks import Task, spanned
 from doxa.neural.jointly import drawn_in_turn, joint_log_prob
-from doxa.noise import Noise
+from doxa.noise import Noise, drawing
 from doxa.posterior import Posterior, register_posterior
 from doxa.predictive import Moments, Predictive
 
@@ -62,6 +62,17 @@ class NeuralPosterior(Posterior):
         self.net, self.weights, self.outputs = net, weights.detach(), outputs
         self.context_x, self.context_y = context_x, context_y
 
+    def check_restored(self) -> None:
+        super().check_restored()
+        known = (self.context_x, self.context_y)
+        if (known[0] is None) != (known[1] is None):
+            raise StoreError("a context has x and y")
+        if self.context_x is not None and self.context_y is not None:
+            rows = len(self.context_x)
+            if self.context_y.shape != (rows, self.outputs) or self.context_x.ndim != 2:
+                raise StoreError(f"a context of {list(self.context_x.shape)} rows does not fit")
+            self.check_two_rows()
+
     @property
     def members(self) -> int:
         return len(self.weights)
@@ -74,7 +85,7 @@ class NeuralPosterior(Posterior):
     def _reference(self) -> Tensor:
         return self.weights
 
-    def condition(self, x: Any, y: Any) -> NeuralPosterior:
+    def _condition(self, x: Any, y: Any) -> NeuralPosterior:
         """The same networks with these rows added to the context."""
         x, y = self._column(self.check_inputs(x)), as_tensor(y, "y")
         check_finite(y, "y")
@@ -91,12 +102,16 @@ class NeuralPosterior(Posterior):
             self.model, self.method, self.base_likelihood, self.scales, self.inputs, self.ids,
             net=self.net, weights=self.weights, outputs=self.outputs, context_x=x, context_y=y,
         )  # fmt: skip
-        new.record, new.columns = deepcopy(self.record), self.columns
+        new.record = deepcopy(self.record)
         return new
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _scalar_with(self, y: Any) -> bool | tuple[bool, ...]:
+        """Tasks have no shape of their own for y: the first context's is used."""
+        if self.context_x is not None:
+            return self.scalar_targets
+        return self.outputs == 1 and as_tensor(y, "y").ndim == 1
+
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """Each row by itself given the context: a Gaussian a member, or of np and anp a mixture
         over n functions (100)."""
         seed = self.sampling(n, seed, keep)
@@ -110,7 +125,7 @@ class NeuralPosterior(Posterior):
             parts.append(moments.result())
         return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Draws of whole functions at x, [n, N, outputs], in units of y: by the latent variable,
         or point by point of an autoregressive tnp; else the members' means in turn."""
         seed = self.sampling(n, seed, "samples")
@@ -221,7 +236,12 @@ class NeuralPosterior(Posterior):
     ) -> NeuralPosterior:
         own: dict[str, Any] = {name: tensors.get(name) for name in ("context_x", "context_y")}
         weights = tensors["weights"]
-        with torch.random.fork_rng(devices=[]):  # what torch draws for it is not kept
-            net = Functional(common["method"].network(common["inputs"][-1], extra["outputs"]))
+        method, inputs, outputs = common["method"], common["inputs"][-1], extra["outputs"]
+        make = lambda: Functional(method.network(inputs, outputs))  # noqa: E731
+        small = made_small(make, weights.numel())
+        if weights.ndim != 2 or small.layout.size != weights.shape[1]:
+            raise StoreError(f"weights are {list(weights.shape)}, not of {small.layout.size}")
+        with drawing("network"):  # what torch draws for it is not kept
+            net = make()
         moved = net.to(weights.device, weights.dtype)
         return cls(**common, net=moved, weights=weights, **own, **extra)

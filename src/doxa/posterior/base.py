@@ -7,11 +7,12 @@ drawn.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import checks, describe, store
 from doxa.data import (
+    FittedRows,
     Names,
     Standardisation,
     as_tensors,
@@ -29,7 +31,8 @@ from doxa.data import (
     rows_of,
     warn_far,
 )
-from doxa.errors import DataError, MethodError, ShapeError, Unavailable
+from doxa.engine.threads import default_modes
+from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
@@ -70,12 +73,28 @@ class Posterior(describe.Described, ABC):
     status, diagnostics, history, validation, metadata: what the driver recorded.
     log_evidence, elbo: numbers where the method has them, else None.
     columns: the names of x's columns, where the fit was given a frame; else None.
+    scalar_targets: the fit was given y of shape [N] and the outputs are [N, 1]: predictions have
+        the shape [N]. A tuple, one entry per head, where there are several.
     """
 
     kind: ClassVar[str]
+    # what computes in torch's default modes, whichever are set around it
+    computes: ClassVar[tuple[str, ...]] = ("features", "draw", "condition", "restore")
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # stored tensors; NaN is never right
     log_evidence: float | None = None
     elbo: float | None = None
     columns: list[str] | None = None
+    scalar_targets: bool | tuple[bool, ...] = False
+    fitted_rows: FittedRows | None = None  # None: not known, as of rows that were streamed
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in cls.computes:
+            own = vars(cls).get(name)
+            if isinstance(own, classmethod):
+                setattr(cls, name, classmethod(default_modes()(own.__func__)))
+            elif own is not None:
+                setattr(cls, name, default_modes()(own))
 
     def __init__(
         self,
@@ -154,11 +173,11 @@ class Posterior(describe.Described, ABC):
         before = self.metadata.get("fitted_likelihood")
         return self.base_likelihood if before is None else store.decode(before, "likelihood")
 
-    @abstractmethod
+    @default_modes()
     def predict(
         self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
     ) -> Predictive:
-        """The predictive distribution at x.
+        """The predictive distribution at x, in the shape of the fit's y.
 
         Parameters
         ----------
@@ -169,14 +188,35 @@ class Posterior(describe.Described, ABC):
         seed: default: the fit's, so that repeated calls agree.
         keep: "samples", or "moments" to stream where samples would not fit in memory.
         """
+        return self._predict(x, n, seed, keep).for_targets(self.scalar_targets)
 
+    @default_modes()
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        """Whole function draws at x, [n, N, ...], in the units of y: one weight draw each."""
-        return self.predict(x, n, seed).samples
+        """Whole function draws at x, [n, N, ...], in the units and shape of y: one weight draw
+        each; jointly over the rows of x for a process."""
+        return self._in_shape(self._draw_functions(x, n, seed))
 
+    @default_modes()
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
         """Whole functions at x as they were believed in before the data, [n, N, ...], in the units
-        of y (logits for classes); of a learned prior, as it was learned."""
+        and shape of y (logits for classes); of a learned prior, as it was learned."""
+        return self._in_shape(self._draw_prior_functions(x, n, seed))
+
+    def _in_shape(self, f: Any) -> Any:
+        if isinstance(f, tuple) and isinstance(self.scalar_targets, tuple):
+            each = zip(f, self.scalar_targets, strict=True)
+            return tuple(part.squeeze(-1) if scalar else part for part, scalar in each)
+        return f.squeeze(-1) if self.scalar_targets else f
+
+    @abstractmethod
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
+        """`predict` with the axis of one output that the network has, whatever y's shape."""
+
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
+        """`functions` with that axis, likewise."""
+        return self._predict(x, n, seed, "samples").samples
+
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         raise Unavailable(f"a {self.kind} posterior has no prior over functions to draw from")
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
@@ -187,8 +227,20 @@ class Posterior(describe.Described, ABC):
         """What goes into the network's last layer at x, averaged over members: [N, ...]."""
         raise Unavailable(f"a {self.kind} posterior has no network to take features from")
 
+    @default_modes()
     def condition(self, x: Any, y: Any) -> Posterior:
         """The posterior after more data, without refitting: processes and exact models."""
+        new = self._condition(x, y)
+        new.columns, new.scalar_targets = self.columns, self._scalar_with(y)
+        rows = FittedRows.of(self.read(x), as_tensors(y, "y"))
+        new.fitted_rows = rows if self.fitted_rows is None else self.fitted_rows.plus(rows)
+        return new
+
+    def _scalar_with(self, y: Any) -> bool | tuple[bool, ...]:
+        """`scalar_targets` after such y was added: the fit's."""
+        return self.scalar_targets
+
+    def _condition(self, x: Any, y: Any) -> Posterior:
         raise Unavailable(
             f"a {self.kind} posterior cannot be conditioned in closed form; fit again with all rows"
         )
@@ -196,6 +248,13 @@ class Posterior(describe.Described, ABC):
     def to_arviz(self) -> Any:
         """Draws as an arviz DataTree, for its diagnostics and plots."""
         raise Unavailable(f"a {self.kind} posterior keeps no chains")
+
+    def count_fitted(self, x: Any, y: Any) -> int:
+        """How many of these rows the fit used, to train on or to stop by: see `FittedRows`. 0 where
+        that is not known, or where rows may be alike by chance."""
+        if self.fitted_rows is None:
+            return 0
+        return self.fitted_rows.overlap(self.read(x), as_tensors(y, "y"))
 
     def ordered(self, x: Any) -> Any:
         """x with the batches of a loader joined, and the columns of a frame in the fit's order."""
@@ -261,6 +320,47 @@ class Posterior(describe.Described, ABC):
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> Posterior:
         """From what `tensors` and `extra` gave; `common` are the base class's arguments."""
+
+    def check_restored(self) -> None:
+        """Whether what `restore` was given fits together, before anything is predicted: an artefact
+        may come from anybody. Raises an error of doxa, or anything, which counts as one."""
+        if not self.members or len(self.ids) != self.members:
+            raise StoreError(f"{len(self.ids)} ids for {self.members} members")
+        if not all(type(number) is int for number in self.ids):
+            raise StoreError("a member's id is no whole number")
+        bounds = (self.log_evidence, self.elbo)
+        if not all(value is None or isinstance(value, float) for value in bounds):
+            raise StoreError("the evidence is no number")
+        self._check_scales()
+
+    def check_two_rows(self) -> None:
+        """Predict two rows, at the mean of those fitted: what does not fit together fails here,
+        while the artefact is read. For posteriors whose x are numbers."""
+        shape = _shape_list(self.inputs)[0] if self.inputs is not None else ()
+        x = torch.zeros(2, *shape, dtype=self.dtype, device=self.device)
+        if isinstance(self.scales.x_loc, Tensor):
+            x = x + self.scales.x_loc.to(x)
+        p = self.predict(x, n=self.members)
+        if not (bool(torch.isfinite(p.mean).all()) and bool(torch.isfinite(p.variance).all())):
+            raise StoreError("the artefact holds numbers that predict none")
+
+    def shadow(self) -> Self:
+        """A copy that shares its tensors, and remembers nothing of what is done with it."""
+        return copy.copy(self)
+
+    def _check_scales(self) -> None:
+        s = self.scales
+        for name, loc, scale in (("x", s.x_loc, s.x_scale), ("y", s.y_loc, s.y_scale)):
+            if (loc is None) != (scale is None):
+                raise StoreError(f"{name} has a location or a scale, not both")
+            for a, b in zip(leaves(loc), leaves(scale), strict=True) if loc is not None else ():
+                if a.shape != b.shape or not bool((b > 0).all()):
+                    raise StoreError(f"the scale of {name} does not fit, or is not positive")
+        shapes = _shape_list(self.inputs)
+        if s.x_loc is not None and self.inputs is not None:
+            for loc, shape in zip(leaves(s.x_loc), shapes, strict=True):
+                if loc.ndim > len(shape) or loc.shape != shape[len(shape) - loc.ndim :]:
+                    raise StoreError(f"x of shape {shape} has scales of shape {tuple(loc.shape)}")
 
     def save(self, path: str | Path) -> None:
         """Write a directory of safetensors and JSON, atomically and checksummed."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from doxa import linalg
+from doxa.errors import StoreError
 from doxa.noise import repeated
 from doxa.posterior.centred import CentredPosterior
 from doxa.posterior.kinds import register_posterior
@@ -26,6 +28,26 @@ class GaussianPosterior(CentredPosterior):
         super().__init__(*args, **kw)
         self.mean = mean
         self.covariance = covariance
+
+    def check_restored(self) -> None:
+        if self.mean.ndim != 2:
+            raise StoreError(f"the mean has the shape {list(self.mean.shape)}")
+        super().check_restored()
+        size = len(self.layout.index(self.network.subset_names))
+        found = self.covariance.shape
+        if found != (self.members, size):
+            raise StoreError(f"a covariance of {found}, for {self.members} members, {size} weights")
+        if len({v.dtype for v in self.covariance.state().values() if v.is_floating_point()}) > 1:
+            raise StoreError("the covariance has numbers of several types")
+        self._check_covariance()
+
+    def _check_covariance(self) -> None:
+        """Its parts fit together: a draw and a variance along a direction can be computed."""
+        k, covariance = self.members, self.covariance
+        drawn = covariance.sample(self.mean.new_zeros(1, k, covariance.numbers))
+        along = covariance.quad(self.mean.new_zeros(k, 1, covariance.size))
+        if not (bool(torch.isfinite(drawn).all()) and bool(torch.isfinite(along).all())):
+            raise StoreError("the covariance is not finite")
 
     def centre(self) -> Tensor:
         return self.mean

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.errors import Unavailable
+from doxa.errors import StoreError, Unavailable
 from doxa.linalg.layout import Params
 from doxa.noise import repeated
 from doxa.posterior.function_draws import FunctionDraws
@@ -44,6 +44,20 @@ class ImplicitPosterior(WeightPosterior):
     @property
     def members(self) -> int:
         return self.theta.shape[0]
+
+    def check_restored(self) -> None:
+        if self.theta.ndim != 2:
+            raise StoreError(f"theta has the shape {list(self.theta.shape)}")
+        if self.components is not None and not 0 < self.components < 1 << 31:
+            raise StoreError(f"{self.components} components")
+        super().check_restored()
+        own = {name: value.shape for name, value in self.network.net.named_buffers()}
+        for name, value in self.values.items():
+            if name not in own or value.shape != (self.members, *own[name]):
+                raise StoreError(f"value {name!r} of shape {list(value.shape)} is no layer's")
+
+    def _lead(self) -> tuple[int, ...]:
+        return (self.members,) if self.components is None else (self.members, self.components)
 
     def _reference(self) -> Tensor:
         return self.theta

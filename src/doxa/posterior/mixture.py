@@ -5,13 +5,14 @@ p(y | x, D) = Σ_i p(M_i | D) p(y | x, M_i, D)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from doxa.errors import MethodError
+from doxa.errors import DataError, MethodError, ModelError
 from doxa.posterior.base import Posterior
 from doxa.posterior.kinds import register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
@@ -43,9 +44,21 @@ class MixturePosterior(Posterior):
         self.parts = list(parts)
         self.weights = w / w.sum()
         self.record.seed, self.columns = first.record.seed, first.columns
+        if all(part.scalar_targets == first.scalar_targets for part in parts):
+            self.scalar_targets = first.scalar_targets
         worst = [part.status for part in parts if part.status != "ok"]
         if worst:
             self.record.status = worst[0]
+
+    def check_restored(self) -> None:
+        super().check_restored()
+        with contextlib.suppress(DataError, ModelError):  # x that are no numbers
+            self.shadow().check_two_rows()
+
+    def shadow(self) -> MixturePosterior:
+        new = super().shadow()
+        new.parts = [part.shadow() for part in self.parts]
+        return new
 
     @property
     def members(self) -> int:
@@ -54,23 +67,21 @@ class MixturePosterior(Posterior):
     def _reference(self) -> Tensor:
         return self.parts[0]._reference()
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """As for every posterior: n samples in all, split over the parts by their weights."""
         seed, x = self.sampling(n, seed, keep), self.ordered(x)
         counts = [None] * len(self.parts) if n is None else _split(n, self.weights)
         used = [k for k, count in enumerate(counts) if count != 0]
-        each = [self.parts[k].predict(x, counts[k], part_seed(seed, k), keep) for k in used]
+        each = [self.parts[k]._predict(x, counts[k], part_seed(seed, k), keep) for k in used]
         return Predictive.mix(each, self.weights[used])
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Of the parts, as often as each is believed."""
-        return self._drawn("functions", x, n, seed)
+        return self._drawn("_draw_functions", x, n, seed)
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Of the parts, as often as each is believed now."""
-        return self._drawn("prior_functions", x, n, seed)
+        return self._drawn("_draw_prior_functions", x, n, seed)
 
     def _drawn(self, name: str, x: Any, n: int, seed: int | None) -> Tensor:
         """n draws that count alike, of parts that were chosen by their weights."""
@@ -92,6 +103,10 @@ class MixturePosterior(Posterior):
         ]
         weights = torch.softmax(self.weights.log() + torch.tensor(gains, dtype=torch.float64), 0)
         return MixturePosterior(parts, weights)
+
+    def count_fitted(self, x: Any, y: Any) -> int:
+        """The most that any part used."""
+        return max(part.count_fitted(x, y) for part in self.parts)
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {"weights": self.weights}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import free_memory, rows_of
-from doxa.errors import MemoryBudgetError
+from doxa.errors import MemoryBudgetError, StoreError
 from doxa.linalg.layout import Params
 from doxa.noise import Noise
 from doxa.posterior.base import Posterior
@@ -57,9 +57,13 @@ class ProcessPosterior(Posterior):
         """x as the functions above take it."""
         return self.check_inputs(x)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def check_restored(self) -> None:
+        super().check_restored()
+        if not all(type(size) is int and size >= 0 for size in self.event):
+            raise StoreError(f"a target is said to have the shape {self.event!r:.60}")
+        self.check_two_rows()
+
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """The closed form: a Gaussian for each row, whatever n; `functions` draws jointly. Where
         the noise is not Gaussian, n draws for each row by itself."""
         seed = self.sampling(n, seed, keep)
@@ -69,11 +73,11 @@ class ProcessPosterior(Posterior):
             f, self.likelihood, self.theta(), f_variance=variance, seed=seed, draws=draws
         )
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Draws of f, jointly over the rows of x: [n, N, ...], in units of y."""
         return self._jointly(self.joints, x, n, seed, "draws")
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         return self._jointly(self.prior_joints, x, n, seed, "prior")
 
     def _jointly(self, of: Any, x: Any, n: int, seed: int | None, purpose: str) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.errors import MethodError
+from doxa.errors import MethodError, StoreError
 from doxa.linalg.layout import Params
 from doxa.posterior import chains
 from doxa.posterior.function_draws import FunctionDraws
@@ -53,6 +53,16 @@ class SamplePosterior(WeightPosterior):
     def device(self) -> torch.device:
         """Where it predicts, which is not where draws on disk are."""
         return self.samples.device if self.model is None else self.model.device
+
+    def check_restored(self) -> None:
+        if self.samples.ndim != 3 or not self.samples.shape[1]:
+            raise StoreError(f"samples have the shape {list(self.samples.shape)}")
+        if not (isinstance(self.chain, bool) and isinstance(self.per_draw, bool)):
+            raise StoreError("chain and per_draw are True or False")
+        super().check_restored()
+
+    def _lead(self) -> tuple[int, ...]:
+        return tuple(self.samples.shape[:2]) if self.per_draw else (self.members,)
 
     def _reference(self) -> Tensor:
         return self.samples

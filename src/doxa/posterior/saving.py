@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from doxa import checks, nets, store
-from doxa.data import Standardisation, free_memory
+from doxa.data import FittedRows, Standardisation, free_memory
+from doxa.engine.threads import default_modes
 from doxa.errors import ModelError, StoreError
+from doxa.likelihoods import Likelihood
 from doxa.model import Model
+from doxa.model.functional import Functional, made_small
 from doxa.model.inspection import trainable
 from doxa.model.layers import Site
 from doxa.model.problem import Network
-from doxa.posterior.base import Posterior, Record, Status
+from doxa.noise import drawing
+from doxa.posterior.base import Posterior, Record, Status, leaves
 from doxa.posterior.kinds import posterior_class
 
 FORMAT = 1
+_MOST_SETTINGS = 10_000
+_MOST_CONSTANTS = 10_000_000  # numbers of buffers that a network makes and does not store
 
 
 def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -27,6 +34,8 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
     scales = {name: _pack(tree, f"scale.{name}", tensors) for name, tree in _trees(posterior)}
     record = posterior.record
     tensors |= {f"stat.{k}": v.detach().cpu().contiguous() for k, v in record.stats.items()}
+    rows = posterior.fitted_rows
+    tensors |= {} if rows is None else {"fitted_rows": rows.hashes.detach().cpu()}
     plain = asdict(replace(record, stats={})) | {"status": str(record.status)}
     meta = {
         "format": FORMAT,
@@ -35,6 +44,8 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
         "likelihood": store.encode(posterior.base_likelihood, "likelihood"),
         "inputs": store.encode(posterior.inputs, "inputs"),
         "columns": posterior.columns,
+        "scalar_targets": posterior.scalar_targets,
+        "fitted_rows": None if rows is None else rows.total,
         "scales": scales,
         "extra": store.encode(posterior.extra(), "extra"),
         "model": _model_meta(posterior.model, tensors),
@@ -45,6 +56,11 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Module | None) -> Any:
+    with store.decoding("the artefact"):
+        return _from_artefact(tensors, meta, net)
+
+
+def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Module | None) -> Any:
     if meta.get("kind") == "draws":
         raise StoreError("the folder holds draws of a log density: doxa.Draws.load reads them")
     if meta.get("format") != FORMAT:
@@ -52,24 +68,106 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
             f"the artefact has format {meta.get('format')}; this version of doxa reads {FORMAT}"
         )
     cls = posterior_class(meta["kind"])
+    check_finite_tensors(tensors, cls.may_be_infinite)
     method = store.decode(meta["method"], "method")
     likelihood = store.decode(meta["likelihood"], "likelihood")
+    if not isinstance(likelihood, Likelihood) or not callable(getattr(method, "prepare", None)):
+        raise StoreError("the artefact names no likelihood, or no method")
+    inputs = store.decode(meta["inputs"], "inputs")
+    _check_shapes_of_rows(inputs)
     common = {
-        "model": _rebuild(meta["model"], method, likelihood, tensors, net),
+        "model": _rebuild(meta["model"], method, likelihood, inputs, tensors, net),
         "method": method,
         "likelihood": likelihood,
-        "inputs": store.decode(meta["inputs"], "inputs"),
+        "inputs": inputs,
         "scales": Standardisation(**{k: _unpack(v, tensors) for k, v in meta["scales"].items()}),
     }
     posterior = cls.restore(common, tensors, store.decode(meta["extra"], "extra"))
-    record = store.decode(meta["record"], "record")
-    record["status"] = Status(record["status"], meta["reason"])
-    record["stats"] = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
-    posterior.record = Record(**record)
-    posterior.columns = meta.get("columns")  # an older artefact has no such entry
+    stats = {k[5:]: v for k, v in tensors.items() if k.startswith("stat.")}
+    posterior.record = read_record(store.decode(meta["record"], "record"), meta["reason"], stats)
+    columns = meta.get("columns")  # an older artefact has no such entry
+    if columns is not None and not (
+        isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    ):
+        raise StoreError("the columns of x are no list of names")
+    posterior.columns = columns
+    posterior.scalar_targets = _read_scalar(meta.get("scalar_targets", False))
+    if meta.get("fitted_rows") is not None:
+        posterior.fitted_rows = _read_fitted(tensors["fitted_rows"], meta["fitted_rows"])
+    posterior.check_restored()
     return posterior
 
 
+def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
+    """A record as it was saved, its entries of the right types."""
+    record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
+    kinds: dict[str, Any] = {
+        "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        if not isinstance(getattr(record, name), kind):
+            raise StoreError(f"{name} of the record is {getattr(record, name)!r:.60}")
+    shown: dict[str, Any] = {
+        "rows": int,
+        "steps": int,
+        "seconds": float | int,
+        "held_out": dict,
+        "left_out": dict,
+        "elbo_error": float,
+    }
+    for name, kind in shown.items():
+        if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
+            raise StoreError(f"{name} of the record is {record.diagnostics[name]!r:.60}")
+    if not isinstance(reason, str) or type(plain["status"]) is not str:
+        raise StoreError("the status of the record is no text")
+    if type(record.seed) is not int or not -(1 << 63) <= record.seed < 1 << 64:
+        raise StoreError(f"the seed of the record is {record.seed!r:.60}")
+    return record
+
+
+def _read_scalar(saved: Any) -> bool | tuple[bool, ...]:
+    """`scalar_targets` as it was saved."""
+    if isinstance(saved, list | tuple) and all(type(one) is bool for one in saved):
+        return tuple(saved)
+    if type(saved) is not bool:
+        raise StoreError(f"scalar_targets of the artefact is {saved!r:.60}")
+    return saved
+
+
+def _read_fitted(hashes: Tensor, total: Any) -> FittedRows:
+    """The hashes of fitted rows: sorted, and no more than there were rows."""
+    whole = type(total) is int and hashes.ndim == 1 and hashes.dtype == torch.int64
+    if not whole or not 0 < len(hashes) <= total or bool((hashes[1:] < hashes[:-1]).any()):
+        raise StoreError("the hashes of fitted rows are damaged")
+    return FittedRows(hashes, total)
+
+
+def check_finite_tensors(tensors: dict[str, Tensor], infinite: Collection[str] = ()) -> None:
+    """No posterior has a NaN, and none but those named an infinity; only `stat.*`, what a sampler
+    said of its draws, may hold anything. Parts of a mixture are checked when they are rebuilt."""
+    for name, value in tensors.items():
+        if name.startswith(("stat.", "base.", "part")) or name in infinite:
+            continue
+        if value.is_complex() or (value.is_floating_point() and value.itemsize < 2):
+            raise StoreError(f"tensor {name!r} is of {value.dtype}, which no posterior uses")
+        if value.is_floating_point():
+            flat = value.reshape(-1)
+            if not all(bool(torch.isfinite(piece).all()) for piece in flat.split(1 << 22)):
+                raise StoreError(f"tensor {name!r} holds NaN or infinite numbers")
+
+
+def _check_shapes_of_rows(inputs: Any) -> None:
+    """The shape of one row of x, or a tree of them: whole numbers that are not negative."""
+    if isinstance(inputs, dict):
+        inputs = [inputs[name] for name in inputs if isinstance(name, str)]
+    for size in inputs or ():
+        if isinstance(size, list | tuple):
+            _check_shapes_of_rows(size)
+        elif type(size) is not int or not 0 <= size < 1 << 40:
+            raise StoreError(f"inputs are said to have a row of shape {inputs!r:.60}")
+
+
+@default_modes()
 def load(
     path: str | Path,
     net: nn.Module | None = None,
@@ -91,7 +189,8 @@ def load(
     tensors, meta = store.read_artefact(path, budget)
     stay = _on_disk(tensors, budget)
     placed = {k: v if k in stay else v.to(device) for k, v in tensors.items()}
-    return from_artefact(placed, meta, net)
+    with store.decoding(path):
+        return _from_artefact(placed, meta, net)
 
 
 def _on_disk(tensors: dict[str, Tensor], budget: int) -> set[str]:
@@ -144,6 +243,7 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
         "widths": store.encode(model.widths, "widths"),
+        "calls": store.encode(model.calls, "calls"),
         "dtype": store.encode(model.dtype, "dtype"),
     }
 
@@ -152,11 +252,24 @@ def _rebuild(
     meta: dict[str, Any] | None,
     method: Any,
     likelihood: Any,
+    inputs: Any,
     tensors: dict[str, Tensor],
     net: nn.Module | None,
 ) -> Model | None:
     if meta is None:
         return None
+    named = store.decode(meta.get("named"), "named")  # an older artefact has no such entry
+    subset = store.decode(meta["subset"], "subset")
+    prior = store.decode(meta["prior"], "prior")
+
+    def prepared(own: nn.Module) -> Model:
+        believed = Model(own, likelihood, prior, subset, output=named)
+        believed.head = meta["head"]
+        for name in ("output", "masked", "widths"):
+            setattr(believed, name, store.decode(meta[name], name))
+        believed.calls = _calls(meta)
+        return method.prepare(Network(believed)).net
+
     if net is None:
         builder = store.decode(meta["builder"], "builder")
         if builder is None:
@@ -164,14 +277,100 @@ def _rebuild(
                 "this posterior's network was not made by a registered builder: pass it as "
                 "load(path, net=...)"
             )
-        net = nets.build(*builder)
-    named = store.decode(meta.get("named"), "named")  # an older artefact has no such entry
-    subset = store.decode(meta["subset"], "subset")
-    believed = Model(net, likelihood, store.decode(meta["prior"], "prior"), subset, output=named)
-    believed.head = meta["head"]
-    for name in ("output", "masked"):
-        setattr(believed, name, store.decode(meta[name], name))
-    return _with_state(method.prepare(Network(believed)).net, meta, tensors)
+        name, settings = _checked_builder(builder)
+        _check_sizes(lambda: prepared(nets.build(name, settings)), meta, inputs, tensors)
+        with drawing("network"):  # what torch draws for it is replaced
+            net = nets.build(name, settings)
+    with drawing("network"):  # the same for layers that the method brings
+        model = prepared(net)
+    return _with_state(model, meta, tensors)
+
+
+def _checked_builder(builder: Any) -> tuple[str, dict[str, Any]]:
+    """A name and settings, of which there are few: each may become a layer."""
+    name, settings = builder
+    if not isinstance(name, str) or not isinstance(settings, dict):
+        raise StoreError("the network's builder is no name with settings")
+    if len(leaves(settings)) > _MOST_SETTINGS:
+        raise StoreError(f"the network's builder has more than {_MOST_SETTINGS:,} settings")
+    return name, settings
+
+
+def rebuilt(builder: Any, tensors: dict[str, Tensor]) -> nn.Module:
+    """The network of a stored builder, which has no more weights than there are stored numbers."""
+    name, settings = _checked_builder(builder)
+    made_small(
+        lambda: Functional(nets.build(name, settings)), sum(v.numel() for v in tensors.values())
+    )
+    with drawing("network"):  # what torch draws for it is replaced
+        return nets.build(name, settings)
+
+
+def _check_sizes(
+    make: Callable[[], Model], meta: dict[str, Any], inputs: Any, tensors: dict[str, Tensor]
+) -> None:
+    """Whether the network that the settings make is the one that was saved, found out on the meta
+    device, where tensors have shapes and no memory: what a network of a billion units would take is
+    never claimed. A builder that cannot run there is trusted, as code is."""
+    try:
+        with torch.device("meta"):
+            model = make()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        return
+    most = sum(value.numel() for value in tensors.values())
+    size = sum(t.numel() for t in model.net.parameters())
+    if size > most or sum(t.numel() for t in model.net.buffers()) > most + _MOST_CONSTANTS:
+        raise ModelError(
+            f"the network that was saved has {size:,} numbers by its settings, and the artefact "
+            f"holds {most:,}: the structure is not the saved one"
+        )
+    _check_structure(model, meta)
+    try:
+        with torch.device("meta"):
+            seen = model.build(each_shape(inputs, lambda shape: torch.zeros(1, *shape)))
+    except Exception:  # tokens, or an operation that has no form there
+        return
+    kept, own = _sites(meta["sites"]), seen.sites
+    if "calls" not in meta:  # an older artefact, whose layers may have had other noise in training
+        kept, own = _in_prediction(kept), _in_prediction(own)
+    saved = {"output": _plain(store.decode(meta["output"], "output")), "head": meta["head"],
+             "sites": kept}  # fmt: skip
+    found = {"output": _plain(seen.output), "head": seen.head, "sites": own}
+    for name, value in found.items():
+        if saved[name] != value:
+            raise ModelError(
+                f"the network's structure is not the saved one: {name} {value!r:.80}, saved "
+                f"{saved[name]!r:.80}"
+            )
+
+
+def each_shape(tree: Any, make: Callable[[Any], Any]) -> Any:
+    """Something for each shape in the tree of shapes that a posterior keeps of a row of x."""
+    if isinstance(tree, dict):
+        return {name: make(shape) for name, shape in tree.items()}
+    if isinstance(tree, tuple) or (isinstance(tree, list) and tree and isinstance(tree[0], list)):
+        return tuple(make(shape) for shape in tree)
+    return make(tree)
+
+
+def _is_output(tree: Any) -> bool:
+    """A shape, or a tuple of them, of heads; None where the network has not run."""
+    if not isinstance(tree, tuple | list):
+        return tree is None
+    whole = [type(size) is int and 0 <= size < 1 << 31 for size in tree]
+    return all(whole) or (not any(whole) and all(v is not None and _is_output(v) for v in tree))
+
+
+def _plain(tree: Any) -> Any:
+    return [_plain(v) for v in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _calls(meta: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of each layer for one row; an older artefact has none."""
+    calls = store.decode(meta.get("calls"), "calls") or {}
+    return {str(name): tuple(each) for name, each in calls.items()}
 
 
 def _sites(meta: dict[str, Any]) -> dict[str, Site]:
@@ -184,25 +383,54 @@ def _sites(meta: dict[str, Any]) -> dict[str, Site]:
     return {f"{layer}.uniform": Site("uniform", tuple(shape)) for layer, shape in old.items()}
 
 
-def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
-    dtype = store.decode(meta["dtype"], "dtype")
-    for name in ("output", "masked"):
-        setattr(model, name, store.decode(meta[name], name))
-    model.sites = _sites(meta["sites"])
-    model.head, model.widths = meta["head"], store.decode(meta["widths"], "widths")
+def _in_prediction(sites: dict[str, Site]) -> dict[str, Site]:
+    """The noise that a function takes, whatever the rows of training had."""
+    return {name: Site(s.kind, s.shape) for name, s in sites.items() if s.use != "training"}
+
+
+def _check_structure(model: Model, meta: dict[str, Any]) -> None:
     own = {e.name: list(e.shape) for e in trainable(model.net)[0]}
     saved = {n: shape for n, shape in meta["structure"] if not n.startswith("likelihood.")}
     if own != saved:
         differ = sorted(n for n in own.keys() | saved.keys() if own.get(n) != saved.get(n))[:5]
         detail = "; ".join(f"{n}: saved {saved.get(n)}, given {own.get(n)}" for n in differ)
         raise ModelError(f"the network's structure is not the saved one: {detail}")
+
+
+def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+    dtype = store.decode(meta["dtype"], "dtype")
+    if dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise StoreError(f"the network is said to compute in {dtype!r:.40}")
+    for name in ("output", "masked"):
+        setattr(model, name, store.decode(meta[name], name))
+    if not _is_output(model.output):
+        raise StoreError(f"the network is said to give {model.output!r:.60}")
+    model.sites = _sites(meta["sites"])
+    model.head, model.widths = meta["head"], store.decode(meta["widths"], "widths")
+    model.calls = _calls(meta)
+    if not all(isinstance(n, str) and type(w) is int and 0 <= w < 1 << 40 for n, w in model.widths):
+        raise StoreError("the widths of layers are no names with numbers")
+    _check_structure(model, meta)
     prefix = "net."
     fixed = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
     state = model.net.state_dict()
-    missing = fixed.keys() - state.keys()
+    # a buffer with persistent=False is in no state_dict
+    aside = {k: v for k, v in model.net.named_buffers() if k not in state and k in fixed}
+    missing = fixed.keys() - state.keys() - aside.keys()
+    missing |= {k for k, v in aside.items() if fixed[k].shape != v.shape}
     if missing:
         raise ModelError(f"the network lacks the saved buffers {sorted(missing)[:5]}")
-    model.net.load_state_dict(state | fixed)
-    model.forget()
+    wrong = [k for k, v in fixed.items() if k in state and v.shape != state[k].shape]
+    if wrong:
+        raise ModelError(f"the saved buffer {wrong[0]!r} has another shape than the network's")
+    model.net.load_state_dict(state | {k: v for k, v in fixed.items() if k in state})
+    for name, value in aside.items():
+        value.copy_(fixed[name])
+    prefix = "buffer."  # each member's own: what training changed
+    model.written = tuple(
+        name for k in tensors if k.startswith(prefix)
+        and (name := k[len(prefix) :]) not in model.momenta
+    )  # fmt: skip
+    model._derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

@@ -8,11 +8,13 @@ the base, which the transform does not touch.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor
 
+from doxa.errors import DataError, ModelError, StoreError
 from doxa.linalg.layout import Params
 from doxa.posterior.base import Posterior
 from doxa.posterior.kinds import register_posterior
@@ -44,7 +46,20 @@ class TransformedPosterior(Posterior):
         self.base = base
         self.transform = transform
         self.record, self.columns = base.record, base.columns
+        self.scalar_targets = base.scalar_targets
         self.log_evidence, self.elbo = base.log_evidence, base.elbo
+
+    def check_restored(self) -> None:
+        if not isinstance(self.transform, PredictiveTransform):
+            raise StoreError(f"a {type(self.transform).__name__} is no transform of predictions")
+        super().check_restored()
+        with contextlib.suppress(DataError, ModelError):  # x that are no numbers
+            self.shadow().check_two_rows()
+
+    def shadow(self) -> TransformedPosterior:
+        new = super().shadow()
+        new.base = self.base.shadow()
+        return new
 
     @property
     def members(self) -> int:
@@ -53,17 +68,15 @@ class TransformedPosterior(Posterior):
     def _reference(self) -> Tensor:
         return self.base._reference()
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         x = self.ordered(x)
-        return self.transform.at(self.base.predict(x, n, seed, keep), x)
+        return self.transform.at(self.base._predict(x, n, seed, keep), x)
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        return self.base.functions(x, n, seed)
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
+        return self.base._draw_functions(x, n, seed)
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        return self.base.prior_functions(x, n, seed)
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
+        return self.base._draw_prior_functions(x, n, seed)
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
         return self.base.draw(n, seed)
@@ -73,6 +86,9 @@ class TransformedPosterior(Posterior):
 
     def condition(self, x: Any, y: Any) -> TransformedPosterior:
         return TransformedPosterior(self.base.condition(x, y), self.transform)
+
+    def count_fitted(self, x: Any, y: Any) -> int:
+        return self.base.count_fitted(x, y)
 
     def to_arviz(self) -> Any:
         return self.base.to_arviz()

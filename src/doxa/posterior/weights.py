@@ -19,7 +19,7 @@ from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
 from doxa.engine.threads import threads_for
 from doxa.engine.work import Count
-from doxa.errors import MemoryBudgetError, ModelError, Unavailable
+from doxa.errors import MemoryBudgetError, ModelError, StoreError, Unavailable
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 from doxa.model.layers import plain_weights
@@ -81,9 +81,7 @@ class WeightPosterior(Posterior):
         """Draws, in groups that share parameters; n in all, or the default number. A generator
         where all of them together may not fit."""
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         if keep == "samples":
@@ -247,7 +245,7 @@ class WeightPosterior(Posterior):
             return {}
         return self.network.layers.unflatten(self.layers[k].to(self.device))
 
-    def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """The network at weights drawn from the prior; layers' own trainables as they are."""
         seed = self.sampling(n, seed, "samples")
         x = self.check_inputs(x)
@@ -278,6 +276,41 @@ class WeightPosterior(Posterior):
 
     def extra(self) -> dict[str, Any]:
         return {} if self.priors is None else {"priors": self.priors}
+
+    def check_restored(self) -> None:
+        super().check_restored()
+        flat, lead = getattr(self, self.flat), self._lead()
+        self._check_tensor(self.flat, flat, (*flat.shape[:-1], self.layout.size))
+        own = {name: value.shape for name, value in self.network.net.named_buffers()}
+        for name, value in self.buffers.items():
+            if name not in own:
+                raise StoreError(f"the network has no buffer {name!r}")
+            if value.shape != (*lead, *own[name]):
+                raise StoreError(f"buffer {name!r} has the shape {list(value.shape)}")
+            if name.endswith("running_var") and bool((value < 0).any()):
+                raise StoreError(f"buffer {name!r} holds negative variances")
+        if (self.layers is None) != (self.network.layers.size == 0):
+            raise StoreError("what the network's layers learned is missing, or too much")
+        if self.layers is not None:
+            self._check_tensor("layers", self.layers, (*lead, self.network.layers.size))
+        if self.priors is not None and len(self.priors) != self.members:
+            raise StoreError(f"{len(self.priors)} priors for {self.members} members")
+        wanted = self.base_likelihood.parameters(self.network.output or (1,))
+        known = {f"likelihood.{name}": value.shape for name, value in wanted.items()}
+        for name, value in self.constants.items():
+            if value.shape != known.get(name, value.shape):
+                raise StoreError(f"constant {name!r} has the shape {list(value.shape)}")
+
+    def _lead(self) -> tuple[int, ...]:
+        """The leading axes of buffers and of what layers learned."""
+        return (self.members,)
+
+    def _check_tensor(self, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+        if value.shape != shape or value.dtype != self.network.dtype:
+            raise StoreError(
+                f"{name} is {list(value.shape)} of {value.dtype}, the network needs {list(shape)} "
+                f"of {self.network.dtype}"
+            )
 
     @staticmethod
     def _shared(tensors: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any]:

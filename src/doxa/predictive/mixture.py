@@ -227,8 +227,9 @@ class Mixture(Form):
             yield self._rows(start, rows)._exact
 
     def _normal_quantiles(self, levels: Tensor) -> Tensor:
-        """Of a mixture of normals, at all levels at once: [L, N, *event]."""
-        weights, mean, std = self.normals()
+        """Of a mixture of normals, at all levels at once: [L, N, *event]. In float64: a level of
+        1 − 10⁻⁸ is 1 in float32, whose quantile is infinite."""
+        weights, mean, std = (part.double() for part in self.normals())
         mean, std = mean.unsqueeze(1), std.unsqueeze(1)  # [S, 1, N, *event]
         levels = levels.to(mean).reshape(-1, *(1,) * (mean.ndim - 2))
         each = mean + std * torch.special.ndtri(levels)  # the mixture's lies in between
@@ -237,7 +238,8 @@ class Mixture(Form):
 
     def _quantile_of_all(self, level: float) -> Tensor:
         if self.likelihood.is_normal:
-            return self._normal_quantiles(torch.tensor([level], dtype=torch.float64))[0]
+            one = torch.tensor([level], dtype=torch.float64)
+            return self._normal_quantiles(one)[0].to(self.f.dtype)
         centre = self.likelihood.mean(self.f, self.theta, 1)
         if self.likelihood.discrete:
             low, high = torch.full_like(centre[0], -1.0), centre.amax(0).floor() + 1.0

@@ -35,7 +35,9 @@ class Predictive(describe.Described):
     """p(y | x, data) at N inputs, in units of y: a mixture of S functions, or of S Gaussian
     marginals over functions.
 
-    Everything has the rows N first. A quantity that this distribution does not have raises
+    Everything has the rows N first. Where the fit was given y of shape [N], quantities of one y
+    have the shape [N], and draws [S, N]; with y of shape [N, 1] they have [N, 1] and [S, N, 1]
+    (`event` below is () or (1,)). A quantity that this distribution does not have raises
     `Unavailable` (an AttributeError: `hasattr` says no), which says what to do instead.
 
     Parameters
@@ -56,6 +58,8 @@ class Predictive(describe.Described):
         [S], normalised; equal when None.
     """
 
+    _scalar: bool | tuple[bool, ...] = False  # y has no axis of outputs, the form's has one of 1
+
     def __init__(
         self,
         f: Any,
@@ -75,6 +79,21 @@ class Predictive(describe.Described):
         new = cls.__new__(cls)
         new._form = form
         return new
+
+    def for_targets(self, scalar: bool | tuple[bool, ...]) -> Predictive:
+        """The same distribution for targets of shape [N], where `scalar` says so (of each head):
+        the form's axis of one output is not shown."""
+        new = Predictive.of(self._form)
+        new._scalar = scalar
+        return new
+
+    def of_form(self, form: Form) -> Predictive:
+        """Another form for the same targets."""
+        return Predictive.of(form).for_targets(self._scalar)
+
+    def _shown(self, values: Tensor) -> Tensor:
+        """[..., *event] of the form, in y's shape."""
+        return values.squeeze(-1) if self._scalar else values
 
     @classmethod
     def from_samples(
@@ -110,12 +129,14 @@ class Predictive(describe.Described):
     def mix(cls, parts: Sequence[Predictive], weights: Any = None) -> Predictive:
         """The weighted mixture of predictives at the same rows, in whatever fitted units each
         was made: model averaging."""
-        return cls.of(blend([part._form for part in parts], weights))
+        mixed = cls.of(blend([part._form for part in parts], weights))
+        return mixed.for_targets(_common([part._scalar for part in parts]))
 
     @classmethod
     def concat(cls, parts: Sequence[Predictive]) -> Predictive:
         """Moments of consecutive blocks of rows as one predictive."""
-        return cls.of(concatenate([part._form for part in parts]))
+        joined = cls.of(concatenate([part._form for part in parts]))
+        return joined.for_targets(_common([part._scalar for part in parts]))
 
     def described(self) -> describe.Words:
         return describe.predictive(self)
@@ -128,62 +149,62 @@ class Predictive(describe.Described):
     @property
     def mean(self) -> Tensor:
         """E[y]: [N, *event]; for a categorical the class probabilities [N, C, *site]."""
-        return self._form.mean
+        return self._shown(self._form.mean)
 
     @property
     def aleatoric(self) -> Tensor:
         """E_s Var[y | f_s], in the shape of `mean`: the noise that more data would not remove."""
-        return self._form.aleatoric
+        return self._shown(self._form.aleatoric)
 
     @property
     def epistemic(self) -> Tensor:
         """Var_s E[y | f_s], in the shape of `mean`: what the functions disagree about."""
-        return self._form.epistemic
+        return self._shown(self._form.epistemic)
 
     @property
     def variance(self) -> Tensor:
         """aleatoric + epistemic, where it splits; p (1 − p) of classes."""
-        return self._form.variance
+        return self._shown(self._form.variance)
 
     @property
     def std(self) -> Tensor:
-        return self._form.std
+        return self._shown(self._form.std)
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities [N, C, *site]; for Bernoulli that of a 1, in y's shape."""
-        return self._form.probs
+        return self._shown(self._form.probs)
 
     @property
     def expected_entropy(self) -> Tensor:
         """E_s H[y | f_s] of each label or element of y, in nats: [N, *event]."""
-        return self._form.expected_entropy
+        return self._shown(self._form.expected_entropy)
 
     @property
     def mutual_information(self) -> Tensor:
         """I[y; f] in nats, never negative: what a label would teach about the function."""
-        return self._form.mutual_information
+        return self._shown(self._form.mutual_information)
 
     @property
     def entropy(self) -> Tensor:
         """H[y] in nats: expected_entropy + mutual_information, where it splits."""
-        return self._form.entropy
+        return self._shown(self._form.entropy)
 
     @property
     def variation_ratio(self) -> Tensor:
         """One minus the probability of the likeliest class; by counting, see `votes`."""
-        return self._form.variation_ratio
+        return self._shown(self._form.variation_ratio)
 
     def votes(self) -> Tensor:
         """The share of the draws that rank each class first: [N, C, *site]; for Bernoulli the
         share above one half. `1 - votes().amax(1)` is the variation ratio by counting."""
-        return self._form.votes()
+        return self._shown(self._form.votes())
 
     @property
     def samples(self) -> Tensor:
         """[S, N, ...]: samples[s] is one function at all rows, in units of y; logits for
         classification, log rates for counts."""
-        return self._form.samples
+        return self._shown(self._form.samples)
 
     @property
     def weights(self) -> Tensor:
@@ -193,22 +214,27 @@ class Predictive(describe.Described):
     @property
     def heads(self) -> tuple[Predictive, ...]:
         """One predictive for each head of a model with several."""
-        return tuple(Predictive.of(head) for head in self._form.heads)
+        heads = self._form.heads
+        scalar = self._scalar if isinstance(self._scalar, tuple) else (False,) * len(heads)
+        each = zip(heads, scalar, strict=True)
+        return tuple(Predictive.of(head).for_targets(own) for head, own in each)
 
     def normals(self) -> tuple[Tensor, Tensor, Tensor]:
         """(weights [S], means [S, N, *event], standard deviations) where y is a mixture of
         normals: what closed forms (CRPS) are computed from."""
-        return self._form.normals()
+        weights, means, stds = self._form.normals()
+        return weights, self._shown(means), self._shown(stds)
 
     def targets(self, y: Any) -> Tensor:
-        """y checked against the rows and outputs of this predictive, on its device: [N, *event].
-        y of shape [N] where an output axis of one is wanted becomes [N, 1]; classes are int64."""
-        return self._form.targets(y)
+        """y checked against the rows and outputs of this predictive, on its device: [N, *event],
+        the shape of `mean`. y may have shape [N] or [N, 1] where there is one output; classes are
+        int64."""
+        return self._shown(self._form.targets(y))
 
     def cdf(self, y: Any) -> Tensor:
         """P(Y <= y) of each element: [N, *event]. Not for classes."""
         self._form.check_ordered("cdf")
-        return self._form.cdf(self._form.targets(y))
+        return self._shown(self._form.cdf(self._form.targets(y)))
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The q-quantile of each element of y: [N, *event], or [Q, N, *event] for a sequence."""
@@ -220,27 +246,28 @@ class Predictive(describe.Described):
         if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
             raise DataError(f"quantile levels must lie between 0 and 1, got {q}")
         if levels.ndim == 0:
-            return self._form.quantile(float(levels))
-        return torch.stack([self._form.quantile(level) for level in levels.tolist()])
+            return self._shown(self._form.quantile(float(levels)))
+        return self._shown(torch.stack([self._form.quantile(q) for q in levels.tolist()]))
 
     def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
         """The central interval (low, high) that holds y with probability `level`; 0.95 unless
         said. A conformal predictive has the interval of the level it was calibrated for."""
         self._form.check_ordered("interval")
-        return self._form.interval(_checked(level))
+        low, high = self._form.interval(_checked(level))
+        return self._shown(low), self._shown(high)
 
     def prediction_set(self, level: float | None = None) -> Tensor:
         """Which classes are in the smallest set that holds y with probability `level` (0.95
         unless said): bool [N, C, *site]; for Bernoulli [N, 2, *event], no and yes. A conformal
         predictive has the set of the level it was calibrated for."""
-        return self._form.prediction_set(_checked(level))
+        return self._shown(self._form.prediction_set(_checked(level)))
 
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """n draws of y: [n, N, *event]. Each is one function at all rows plus noise, where the
         functions were kept; else every row is drawn by itself."""
         if not isinstance(n, Integral) or n < 1:
             raise DataError(f"n must be a whole number, at least 1, got {n!r}")
-        return self._form.sample(n, seed)
+        return self._shown(self._form.sample(n, seed))
 
     def log_prob(self, y: Any) -> Tensor:
         """log p(y) of each row, [N], summed over its outputs; y in its own units. Class weights
@@ -249,7 +276,12 @@ class Predictive(describe.Described):
 
     def moment_matched(self) -> Predictive:
         """The Gaussian with this mean and variance, which the deep-ensembles paper scores."""
-        return Predictive.of(moment_matched(self._form))
+        return self.of_form(moment_matched(self._form))
+
+
+def _common(scalar: Sequence[bool | tuple[bool, ...]]) -> bool | tuple[bool, ...]:
+    """What all parts agree on; where they do not, the form's own shape."""
+    return scalar[0] if all(own == scalar[0] for own in scalar) else False
 
 
 def _checked(level: float | None) -> float | None:

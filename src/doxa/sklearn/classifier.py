@@ -39,7 +39,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def predict_proba(self, X: Any) -> Array:
         """[N, classes], in the order of `classes_`."""
         probs = as_numbers(self._summary(X).probs)
-        return np.hstack([1.0 - probs, probs]) if self._outputs == 1 else probs
+        if self._outputs > 1:
+            return probs
+        probs = probs.reshape(len(probs), 1)
+        return np.hstack([1.0 - probs, probs])
 
     def predict_log_proba(self, X: Any) -> Array:
         """[N, classes]: the logarithm of `predict_proba`."""

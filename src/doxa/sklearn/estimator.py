@@ -112,9 +112,9 @@ class BayesianEstimator(BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit to rows X [N, D] and targets y; sample_weight: one a row. A row of weight 2 is the
-        row twice, to the bit: see `doxa.sklearn.counting`."""
+        row twice, to the bit, and one of weight 0 is no row: see `doxa.sklearn.counting`."""
         self._check_settings()
-        X, y = self._read(X, y)
+        X, y = self._read(*inputs.without_zeros(X, y, sample_weight))
         weight = inputs.row_weights(sample_weight, len(X))
         targets = self._learn_targets(y, weight)
         method = as_method(self.method)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_array
-from sklearn.utils.validation import validate_data
+from sklearn.utils import _safe_indexing, check_array
+from sklearn.utils.validation import _num_samples, validate_data
 
 from doxa.errors import DataError, DoxaError, ShapeError
 
@@ -57,6 +57,23 @@ def row_weights(sample_weight: Any, rows: int) -> Array | None:
     if not weight.any():
         raise DataError("every sample_weight is zero: no row is left to fit to")
     return weight
+
+
+def without_zeros(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """X and y in which rows of weight 0 are copies of a row that counts, so that nothing looks at
+    what they hold, and errors name rows as they were passed. They are removed later."""
+    X, y = _array_of(X), _array_of(y)
+    if sample_weight is None or y is None:
+        return X, y
+    try:
+        counts = np.asarray(_array_of(sample_weight), dtype=np.float64) > 0
+        rows = (_num_samples(X), _num_samples(y))
+    except (TypeError, ValueError):  # what is wrong is said by the checks of X, y and weights
+        return X, y
+    if rows != (len(counts),) * 2 or counts.ndim != 1 or counts.all() or not counts.any():
+        return X, y
+    index = np.where(counts, np.arange(len(counts)), np.flatnonzero(counts)[0])
+    return _safe_indexing(X, index), _safe_indexing(y, index)
 
 
 def _array_of(value: Any) -> Any:

@@ -44,16 +44,16 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def predict_quantile(self, X: Any, q: float | Sequence[float]) -> Array:
         """The q-quantile of y, in the shape of y; for several q with an axis for them in front."""
         found = self.predictive(X).quantile(q)
-        if found.ndim == 2:
+        if np.ndim(q) == 0:
             return self._as_y(found)
         return np.stack([self._as_y(each) for each in found])
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """Draws of y, noise included, each one function at all rows: [N, n_samples], or
         [N, columns of y, n_samples]."""
-        drawn = as_numbers(self.predictive(X).sample(n_samples, random_state))  # [n, N, T]
+        drawn = as_numbers(self.predictive(X).sample(n_samples, random_state))  # [n, N(, T)]
         drawn = np.moveaxis(drawn, 0, -1)
-        return drawn[:, 0] if self._flat else drawn
+        return drawn.reshape(len(drawn), n_samples) if self._flat else drawn
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -62,7 +62,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _as_y(self, values: torch.Tensor) -> Array:
         numbers = as_numbers(values)
-        return numbers[:, 0] if self._flat else numbers
+        return numbers.reshape(len(numbers)) if self._flat else numbers
 
     def _read(self, X: Any, y: Any) -> tuple[Array, Array]:
         return inputs.training_rows(self, X, y, multi_output=True, y_numeric=True)

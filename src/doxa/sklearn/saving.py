@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from doxa import nets, store
 from doxa.errors import StoreError
-from doxa.posterior.saving import from_artefact, to_artefact
+from doxa.noise import drawing
+from doxa.posterior.saving import from_artefact, rebuilt, to_artefact
 from doxa.sklearn.network import Builder, made
 from doxa.store.artefact import pack
 
@@ -56,6 +57,14 @@ def load(
     cls: type[E], path: str | Path, net: nn.Module | Builder | None, device: torch.device | str
 ) -> E:
     tensors, meta = store.read_artefact(path)
+    with store.decoding(path):
+        return _load(cls, path, tensors, meta, net, device)
+
+
+def _load(
+    cls: type[E], path: str | Path, tensors: dict[str, Tensor], meta: dict[str, Any],
+    net: nn.Module | Builder | None, device: torch.device | str,
+) -> E:  # fmt: skip
     told = store.decode(meta.get("record", {}), "record").get("metadata", {}).get(KEY)
     if told is None:
         raise StoreError(f"{path} holds a posterior, but no estimator: doxa.load reads it")
@@ -64,9 +73,11 @@ def load(
     settings = {k: store.decode(v, f"parameter {k}") for k, v in told["settings"].items()}
     built = settings.pop("net")
     if net is None and built not in (None, _OWN):
-        net = nets.build(*built)
+        net = rebuilt(built, tensors)
     estimator = cls(**settings, net=net)
     for name, value in told["fitted"].items():
+        if name not in _PRIVATE and (name.startswith("_") or not name.endswith("_")):
+            raise StoreError(f"{path}: {name!r} is nothing that an estimator learns")
         setattr(estimator, name, _array(store.decode(value, name)))
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
     estimator.posterior_ = from_artefact(placed, meta, _given(estimator))
@@ -93,7 +104,8 @@ def _given(estimator: BayesianEstimator) -> nn.Module | None:
     """The user's network; None where there is none."""
     if estimator.net is None:
         return None
-    return made(estimator.net, estimator.n_features_in_, estimator._outputs)
+    with drawing("network"):  # what torch draws for it is replaced
+        return made(estimator.net, estimator.n_features_in_, estimator._outputs)
 
 
 def _plain(value: Any) -> Any:

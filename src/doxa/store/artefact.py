@@ -16,18 +16,18 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from doxa.errors import CorruptedArtefact, StoreError
+from doxa.errors import CorruptedArtefact, DoxaError, StoreError
 from doxa.store import tensors as tensor_files
 from doxa.store.codec import decode, encode
 
@@ -39,6 +39,9 @@ except ImportError:  # Windows: abandoned temporary directories stay until someo
 TENSORS, META, CHECKSUMS = "tensors.safetensors", "meta.json", "checksums.sha256"
 FILES = frozenset({TENSORS, META, CHECKSUMS})
 FORMAT = 1
+IN_MEMORY = 1 << 30  # bytes of tensors up to which they are not mapped, where nobody says
+META_MOST, CHECKSUMS_MOST = 64 << 20, 1 << 16  # bytes
+_LONGEST = 255 - 32  # bytes of a name that leave room for an ending
 
 
 def write_artefact(
@@ -62,8 +65,9 @@ def write_artefact(
     with readable_errors("written", target):
         make_directory(target.parent)
         _check_replaceable(target)
-        remove_abandoned(target.parent, prefix=f".{target.name}.tmp-")
-        with written_aside(target.parent, contents, prefix=f".{target.name}.tmp-") as fresh:
+        prefix = beside(target, ".tmp-").name
+        remove_abandoned(target.parent, prefix)
+        with written_aside(target.parent, contents, prefix) as fresh:
             previous = _previous(target)
             if target.exists():
                 if previous.exists():  # left by a writer killed after its second rename
@@ -90,13 +94,15 @@ def read_artefact(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU) and meta at `path`, after checking both against their checksums.
 
-    Where the tensors take more than `budget` bytes, the large ones stay on disk and are mapped:
-    changes to them are not written back, and replacing the artefact does not change them.
+    Where the tensors take more than `budget` bytes (default: 1 GiB), the large ones stay on disk
+    and are mapped: changes to them are not written back, and replacing the artefact does not change
+    them.
 
     Raises
     ------
     StoreError : nothing there, no permission, not an artefact, an unregistered type in meta.
-    CorruptedArtefact : a file of it is missing, truncated or changed.
+    CorruptedArtefact : a file of it is missing, truncated or changed, is no regular file, or holds
+        what doxa does not write.
     """
     target = Path(os.path.realpath(path))
     with readable_errors("read", target):
@@ -119,28 +125,83 @@ def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str
     missing = sorted(FILES - present)
     if missing:
         raise CorruptedArtefact(f"{source} is damaged: {missing[0]} is missing")
-    lines = (source / CHECKSUMS).read_bytes().decode("ascii", errors="replace").splitlines()
-    expected = {line[66:]: line[:64] for line in lines}
-    meta = (source / META).read_bytes()
+    lines = _bytes(source / CHECKSUMS, CHECKSUMS_MOST).decode("ascii", errors="replace")
+    expected = {line[66:]: line[:64] for line in lines.splitlines()}
+    meta = _bytes(source / META, META_MOST)
     _check(source / META, hashlib.sha256(meta).hexdigest(), expected)
     path = source / TENSORS
-    if budget is not None and path.stat().st_size > budget:
-        bytes_, digest = tensor_files.read_mapped(path)
-        _check(path, digest, expected)
-        load = lambda: tensor_files.parse(bytes_)  # noqa: E731
-    else:
-        data = path.read_bytes()
-        _check(path, hashlib.sha256(data).hexdigest(), expected)
-        load = lambda: load_tensors(data)  # noqa: E731
-    try:
-        document = json.loads(meta)
+    with regular_file(path) as (file, size):
+        mapped = size > (IN_MEMORY if budget is None else budget)
+        read = tensor_files.read_mapped if mapped else tensor_files.read_whole
+        if size > IN_MEMORY:  # which takes long to read: is it what it says it is?
+            with decoding(path):
+                tensor_files.check_size(file, size)
+        data, digest = read(file, size)
+    _check(path, digest, expected)
+    with decoding(source):
+        document = json.loads(meta, parse_constant=_no_constant, parse_float=_finite)
         version, content = document["format"], document["meta"]
-        tensors = load()
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CorruptedArtefact(f"{source} was not written by doxa: {error!r}") from error
-    if version != FORMAT:
-        raise StoreError(f"{source} has format {version}, this doxa reads {FORMAT}: update doxa")
-    return tensors, decode(content, "meta")
+        if version != FORMAT:
+            raise StoreError(
+                f"{source} has format {version!r}, this doxa reads {FORMAT}: update doxa"
+            )
+        tensors = tensor_files.parse(data, share=mapped)
+        found = decode(content, "meta")
+        if not isinstance(found, dict):
+            raise ValueError("meta is no dict")
+    return tensors, found
+
+
+@contextlib.contextmanager
+def decoding(path: object) -> Iterator[None]:
+    """The last line: what fails while stored values are turned into objects is the artefact's
+    fault, and said to be. Errors of doxa pass through."""
+    try:
+        yield
+    except DoxaError:
+        raise
+    except _STRAY as error:
+        words = f"{type(error).__name__}: {error}"[:300]
+        raise CorruptedArtefact(f"{path} was not written by doxa: {words}") from error
+
+
+_STRAY = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ValueError, NotImplementedError, MemoryError, BufferError,
+)  # fmt: skip  # RecursionError is a RuntimeError
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is larger than a float can hold")
+    return number
+
+
+@contextlib.contextmanager
+def regular_file(path: Path) -> Iterator[tuple[Any, int]]:
+    """An open file and its size. A link, a pipe or a device in an artefact is refused: reading
+    one might never end, or read what the artefact's sender could not."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise CorruptedArtefact(f"{path} is a link, not a file: copy the file itself there")
+    with open(os.open(path, flags), "rb", buffering=0) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise CorruptedArtefact(f"{path} is not a regular file")
+        yield file, facts.st_size
+
+
+def _bytes(path: Path, most: int) -> bytearray:
+    with regular_file(path) as (file, size):
+        if size > most:
+            raise CorruptedArtefact(f"{path} has {size:,} bytes; {most:,} is the most it may have")
+        return tensor_files.read_bytes(file, size)
 
 
 def _check(path: Path, found: str, expected: Mapping[str, str]) -> None:
@@ -168,6 +229,8 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Contents:
         encoded = text.encode("utf-8")
     except ValueError as error:  # a lone surrogate, which no text file can hold
         raise StoreError(f"meta cannot be written as JSON: {error}") from error
+    if len(encoded) > META_MOST:
+        raise StoreError(f"meta takes {len(encoded):,} bytes, more than {META_MOST:,}")
     return Contents(tensor_files.storable(tensors), encoded)
 
 
@@ -294,4 +357,13 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _previous(target: Path) -> Path:
-    return target.with_name(f".{target.name}.previous")
+    return beside(target, ".previous")
+
+
+def beside(target: Path, ending: str) -> Path:
+    """A hidden name next to `target`'s, with this ending; of a long name the SHA-256 stands for it,
+    because names have 255 bytes at most and a temporary one is longer still."""
+    name = target.name
+    if len(os.fsencode(name)) > _LONGEST:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    return target.with_name(f".{name}{ending}")

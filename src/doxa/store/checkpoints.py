@@ -95,6 +95,9 @@ class Checkpoints:
     def _read(self, name: str) -> Checkpoint | None:
         try:
             tensors, meta = read_artefact(self.path / name)
+            step, facts = meta.get("step"), meta.get("meta")
+            if type(step) is not int or step < 0 or not isinstance(facts, dict):
+                raise CorruptedArtefact(f"{self.path / name} is no checkpoint")
         except CorruptedArtefact as error:
             logger.warning("skipped a damaged checkpoint: %s", error)
             return None
@@ -102,7 +105,7 @@ class Checkpoints:
             if (self.path / name).exists():
                 raise
             return None  # a writer removed it just now: there are newer ones
-        return Checkpoint(meta["step"], tensors, meta["meta"])
+        return Checkpoint(step, tensors, facts)
 
     def _rename(self, fresh: Path, step: int) -> str:
         assert self._number is not None

@@ -16,7 +16,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Mapping
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +35,7 @@ _RESERVED = frozenset({"float", "tuple", "dict", "tensor", "array", "dtype", "de
 _classes: dict[str, type] = {}
 _names: dict[type, str] = {}
 _lazy: dict[str, str] = {}
+_types: dict[type, dict[str, Any]] = {}  # of the fields of classes, once looked up
 
 
 def register(name: str) -> Callable[[type[T]], type[T]]:
@@ -166,6 +169,8 @@ def _decode(data: Any, where: Where) -> Any:
 
 def _decode_builtin(name: str, data: dict[str, Any], where: Where) -> Any:
     if name == "float":
+        if data["value"] not in ("nan", "inf", "-inf"):
+            raise ValueError(f"{_shown(data['value'])} is written as a number")
         return float(data["value"])
     if name == "tuple":
         return tuple(_decode(item, (where, i)) for i, item in enumerate(data["items"]))
@@ -173,10 +178,17 @@ def _decode_builtin(name: str, data: dict[str, Any], where: Where) -> Any:
         pairs = [(_decode(key, where), item) for key, item in data["items"]]
         return {key: _decode(item, (where, [key])) for key, item in pairs}
     if name == "device":
+        if not isinstance(data["name"], str):
+            raise TypeError("a device has a name")
         return torch.device(data["name"])
     if name == "dtype":
         return _torch_dtype(data["name"])
-    numbers = [float(item) if isinstance(item, str) else item for item in data["data"]]
+    shape = data["shape"]
+    if not isinstance(data["data"], list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{_shown(shape)} is no shape")
+    if math.prod(shape) != len(data["data"]):
+        raise ValueError(f"{len(data['data'])} numbers for the shape {shape}")
+    numbers = [_decode_number(item) for item in data["data"]]
     if name == "tensor":
         return torch.tensor(numbers, dtype=_torch_dtype(data["dtype"])).reshape(data["shape"])
     dtype = np.dtype(data["dtype"])
@@ -185,8 +197,16 @@ def _decode_builtin(name: str, data: dict[str, Any], where: Where) -> Any:
     return np.array(numbers, dtype=dtype).reshape(data["shape"])
 
 
+def _decode_number(item: Any) -> bool | int | float:
+    if isinstance(item, str) and item in ("nan", "inf", "-inf"):
+        return float(item)
+    if not isinstance(item, bool | int | float):
+        raise TypeError(f"{_shown(item)} is no number")
+    return item
+
+
 def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
-    cls = _find_class(name, where)
+    cls: Any = _find_class(name, where)
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     given = {key: item for key, item in data.items() if key != "type"}
     unknown = [key for key in given if key not in known]
@@ -195,10 +215,70 @@ def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
             f"{_place(where)}: {name!r} has no field {unknown[0]!r}: saved by another version"
         )
     values = {key: _decode(item, (where, f".{key}")) for key, item in given.items()}
+    hints = _hints(cls)
+    for key, value in values.items():
+        if not _fits(value, hints.get(key, Any)):
+            raise StoreError(
+                f"{_place((where, f'.{key}'))} is {_shown(value)}, which is no {hints[key]}"
+            )
     try:
         return cls(**values)
-    except (TypeError, ValueError) as error:
+    except DoxaError as error:
         raise StoreError(f"{_place(where)}: {name!r} cannot be rebuilt: {error}") from error
+    except Exception as error:  # whatever a class does with values that it does not expect
+        words = f"{name!r} cannot be rebuilt: {error!r}"
+        raise StoreError(f"{_place(where)}: {words}") from error
+
+
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields; none where they cannot be found out."""
+    if cls not in _types:
+        try:
+            _types[cls] = typing.get_type_hints(cls)
+        except (NameError, TypeError):  # a name that is imported for type checkers alone
+            _types[cls] = {}
+    return _types[cls]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a decoded value is of a field's type, as far as it can be seen. A tuple and a list
+    stand for each other, a whole number for a float."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is typing.Annotated:
+        return _fits(value, arguments[0])
+    if origin is typing.Literal:
+        return any(value == one and type(value) is type(one) for one in arguments)
+    kind = hint if origin is None else origin
+    if hint is Any:
+        return True
+    if not isinstance(kind, type):
+        return hint is not None or value is None
+    if kind in (int, float) and isinstance(value, int | float):
+        whole = isinstance(value, int)
+        return not isinstance(value, bool) and (whole or kind is float) and _in_range(value, kind)
+    if not isinstance(value, (list, tuple) if kind in (list, tuple, Sequence) else kind):
+        return False
+    if isinstance(value, list | tuple) and arguments:
+        if kind is tuple and arguments[-1] is not Ellipsis:
+            return len(value) == len(arguments) and all(map(_fits, value, arguments))
+        return all(_fits(item, arguments[0]) for item in value)
+    if isinstance(value, Mapping) and len(arguments) == 2:
+        return all(_fits(k, arguments[0]) and _fits(v, arguments[1]) for k, v in value.items())
+    return True
+
+
+def _in_range(value: float, kind: type) -> bool:
+    """Of a float, as much as it holds; of a whole number, 64 bits: no setting needs more."""
+    if isinstance(value, float):
+        return True
+    return abs(value) < (1 << 64 if kind is int else 1 << 1000)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, int | float | str | None) else type(value).__qualname__
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _find_class(name: str, where: Where) -> type[Any]:

@@ -14,6 +14,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,14 +54,16 @@ def parquet(
     arrow, reader = _import_pyarrow()
     source = Path(path)
     with readable_errors("read", source):
-        stat = os.stat(source)
+        found = os.stat(source)
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{source} is no regular file but a folder, a pipe or the like")
     try:
         with readable_errors("read", source), reader.ParquetFile(source) as file:
             targets = [target] if isinstance(target, str) else list(target)
             inputs = _inputs(file.schema_arrow, targets, columns, source)
             if file.metadata.num_rows == 0:
                 raise DataError(f"{source} has columns but no rows")
-            folder = _cache() / _key(source, stat, targets, inputs)
+            folder = _cache() / _key(source, found, targets, inputs)
             if not folder.exists():
                 _convert(arrow, file, inputs, targets, folder, source)
     except arrow.ArrowException as error:
@@ -91,6 +94,8 @@ def _inputs(
     for name in [*targets, *chosen]:
         if name not in schema.names:
             raise DataError(f"{source} has no column {name!r}{did_you_mean(name, schema.names)}")
+        if schema.names.count(name) > 1:
+            raise DataError(f"{source} has {schema.names.count(name)} columns named {name!r}")
         kind = _dtype(schema, name)
         if kind is None:
             raise DataError(
@@ -191,7 +196,7 @@ def _cache() -> Path:
     return folder
 
 
-def _key(source: Path, stat: os.stat_result, targets: list[str], inputs: list[str]) -> str:
+def _key(source: Path, found: os.stat_result, targets: list[str], inputs: list[str]) -> str:
     """Changes with the file and with what is asked of it."""
-    facts = [str(source.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino, targets, inputs]
+    facts = [str(source.resolve()), found.st_size, found.st_mtime_ns, found.st_ino, targets, inputs]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import sys
@@ -24,11 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from doxa.errors import StoreError
+from doxa.errors import CorruptedArtefact, StoreError
 
 PIECE = 8 << 20  # bytes at a time
 _LARGE = 1 << 20  # bytes from which on a tensor is worth mapping
 _ALIGNED = 64
+HEADER_MOST = 100_000_000  # bytes, as the format has it
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -107,30 +109,121 @@ def bytes_of(value: Tensor) -> Any:
     return memoryview(numbers)
 
 
-def read_mapped(path: Path) -> tuple[Tensor, str]:
+def read_bytes(file: Any, size: int) -> bytearray:
+    """What an open file of this size holds."""
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size and (count := file.readinto(view[done:])):
+        done += count
+    if done < size:
+        raise CorruptedArtefact(f"{file.name} became shorter while it was read")
+    return data
+
+
+def read_whole(file: Any, size: int) -> tuple[Tensor, str]:
+    """A file's bytes in memory, and its SHA-256."""
+    data = read_bytes(file, size)
+    return (
+        torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8),
+        hashlib.sha256(data).hexdigest(),
+    )
+
+
+def read_mapped(file: Any, size: int) -> tuple[Tensor, str]:
     """A file's bytes, which stay on disk and are read as they are used, and its SHA-256."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-        return mapped(file.fileno(), os.fstat(file.fileno()).st_size), digest.hexdigest()
+    while piece := file.read(PIECE):
+        digest.update(piece)
+    return mapped(file.fileno(), size), digest.hexdigest()
 
 
-def parse(data: Tensor) -> dict[str, Tensor]:
-    """The tensors of a file's bytes: the large ones are parts of `data`, the others copies."""
+def check_size(file: Any, size: int) -> None:
+    """Whether the header describes as many bytes as the file has, before all of it is read. Raises
+    `ValueError`."""
+    length = int.from_bytes(file.read(8), "little")
+    if 0 < length <= min(HEADER_MOST, size - 8):
+        file.seek(0)
+        head = torch.frombuffer(read_bytes(file, 8 + length), dtype=torch.uint8)
+        _entries(head, size)
+    file.seek(0)
+
+
+def parse(data: Tensor, share: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file's bytes, as copies; to `share`: the large ones are parts of `data`.
+
+    Raises `ValueError` unless each tensor has the bytes that its shape needs and they fill
+    the file one after the other, as the format asks.
+    """
+    entries, start = _entries(data, len(data))
     found = {}
-    length = int.from_bytes(data[:8].numpy().tobytes(), "little")
-    entries = json.loads(data[8 : 8 + length].numpy().tobytes())
-    entries.pop("__metadata__", None)
-    for name, entry in entries.items():
-        start, stop = (8 + length + offset for offset in entry["data_offsets"])
-        dtype, shape = _TYPES[entry["dtype"]], entry["shape"]
-        part = data[start:stop]
-        own = part if len(part) >= _LARGE and start % dtype.itemsize == 0 else part.clone()
-        found[name] = (
-            own.view(dtype).reshape(shape) if len(own) else torch.empty(shape, dtype=dtype)
-        )
+    for name, dtype, shape, (first, last) in entries:
+        part = data[start + first : start + last]
+        large = share and len(part) >= _LARGE and (start + first) % dtype.itemsize == 0
+        if dtype == torch.bool and bool((part > 1).any()):
+            raise ValueError(f"tensor {name!r} holds truth values that are neither 0 nor 1")
+        own = part if large else part.clone()
+        empty = first == last
+        found[name] = torch.empty(shape, dtype=dtype) if empty else own.view(dtype).reshape(shape)
     return found
+
+
+_Entry = tuple[str, torch.dtype, list[int], tuple[int, int]]
+
+
+def _check_places(entries: list[_Entry], size: int) -> None:
+    """Each tensor has the bytes that its shape needs, one after the other, to the end."""
+    at = 0
+    for name, dtype, shape, (first, last) in sorted(entries, key=lambda entry: entry[3]):
+        need = math.prod(shape) * dtype.itemsize
+        if first != at or last - first != need:
+            raise ValueError(
+                f"tensor {name!r} of {need:,} bytes is said to be at {first:,} to {last:,}, after "
+                f"{at:,} that are taken"
+            )
+        at = last
+    if at != size:
+        raise ValueError(f"the tensors take {at:,} bytes, and the file has {size:,} for them")
+
+
+def _entries(data: Tensor, size: int) -> tuple[list[_Entry], int]:
+    """What the header of a file of this size says, checked: name, type, shape, offsets of each
+    tensor; and where the data begin. `data` has the header at least."""
+    length = int.from_bytes(data[:8].numpy().tobytes(), "little") if len(data) >= 8 else 0
+    if not 0 < length <= min(HEADER_MOST, size - 8):
+        raise ValueError(f"the tensors' header is said to have {length:,} bytes of {size:,}")
+    header = json.loads(data[8 : 8 + length].numpy().tobytes(), object_pairs_hook=_once)
+    if not isinstance(header, dict):
+        raise ValueError("the tensors' header is no object")
+    header.pop("__metadata__", None)
+    entries = [_entry(name, entry) for name, entry in header.items()]
+    _check_places(entries, size - 8 - length)
+    return entries, 8 + length
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _entry(name: str, entry: Any) -> _Entry:
+    fields = entry if isinstance(entry, dict) else {}
+    dtype: Any = fields.get("dtype")
+    shape: Any = fields.get("shape")
+    offsets: Any = fields.get("data_offsets")
+    known = isinstance(dtype, str) and dtype in _TYPES and len(fields) == 3
+    if not (known and _sizes(shape) and len(shape) <= 64 and _sizes(offsets) and len(offsets) == 2):
+        raise ValueError(f"tensor {name!r} is not described as the format asks")
+    if math.prod(shape) >= 1 << 62:
+        raise ValueError(f"tensor {name!r} is said to have the shape {shape}")
+    return name, _TYPES[dtype], shape, (offsets[0], offsets[1])
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(size) is int and 0 <= size < 1 << 62 for size in value
+    )
 
 
 def mapped(descriptor: int, size: int) -> Tensor:

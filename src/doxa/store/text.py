@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from doxa.store.artefact import make_directory, readable_errors, sync
+from doxa.store.artefact import beside, make_directory, readable_errors, sync
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
@@ -13,7 +13,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     target = Path(path)
     with readable_errors("written", target):
         make_directory(target.parent)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = beside(target, f".{os.getpid()}")
         try:
             temporary.write_text(text, encoding="utf-8")
             sync(temporary)

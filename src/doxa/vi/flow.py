@@ -32,6 +32,7 @@ from doxa.method.fields import one_of, positive, whole
 from doxa.model.layers import deviation
 from doxa.model.problem import Network
 from doxa.model.subset import chosen
+from doxa.noise import drawing
 from doxa.posterior import Posterior
 from doxa.vi.couplings import Couplings, identity
 from doxa.vi.flow_posterior import FlowPosterior, log_normal
@@ -63,8 +64,8 @@ class FlowVI(DrawnWeights):
     samples: int = whole(4, least=1)
     elbo_samples: int = whole(32, least=1)
     flow: str = one_of("spline", "affine")
-    flow_length: int = whole(2, least=0)
-    flow_width: int = whole(32, least=1)
+    flow_length: int = whole(2, least=0, most=64)
+    flow_width: int = whole(32, least=1, most=1024)
     initial_std: float = positive(0.05, per_run=True)
 
     def prepare(self, problem: Problem) -> Problem:
@@ -84,7 +85,7 @@ class FlowVI(DrawnWeights):
 
     def module(self, features: int) -> Couplings:
         """The flow; what torch draws for it is not kept, and the global state is left alone."""
-        with torch.random.fork_rng(devices=[]):
+        with drawing("flow"):
             return Couplings(features, self.flow, self.flow_length, self.flow_width)
 
     def init(self, run: Run) -> State:

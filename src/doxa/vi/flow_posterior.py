@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from doxa.engine import Engine
-from doxa.model.functional import Functional
+from doxa.errors import StoreError
+from doxa.model.functional import Functional, made_small
 from doxa.model.layers import deviation
 from doxa.noise import repeated
 from doxa.posterior import CentredPosterior, register_posterior
@@ -30,6 +31,16 @@ class FlowPosterior(CentredPosterior):
     def __init__(self, *args: Any, mean: Tensor, rho: Tensor, flow: Tensor, **kw: Any) -> None:
         super().__init__(*args, **kw)
         self.mean, self.rho, self.flow = mean, rho, flow
+
+    def check_restored(self) -> None:
+        if self.mean.ndim != 2 or self.rho.ndim != 2:
+            raise StoreError(f"the mean has the shape {list(self.mean.shape)}")
+        super().check_restored()
+        size = len(self.layout.index(self.network.subset_names))
+        self._check_tensor("rho", self.rho, (self.members, size))
+        most = self.flow.numel()
+        made = made_small(lambda: Functional(self.method.module(size)), most)
+        self._check_tensor("flow", self.flow, (self.members, made.layout.size))
 
     def centre(self) -> Tensor:
         return self.mean

@@ -21,8 +21,11 @@ from torch import Tensor
 from doxa import linalg, store
 from doxa.method import Run, State
 from doxa.method.fields import whole
+from doxa.method.memory import Workload
 from doxa.model.layers import deviation
 from doxa.vi.gaussian import GaussianVI
+
+_FACTORS = 10.0  # copies of G that a step holds, as measured
 
 
 @store.register("low-rank-vi")
@@ -39,8 +42,14 @@ class LowRankVI(GaussianVI):
     name: ClassVar[str] = "low-rank-vi"
     shape: ClassVar[tuple[str, ...]] = ("rho", "factor")
 
+    smaller: ClassVar[str] = "use a lower rank, fewer members, or subset='last_layer'"
+
     rank: int = whole(10, least=1)
     samples: int = whole(4, least=1)  # with one, the directions are lost in the gradient's noise
+
+    def planned_bytes(self, work: Workload) -> int:
+        factors = work.members * work.uncertain * self.rank * work.itemsize
+        return super().planned_bytes(work) + int(_FACTORS * factors)
 
     def init_shape(self, run: Run) -> State:
         """σ in D alone; G small and random, since at zero its gradient is zero."""

@@ -66,10 +66,11 @@ class MeanField(GaussianVI):
     elbo_samples: draws with which the final ELBO is estimated.
     initial_std: the standard deviation each weight starts with.
     estimator: "weights": one draw for all rows of a batch; "local" (reparametrisation) and
-        "flipout": noise of each row's own, in linear, convolutional and embedding layers. "auto":
-        "weights" of one draw; of several "local", where the uncertain weights are those of linear
-        layers, one after the other, that see each row once, and where that is less work than
-        "weights". Of these draws some share the noise of the first layer (`doxa.vi.nesting`).
+        "flipout": noise of each row's own, in linear, convolutional and embedding layers, as it is
+        exact there (`doxa.vi.estimators`). "auto": "weights" of one draw; of several "local", where
+        the uncertain weights are those of linear layers, one after the other, that see each row
+        once, and where that is less work than "weights". Of these draws some share the noise of the
+        first layer (`doxa.vi.nesting`).
     prior_scale: "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer"
         (a factor for each tensor).
     """

@@ -10,6 +10,10 @@ is unknown, so that r stands in for q(z | W): the bound is lower by KL(q(z | W) 
 given z is exact under a Gaussian prior; under another log p is averaged over a draw. The layers
 and what is not the paper's in them are in `doxa.model.multiplicative`.
 
+The log-likelihood is averaged over draws of W given z that each row has for itself, by the noise
+that is exact in a layer: on the outputs where a layer gives one vector for each row, else on the
+weights, with signs for each row, so that all places of a row share one W as they do in prediction.
+
 Linear and convolutional layers of the subset are uncertain; other weights are points on the ELBO
 with their prior, as the likelihood's own are, and the reported bound is given them. Dropout is off.
 """
@@ -41,13 +45,14 @@ from doxa.method import (
 )
 from doxa.method.fields import between, positive, whole
 from doxa.model.layers import MaskedDropout, deviation
-from doxa.model.multiplicative import with_multiplicative
+from doxa.model.multiplicative import Multiplicative, with_multiplicative
 from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
+from doxa.model.spread import exact_noise
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.priors import BoundPrior
 from doxa.vi.gaussian import entropy, moved
-from doxa.vi.layer_noise import alone, layer_noise
+from doxa.vi.layer_noise import alone, check_calls, layer_noise
 
 log = logging.getLogger("doxa")
 
@@ -102,7 +107,10 @@ class MNF(Method):
             if name not in taken:
                 return None
             bias = _of(name, "bias") in uncertain
-            return with_multiplicative(layer, bias, self.flow_length, self.flow_width, initial)
+            rows = exact_noise(problem.net, name) or "weights"
+            return with_multiplicative(
+                layer, bias, self.flow_length, self.flow_width, initial, rows
+            )
 
         spread = {_of(name, leaf) for name in taken for leaf in ("weight", "bias")}
         points = [name for name in uncertain if name not in spread]
@@ -112,6 +120,9 @@ class MNF(Method):
         return problem.rewrite(rule, tuple(name for name in uncertain if name in spread))
 
     def stages(self, run: Run) -> Iterable[Stage]:
+        layers = [path for path, layer in run.net.net.named_modules()
+                  if isinstance(layer, Multiplicative)]  # fmt: skip
+        check_calls(run, layers, "leave it out of subset=")
         yield optimise(self._elbo, run.steps, over=("theta", "layers"), average=self.average)
         yield from noise_on_held_out(self.score, run, "average.theta" if self.average else "theta")
 

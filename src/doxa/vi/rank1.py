@@ -15,7 +15,6 @@ all places of an image or a sequence; in prediction there is one draw a function
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,8 +23,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.errors import ModelError
-from doxa.method import Clock, Run, Stage, State, folded, network_part
+from doxa.method import Clock, Run, State, folded, network_part
 from doxa.method.components import Components
 from doxa.method.fields import between, one_of, positive, whole
 from doxa.model.layers import deviation
@@ -62,16 +60,6 @@ class Rank1(Components):
     @property
     def factor_std(self) -> float:
         return self.initial_std
-
-    def stages(self, run: Run) -> Iterable[Stage]:
-        for name, site in run.net.sites.items():
-            if site.rows == 0 and name.rpartition(".")[2] == "eps":
-                raise ModelError(
-                    f"layer {name.rpartition('.')[0]!r} gets inputs whose first axis is not the "
-                    "rows: each row has noise of its own (batch_first=True?); or leave the layer "
-                    "out of subset="
-                )
-        yield from super().stages(run)
 
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         value, changed = self.trained(run, params, batch, clock)

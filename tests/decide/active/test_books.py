@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from doxa import store
 from doxa.decide.active import Book, answer
 from doxa.decide.active.book import load, save
-from doxa.errors import DataError
+from doxa.errors import DataError, StoreError
 
 
 def work(folder: Path, told: int) -> None:
@@ -100,3 +101,28 @@ def test_bad_answers_are_refused_and_change_nothing() -> None:
         book.ask([3])
     with pytest.raises(DataError, match="row 5 is not in the pool"):
         book.ask([5])
+
+
+def test_a_state_that_was_tampered_with_is_one_error(tmp_path: Path) -> None:
+    """With checksums made anew, as by someone who sends the folder."""
+    page = {"rows": 5, "answers": [[1, 0]], "asked": [2], "rounds": [{"labels": 1}], "stopped": ""}
+    where = tmp_path / "state"
+    store.write_artefact(where, {}, {"books": [page], "facts": {}})
+    assert load(tmp_path) is not None
+    for bad in (
+        {"rows": -1}, {"rows": "5"}, {"rows": True}, {"answers": [[9, 0]]}, {"answers": [[1]]},
+        {"answers": [[1, 0], [1, 1]]}, {"answers": 3}, {"answers": [["1", 0]]}, {"asked": [1]},
+        {"asked": [2, 2]}, {"asked": [-1]}, {"asked": [2.5]}, {"asked": None}, {"rounds": [1]},
+        {"rounds": [{"labels": "x"}]}, {"rounds": {}}, {"stopped": None}, {"unknown": 1},
+    ):  # fmt: skip
+        store.write_artefact(where, {}, {"books": [page | bad], "facts": {}})
+        with pytest.raises(StoreError, match="the books of a campaign"):
+            load(tmp_path)
+    for meta in ({"books": 3, "facts": {}}, {"books": [page]}, {"books": [page], "facts": 3}):
+        store.write_artefact(where, {}, meta)
+        with pytest.raises(StoreError):
+            load(tmp_path)
+    for labels in (3, {}, {"likelihood": 1, "output": None}, {"likelihood": None, "output": [-1]}):
+        store.write_artefact(where, {}, {"books": [page], "facts": {"labels": labels}})
+        with pytest.raises(StoreError):
+            answer(tmp_path, {2: 0})

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from doxa.app.cells import Array
-from doxa.errors import DataError, StoreError
+from doxa.errors import DataError, DoxaError, StoreError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp")
 NUMBERS = ".npy"
@@ -50,8 +50,13 @@ def _words(pixels: Array) -> str:
 def _pixels(path: Path) -> Array:
     """One picture, [H, W] or [H, W, 3]."""
     try:
-        found = np.load(path, allow_pickle=False) if path.suffix.lower() == NUMBERS else _read(path)
-    except (OSError, ValueError, EOFError) as error:
+        if path.suffix.lower() == NUMBERS:
+            found = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+        else:
+            found = _read(path)
+    except DoxaError:
+        raise
+    except Exception as error:  # whatever NumPy and Pillow raise of a file that is damaged
         raise DataError(f"{path} cannot be read as a picture: {error}") from error
     one = found[0] if found.ndim == 3 and found.shape[0] == 1 else found
     shaped = one.ndim == 2 or (one.ndim == 3 and one.shape[2] == 3)

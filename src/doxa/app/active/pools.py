@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 
 from doxa.app.active.png import encode
-from doxa.app.cells import Array, gaps, import_pandas, label_of, numbers_of, place_of
+from doxa.app.cells import Array, float_of, gaps, import_pandas, label_of, numbers_of, place_of
 from doxa.app.columns import Column
 from doxa.app.inference import CLASSIFIERS, MOST_INTEGER_CLASSES
 from doxa.app.intake import Asked, inferred
 from doxa.app.schema import Schema
 from doxa.app.tables import open_table
-from doxa.errors import DataError, MethodError
+from doxa.data.text_files import check_memory, check_regular, most_unpacked
+from doxa.errors import DataError, MethodError, StoreError
 
 ARRAYS = (".npy", ".npz")
 ROW = "row"  # what an image's number is called
@@ -51,10 +53,18 @@ class Pool:
         if self.images is None:
             table = self.shown.iloc[list(rows)].set_axis(index)
         else:
-            names = [f"{self.ids[row].removesuffix('.png')}.png" for row in rows]
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, row in zip(names, rows, strict=True):
-                (folder / name).write_bytes(encode(self.images[row]))
+            names = [_picture(self.ids[row]) for row in rows]
+            if folder.is_symlink():
+                raise StoreError(f"{folder} is a link: pictures are written to a folder only")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                for name, row in zip(names, rows, strict=True):
+                    (folder / name).unlink(missing_ok=True)  # it may be a link to a file elsewhere
+                    (folder / name).write_bytes(encode(self.images[row]))
+            except OSError as error:
+                raise StoreError(
+                    f"{folder} cannot be written: {error.strerror or error}"
+                ) from error
             table = pandas.DataFrame({"file": [f"{folder.name}/{n}" for n in names]}, index=index)
         return table.assign(**{self.schema.target: ""})
 
@@ -73,25 +83,27 @@ def read_pool(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
     schema = replace(schema, classes=labels, notes=(*notes, *schema.notes))
     answers = {row: answer_of(schema, cell, place_of(frame.index, row)) for row, cell in known}
     shown = frame.drop(columns=asked.target, errors="ignore")
+    ids = [str(name).strip() for name in frame.index]
+    if len(set(ids)) < len(ids) or "" in ids:
+        raise DataError(f"{path.name}: rows need names of their own, and the index repeats some")
+    called = str(frame.index.name or ROW)
+    while called in (*shown.columns, asked.target):  # each column of a sheet has its own name
+        called += "_"
     return Pool(
-        schema, schema.features(shown)[0], [str(name) for name in frame.index],
-        str(frame.index.name or ROW), [place_of(frame.index, i) for i in range(len(frame))],
-        shown, answers,
+        schema, schema.features(shown)[0], ids, called,
+        [place_of(frame.index, i) for i in range(len(frame))], shown, answers,
     )  # fmt: skip
 
 
 def answer_of(schema: Schema, cell: Any, place: str) -> Any:
     """A label as it is kept: the class as text, or a number; anything else is refused by place."""
     if schema.classes is None:
-        try:
-            number = float(cell)
-        except (TypeError, ValueError):
-            number = float("nan")
+        number = float_of(cell)
         if not np.isfinite(number):
             raise DataError(f"{place}: {cell!r} is not a number")
         return number
     label = label_of(cell)
-    if label not in schema.classes and label.replace(".", "", 1).isdigit():
+    if label not in schema.classes and label.replace(".", "", 1).isdecimal():
         label = label_of(float(label))  # 3.0 is the class 3
     if label not in schema.classes:
         some = ", ".join(map(str, schema.classes[:12]))
@@ -121,7 +133,7 @@ def _meaning(
                 "or --likelihood gaussian for a number"
             )
         seen = [cell for _, cell in known]
-        whole = all(not isinstance(c, str) and float(c).is_integer() for c in seen)
+        whole = all(not isinstance(c, str) and float_of(c).is_integer() for c in seen)
         text = any(isinstance(cell, str) for cell in seen)
         if not text and not (whole and len(set(seen)) <= MOST_INTEGER_CLASSES):
             return asked.likelihood or "gaussian", None
@@ -142,15 +154,24 @@ def _cycled(labels: tuple[str, ...] | None, rows: int) -> list[Any]:
 
 def _images(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
     """Grey or RGB images [N, H, W], [N, H, W, 3] or [N, 1, H, W]; 0 … 255, or 0 … 1."""
-    ids: list[str] = []
+    ids: list[Any] = []
+    size = check_regular(path)
     try:
-        found = np.load(path, allow_pickle=False)
+        if path.suffix.lower() == ".npz":
+            with ZipFile(path) as archive:
+                check = sum(one.file_size for one in archive.infolist())
+            if check > most_unpacked(size):
+                raise DataError(f"it unpacks to {check >> 20} MiB, which is refused")
+            check_memory(check, path)
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(found, np.ndarray):
             names = found.files
             ids = found["names"].tolist() if set(names) == {"x", "names"} else []
             found = found["x" if "x" in names else names[0]]
-    except (OSError, ValueError, IndexError) as error:
+    except Exception as error:  # whatever NumPy raises of a file that is damaged
         raise DataError(f"{path} cannot be read as an array of images: {error}") from error
+    if found.dtype.kind not in "buif":
+        raise DataError(f"{path} holds an array of {found.dtype}, not of numbers")
     pixels = found[:, 0] if found.ndim == 4 and found.shape[1] == 1 else found
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] != 3) or not len(pixels):
         raise DataError(
@@ -167,9 +188,27 @@ def _images(path: Path, asked: Asked, classes: Sequence[str]) -> Pool:
     )
     called = IMAGE if ids else ROW
     ids = ids or [str(row) for row in range(len(x))]
+    _check_names(ids, len(x), path)
+    if asked.target in (called, "file"):
+        raise DataError(f"{asked.target!r} is another column of the sheet; choose another --target")
     shown = np.clip(pixels / scale * 255.0, 0, 255).astype(np.uint8)
     places = [f"image {name}" for name in ids]
     return Pool(schema, x, ids, called, places, images=shown)
+
+
+def _picture(name: str) -> str:
+    """The file that a picture is written to."""
+    return f"{name.removesuffix('.png')}.png"
+
+
+def _check_names(names: Sequence[Any], rows: int, path: Path) -> None:
+    """Each picture has a name of its own that is no path: a file of that name is written."""
+    for name in names:
+        plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
+        if not plain or name in ("", ".", ".."):
+            raise DataError(f"{path}: a picture is called {name!r}, which is no name of a file")
+    if len(names) != rows or len({_picture(name).strip() for name in names}) != rows:
+        raise DataError(f"{path}: {rows} pictures need {rows} different names")
 
 
 def coded(schema: Schema, answers: Sequence[Any]) -> Array:

@@ -5,7 +5,9 @@
     FOLDER/to_label.csv    what is open, to be filled in; images in FOLDER/to_label/
     FOLDER/run/            the last posterior, which `doxa predict` takes
 
-`state` alone decides: whatever else a crash leaves behind is written again from it.
+`state` alone decides: whatever else a crash leaves behind is written again from it. A folder may
+come from someone else: what it says is checked, nothing in it is imported, and no file outside it
+is read or written. A network of the user's own is named on the command line, at each `next`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 
 import torch
 
-from doxa.app.active.answers import begun, checked, read_answers, refuse_missing
+from doxa.app.active.answers import (
+    Sheet,
+    being_filled_in,
+    checked,
+    pair_of,
+    read_sheet,
+    refuse_missing,
+)
 from doxa.app.active.folders import pack
 from doxa.app.active.pools import Pool, coded, read_pool
 from doxa.app.fitting import Plan, fit_arrays
@@ -26,13 +35,13 @@ from doxa.app.held_out import checksum
 from doxa.app.intake import Asked
 from doxa.app.reading import Dialect
 from doxa.app.settings import make_method
-from doxa.app.tables import write_table
+from doxa.app.tables import check_name, write_table
 from doxa.decide import score, select
 from doxa.decide.acquisition import acquisition
 from doxa.decide.active import Book
 from doxa.decide.active.book import load, save
 from doxa.decide.score import joint
-from doxa.errors import DataError, StoreError
+from doxa.errors import DataError, DoxaError, ModelError, StoreError
 from doxa.noise import digest
 
 _JOINT = "batch_bald"
@@ -40,12 +49,13 @@ _JOINT = "batch_bald"
 
 @dataclass
 class Session:
-    """What a command works on."""
+    """What a command works on. net: the user's own network, as the command line names it."""
 
     folder: Path
     pool: Pool
     book: Book
     facts: dict[str, Any]
+    net: str | None = None
 
     @property
     def sheet(self) -> Path:
@@ -58,8 +68,10 @@ class Session:
     def ask(self, count: int | None) -> str:
         """Choose rows and write them down; those that are open already are written again. What was
         done, in words."""
+        filled_in = being_filled_in(self.sheet, self.pool, self.book)  # before any work
         if self.book.asked:
-            self._write()
+            if not filled_in:
+                self._write()
             return "still open"
         free = self.book.free
         if not len(free):
@@ -71,32 +83,38 @@ class Session:
         self._write()
         return how
 
-    def take(self, answers: Sequence[tuple[str, str]], partial: bool) -> int:
-        """Enter answers, all or none; how many."""
-        self._check_open()
-        found = checked(answers, self.pool, self.book)
-        if not partial:
+    def take(self, answers: Sequence[tuple[str, str]], partial: bool, correct: bool = False) -> int:
+        """Enter answers, all or none; how many. Those that are entered already change only if
+        `correct`."""
+        self._check_open(correct)
+        found = checked(answers, self.pool, self.book, correct)
+        changed = correct and bool(found) and not set(found) & set(self.book.asked)
+        if not partial and not changed:
             refuse_missing(found, self.pool, self.book)
         elif not found:
             raise DataError("there is no answer to take: the column of labels is empty")
-        self.book.answer(found, partial)
+        self.book.answer(found, partial, correct)
         self.save()
         return len(found)
 
-    def _check_open(self) -> None:
-        if not self.book.asked:
+    def _check_open(self, correct: bool) -> None:
+        if not self.book.asked and not correct:
             raise DataError("nothing was asked: doxa active next asks")
 
-    def read(self, path: Path | None) -> list[tuple[str, str]]:
+    def read(self, path: Path | None, correct: bool = False) -> list[tuple[str, str]]:
         """The answers in a file; in the one that was written, unless another is named."""
-        self._check_open()
-        return read_answers(self.sheet if path is None else path, self.pool)
+        self._check_open(correct)
+        sheet: Sheet = read_sheet(self.sheet if path is None else path, self.pool)
+        return sheet.answers
+
+    def pairs(self, given: Sequence[str]) -> list[tuple[str, str]]:
+        """Answers that are given as ROW=LABEL."""
+        return [pair_of(text, self.pool) for text in given]
 
     def _write(self) -> None:
-        if begun(self.sheet, self.pool, self.book):
-            return
         table = self.pool.to_label(self.book.asked, self.folder / "to_label")
         aside = self.sheet.with_name(".to_label.csv")  # half a sheet is never there to be filled in
+        aside.unlink(missing_ok=True)  # it may be a link to a file elsewhere
         write_table(table, aside)
         aside.replace(self.sheet)
 
@@ -120,7 +138,7 @@ class Session:
     def _fit(self, seed: int) -> Any:
         rows, facts = self.book.labelled.numpy(), self.facts
         y = coded(self.pool.schema, list(self.book.answers.values()))
-        plan = replace(Plan(**_tuples(facts["plan"])), seed=seed)
+        plan = replace(Plan(**_tuples(facts["plan"])), seed=seed, net=self.net)
         posterior = fit_arrays(
             self.pool.schema, self.pool.x[rows], y, facts["method"], facts["settings"], plan
         )
@@ -137,6 +155,7 @@ def begin(
     settings: Sequence[str], plan: Plan, by: str, count: int,
 ) -> Session:  # fmt: skip
     """A new campaign; a folder that holds one is left alone."""
+    check_name(folder)
     make_method(method, settings)  # mistyped: before any reading
     by = by.replace("-", "_")
     if by not in ("random", _JOINT):
@@ -159,17 +178,70 @@ def begin(
 
 
 def resume(folder: Path) -> Session:
-    """The campaign of a folder, as it was left."""
+    """The campaign of a folder, as it was left; to read and to enter answers, not to fit."""
     found = load(folder)
     if found is None:
         raise StoreError(f"{folder} holds no campaign; doxa active start DATA --out {folder}")
-    (book, *_), facts = found
+    books, facts = found
+    try:
+        asked = _checked(facts)
+        (book,) = books
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, DoxaError):
+            raise
+        raise StoreError(f"{folder} does not hold a campaign of doxa active") from error
     data = folder / facts["file"]
-    if not data.is_file() or checksum(data) != facts["sha256"]:
+    if data.is_symlink() or not data.is_file() or checksum(data) != facts["sha256"]:
         raise StoreError(f"{data} is not as it was when the campaign began: put it back")
+    pool = read_pool(data, asked, facts["classes"])
+    if book.rows != len(pool.x):
+        raise StoreError(f"{folder} is of {book.rows} rows, and {data} has {len(pool.x)}")
+    return Session(folder, pool, book, facts)
+
+
+def go_on(folder: Path, net: str | None) -> Session:
+    """The same to fit and to ask: a network of the user's own must be named again. What the folder
+    says of it is compared and never imported."""
+    session = resume(folder)
+    own = session.facts["plan"].get("net")
+    if own is not None and net is None:
+        raise ModelError(f"{folder} was begun with a network of your own: pass --net {own}")
+    if own != net:
+        begun = "without one: leave --net out" if own is None else f"with --net {own}"
+        raise ModelError(f"--net {net} is another network: {folder} was begun {begun}")
+    session.net = net
+    return session
+
+
+def _checked(facts: dict[str, Any]) -> Asked:
+    """What a user said of the table, where all facts are as `begin` wrote them; KeyError, TypeError
+    or ValueError where they are not."""
+    name = facts["file"]
+    if not isinstance(name, str) or Path(name).name != name or name == "..":
+        raise StoreError(f"the campaign's rows are in {name!r}, which is not a file of its folder")
+    texts = [facts["sha256"], facts["method"], facts["by"], *facts["classes"], *facts["settings"]]
+    plan = Plan(**_tuples(facts["plan"]))
+    counts = [facts["count"], *plan.hidden]
+    numbers = (plan.members, plan.epochs, plan.steps, plan.batch_size)
     given = _tuples(facts["asked"])
     asked = Asked(**{**given, "dialect": Dialect(**facts["asked"]["dialect"])})
-    return Session(folder, read_pool(data, asked, facts["classes"]), book, facts)
+    lists = (asked.drop, asked.categorical, asked.numeric)
+    texts += [asked.target, *(word for words in lists for word in words)]
+    maybe = [plan.net, plan.device, asked.likelihood, asked.index, *asdict(asked.dialect).values()]
+    sound = (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(text, str | None) for text in maybe)
+        and all(isinstance(words, tuple) for words in (*lists, plan.hidden))
+        and all(isinstance(facts[name], list) for name in ("classes", "settings"))
+        and all(type(count) is int and count > 0 for count in counts)
+        and all(count is None or (type(count) is int and count > 0) for count in numbers)
+        and all(isinstance(share, int | float | None) for share in (plan.lr, plan.validation))
+        and type(plan.seed) is int
+    )
+    if not sound:
+        raise ValueError(facts)
+    Dialect.asked(asked.dialect.sep, asked.dialect.decimal, asked.dialect.encoding)
+    return asked
 
 
 def _tuples(saved: dict[str, Any]) -> dict[str, Any]:

@@ -116,15 +116,19 @@ def start(
 
 
 @app.command(name="next")
-def next_rows(folder: Folder, count: Count = None, verbose: Verbose = False) -> None:
+def next_rows(
+    folder: Folder, count: Count = None, net: Net = None, verbose: Verbose = False
+) -> None:
     """Choose the next rows, and write them to FOLDER/to_label.csv.
 
     Rows that wait for an answer are written again; nothing new is asked before they are answered.
+    A campaign that was begun with --net is given the same --net: nothing that a folder names is
+    imported.
     """
-    from doxa.app.active.session import resume
+    from doxa.app.active.session import go_on
 
     log_to_terminal(verbose)
-    session = resume(folder)
+    session = go_on(folder, net)
     how = session.ask(count)
     out.print(
         f"{len(session.book.asked)} rows to label, {how}: fill in "
@@ -146,6 +150,9 @@ def label(
     partial: Annotated[
         bool, typer.Option("--partial", help="Take the answers there are; the rest stay open.")
     ] = False,
+    correct: Annotated[
+        bool, typer.Option("--correct", help="Replace answers that were entered before.")
+    ] = False,
 ) -> None:
     """Take answers back, all of them or none: what is wrong is named by its row."""
     from doxa.app.active.session import resume
@@ -153,8 +160,8 @@ def label(
     session = resume(folder)
     if answer and answers is not None:
         raise DataError("give a file or --answer, not both")
-    pairs = [_pair(text) for text in answer or ()]
-    taken = session.take(pairs if answer else session.read(answers), partial)
+    given = session.pairs(answer) if answer else session.read(answers, correct)
+    taken = session.take(given, partial, correct)
     book = session.book
     then = f"{len(book.asked)} still open" if book.asked else "none open"
     out.print(f"{taken} labels entered, {len(book.answers)} in all, {then}", highlight=False)
@@ -186,10 +193,3 @@ def status(folder: Folder) -> None:
         for found in book.rounds:
             table.add_row(*(f"{found[c]:.4g}" if c in found else "" for c in columns))
         print_table(out, table)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    row, equals, given = text.partition("=")
-    if not equals or not row.strip() or not given.strip():
-        raise DataError(f"--answer takes ROW=LABEL, not {text!r}")
-    return row.strip(), given.strip()

@@ -24,6 +24,7 @@ from doxa.app.options import (
 
 
 def calibrate(
+    context: typer.Context,
     run: Run,
     data: DataFile,
     method: Annotated[
@@ -50,6 +51,7 @@ def calibrate(
     verbose: Verbose = False,
 ) -> None:
     """Correct a saved run on rows it has not seen, and save it as another run."""
+    from doxa import store
     from doxa.app import calibration, fitting, intake, saved_runs
     from doxa.app.reading import Dialect
 
@@ -58,6 +60,8 @@ def calibrate(
     asked = calibration.Calibration(kind, conformal, conformal_kind)
     target = run.with_name(run.name + "-calibrated") if out_folder is None else out_folder
     saved_runs.check_new(target)
+    context.with_resource(store.exclusive(target))  # until the command ends
+    saved_runs.check_new(target)  # it may have been finished since
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
     asked = asked.of(columns.likelihood)

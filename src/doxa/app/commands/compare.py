@@ -47,6 +47,7 @@ from doxa.errors import MethodError
 
 
 def compare(
+    context: typer.Context,
     data: DataFile,
     target: Target,
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = (
@@ -111,6 +112,7 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
     cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
+    from doxa import store
     from doxa.app import comparison, fitting, intake, keeping, tables
     from doxa.app import settings as method_settings
     from doxa.app.comparison import page
@@ -128,6 +130,9 @@ def compare(
         reference, draws=reference_draws, leapfrog=reference_leapfrog, chains=reference_chains
     )
     kept = keeping.check(keep, names, place)
+    if kept is not None:
+        context.with_resource(store.exclusive(kept.folder))  # until the command ends
+        keeping.check(keep, names, place)  # a run may have been finished since
     out_file = table_file if kept else table_file or place
     if out_file is not None:
         tables.check_writable(out_file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,6 +42,8 @@ def design(
 
     if simulate is not None and by_hand:
         raise MethodError("--simulate needs nobody to read lists out: leave --by-hand away")
+    if simulate is not None and not math.isfinite(simulate):
+        raise MethodError(f"--simulate takes a finite span, such as 7.5, not {simulate}")
     way = "simulated" if simulate is not None else "by hand" if by_hand else "typed"
     settings = {
         "experiment": "working memory", "prior": _prior(prior), "longest": longest, "way": way,
@@ -75,8 +78,10 @@ def _prior(text: str) -> list[float]:
         mean, std = (float(part) for part in text.split(","))
     except ValueError:
         mean, std = 0.0, 0.0
-    if not std > 0:
-        raise MethodError(f"--prior takes a mean and a positive std, such as 7,2, not {text!r}")
+    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        raise MethodError(
+            f"--prior takes a finite mean and a finite, positive std, such as 7,2, not {text!r}"
+        )
     return [mean, std]
 
 

@@ -57,6 +57,7 @@ DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
 
 
 def fit(
+    context: typer.Context,
     data: DataFile,
     target: Target,
     method: Annotated[str, typer.Option("--method", "-m", help="See doxa methods.")] = (
@@ -109,6 +110,7 @@ def fit(
     Exit codes: 0 saved, with what is doubtful about it; 2 an error;
     3 saved, but the fit diverged; 130 interrupted.
     """
+    from doxa import store
     from doxa.app import by_task, fitting, held_out, intake, resuming, saved_runs
     from doxa.app import settings as method_settings
     from doxa.app.calibration import Calibration, calibrated
@@ -124,8 +126,10 @@ def fit(
     )  # fmt: skip
     asked = Calibration(calibrate, conformal, conformal_kind)
     held_out.check_shares(test, split, asked, calibration_share)
-    checkpoint = fitting.prepare_out(out_folder, overwrite)
+    fitting.prepare_out(out_folder, overwrite)
     saved_runs.check_place(out_folder)
+    context.with_resource(store.exclusive(out_folder))  # until the command ends
+    checkpoint = fitting.prepare_out(out_folder, overwrite)  # a run may have been finished since
     if net is not None and not chosen.needs_network:
         raise MethodError(f"method {method!r} brings functions of its own: leave --net out")
     frame, columns = intake.take_in(data, table)
@@ -185,10 +189,10 @@ def fit(
         out.print(score_table(scores))
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
-    context = "" if task is None else " --context KNOWN.csv"
+    with_context = "" if task is None else " --context KNOWN.csv"
     out.print(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} "
-        f"NEW.csv{context}",
+        f"NEW.csv{with_context}",
         soft_wrap=True,
     )
     if status == "diverged":

@@ -26,6 +26,7 @@ from doxa.app.report.sections.training import training
 from doxa.app.report.sections.uncertainty import uncertainty
 from doxa.app.report.subject import Input, Subject, column_names, rows_of_arrays
 from doxa.app.report.verdict import Verdict, judge
+from doxa.app.tables import check_name
 from doxa.errors import StoreError
 
 
@@ -88,6 +89,7 @@ def save(subject: Subject, path: str | Path, diagnose: bool = True) -> Verdict:
 
 def check_place(path: Path) -> None:
     """Fail before the work is done, not after it."""
+    check_name(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise StoreError(f"{path}: a report is written as .html")
     if path.is_dir():

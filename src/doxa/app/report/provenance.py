@@ -7,7 +7,6 @@ those of the fit one by one.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_flatten
 
+from doxa.app.held_out import checksum
 from doxa.app.intake import take_in_known
 from doxa.app.reading import Dialect
 from doxa.app.report.subject import Rows, rows_of_frame
@@ -85,9 +85,8 @@ def _read(schema: Schema, path: Path | None, told: str, dialect: Dialect) -> Row
 
 def _checksum(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+        return checksum(path)
+    except DataError:
         return ""  # reading the table says what is wrong with it
 
 

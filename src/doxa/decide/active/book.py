@@ -1,24 +1,107 @@
 """What was asked, what was answered, and how the learner did: the book of one campaign.
 
 A row is free, asked, or answered; it goes from one to the next and never back, so that none is
-asked twice and no answer is lost. Answers are checked before any of them is entered.
+asked twice and no answer is lost. Answers are checked before any of them is entered; an answer is
+replaced only where that is asked for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from doxa import store
 from doxa.errors import DataError, StoreError
+from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
 
 STATE = "state"  # the artefact in a campaign's folder
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which labels a row may have: what the likelihood and the network's outputs allow.
+
+    likelihood: None where `fit` infers it from the labels. output: the shape of the network's
+    output for one row; None where it is not known.
+    """
+
+    likelihood: Likelihood | None = None
+    output: tuple[int, ...] | None = None
+
+    def checked(self, row: int, label: Any) -> Any:
+        """The label as plain numbers; one that cannot be fitted to is refused by its row."""
+        try:
+            plain = label.detach().cpu() if isinstance(label, Tensor) else np.asarray(label)
+            value = torch.as_tensor(plain)  # of float64 where labels are: none is rounded
+        except (TypeError, ValueError, RuntimeError):
+            raise DataError(f"the label of row {row} is {label!r}, which is no number") from None
+        if not bool(torch.isfinite(value.double()).all()):
+            raise DataError(f"the label of row {row} is {label!r}, which is no finite number")
+        likelihood = self.likelihood
+        if likelihood is None and self.output is not None:  # as `fit` infers it
+            whole = not value.is_floating_point() and value.shape == self.output[1:]
+            likelihood = Categorical() if whole and self._classes else Gaussian()
+        if likelihood is not None and not isinstance(likelihood, Heads):
+            y = value.unsqueeze(0)
+            try:
+                likelihood.prepare_targets(y, self.output or likelihood.outputs(y))
+            except DataError as error:
+                raise DataError(
+                    f"the label of row {row} is {label!r}, which the {likelihood.name} likelihood"
+                    f"{self._words(likelihood)} cannot have ({error})"
+                ) from None
+        return value.tolist()
+
+    @property
+    def _classes(self) -> int:
+        """How many classes whole numbers would be; 0 where they are numbers."""
+        several = self.output is not None and len(self.output) > 0 and self.output[0] > 1
+        return self.output[0] if several and self.output is not None else 0
+
+    def _words(self, likelihood: Likelihood) -> str:
+        if isinstance(likelihood, Categorical) and self._classes:
+            return f" of classes 0 … {self._classes - 1}"
+        return ""
+
+    def one_class(self, labels: Iterable[Any]) -> bool:
+        """Whether labels are of one class only, from which no classifier can be fitted."""
+        y = torch.tensor(list(labels))
+        likelihood = self.likelihood
+        classifies = not y.is_floating_point() if likelihood is None else likelihood.classifies
+        seen = y.unique()
+        ignored = getattr(likelihood, "ignore_index", None)
+        return classifies and len(seen if ignored is None else seen[seen != ignored]) < 2
+
+    def facts(self) -> dict[str, Any]:
+        """To be kept in a folder; a likelihood that cannot be stored is not."""
+        try:
+            kept = None if self.likelihood is None else store.encode(self.likelihood)
+        except StoreError:
+            kept = None
+        return {"likelihood": kept, "output": None if self.output is None else list(self.output)}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any] | None) -> Labels:
+        """Of what `facts` gave; of a folder that has none, any number is a label."""
+        if facts is None:
+            return cls()
+        wrong = StoreError("what labels may be is not as it was saved")
+        if not isinstance(facts, Mapping) or set(facts) != {"likelihood", "output"}:
+            raise wrong
+        likelihood = store.decode(facts["likelihood"], "labels")
+        output = facts["output"]
+        if not isinstance(likelihood, Likelihood | None) or not isinstance(output, list | None):
+            raise wrong
+        if any(type(size) is not int or size < 0 for size in output or ()):
+            raise wrong
+        return cls(likelihood, None if output is None else tuple(output))
 
 
 @dataclass
@@ -68,21 +151,29 @@ class Book:
             seen.add(row)
         self.asked = [int(row) for row in rows]
 
-    def answer(self, answers: Mapping[int, Any], partial: bool = False) -> None:
-        """Enter a label for every row that was asked about; for some of them if `partial`."""
+    def answer(
+        self, answers: Mapping[int, Any], partial: bool = False, correct: bool = False
+    ) -> None:
+        """Enter a label for every row that was asked about; for some of them if `partial`. A row
+        that has an answer is given another one if `correct`."""
         open_rows = set(self.asked)
         for row, label in answers.items():
-            if row in self.answers:
-                raise DataError(f"row {row} has an answer already, {self.answers[row]!r}")
-            if row not in open_rows:
+            if row in self.answers and not correct:
+                raise DataError(
+                    f"row {row} has an answer already, {self.answers[row]!r}; correct=True "
+                    "replaces it"
+                )
+            if row not in self.answers and row not in open_rows:
                 raise DataError(f"row {row} was not asked about")
             if label is None or (isinstance(label, float) and not math.isfinite(label)):
                 raise DataError(f"the answer for row {row} is {label!r}, which is no label")
         missing = [row for row in self.asked if row not in answers]
-        if missing and not partial:
+        only_corrected = correct and bool(answers) and len(missing) == len(self.asked)
+        if missing and not partial and not only_corrected:
             raise DataError(
                 f"{len(answers)} answers for {len(self.asked)} rows: row {missing[0]} has none"
             )
+        self.answers.update((row, answers[row]) for row in answers if row in self.answers)
         self.answers.update((row, answers[row]) for row in self.asked if row in answers)
         self.asked = missing
 
@@ -100,8 +191,24 @@ def load(folder: Path) -> tuple[list[Book], dict[str, Any]] | None:
     _, meta = store.read_artefact(folder / STATE)
     if "books" not in meta:
         raise StoreError(f"{folder / STATE} holds something else than a campaign")
-    pages = meta["books"]
-    answers = [{int(row): label for row, label in page["answers"]} for page in pages]
-    return [
-        Book(**(page | {"answers": own})) for page, own in zip(pages, answers, strict=True)
-    ], meta["facts"]
+    try:
+        return [_book(page) for page in meta["books"]], dict(meta["facts"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{folder / STATE} does not hold the books of a campaign") from error
+
+
+def _book(page: Mapping[str, Any]) -> Book:
+    """A book as it was saved; ValueError where it is none."""
+    answers = dict(page["answers"])
+    book = Book(**{**page, "answers": answers})
+    rows = [book.rows, *answers, *book.asked]
+    sound = (
+        all(type(row) is int and row >= 0 for row in rows)
+        and all(row < book.rows for row in rows[1:])
+        and len(set(rows[1:])) == len(page["answers"]) + len(book.asked)
+        and all(isinstance(x, int | float) for found in book.rounds for x in found.values())
+        and isinstance(book.rounds, list) and isinstance(book.stopped, str)
+    )  # fmt: skip
+    if not sound:
+        raise ValueError(page)
+    return book

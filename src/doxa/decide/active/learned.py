@@ -15,7 +15,8 @@ from doxa.errors import MethodError
 
 @dataclass
 class Learner:
-    """One run: how it chooses, its seed, its book, and the posterior of its last round."""
+    """One run: how it chooses, its seed, its book, and the posterior of its last round; None while
+    all of its labels are of one class."""
 
     by: str
     seed: int
@@ -56,14 +57,15 @@ class Learned:
         return found
 
     def mean_curve(self, by: str, metric: str) -> list[tuple[int, float, float]]:
-        """(labels, mean, standard deviation) over the seeds of an acquisition, as far as all of
-        them have come."""
+        """(labels, mean, standard deviation) over the seeds of an acquisition, at the numbers of
+        labels that all of them were fitted to."""
         curves = [one.curve for one in self.learners if one.by == by]
         if not curves:
             known = ", ".join(dict.fromkeys(one.by for one in self.learners))
             raise MethodError(f"no learner chose by {by!r}: there are {known}")
-        rounds = zip(*curves, strict=False)
-        each = [(r[0]["labels"], torch.tensor([_get(c, metric) for c in r])) for r in rounds]
+        found = [{r["labels"]: _get(r, metric) for r in curve} for curve in curves]
+        shared = [k for k in found[0] if all(k in other for other in found)]
+        each = [(k, torch.tensor([values[k] for values in found])) for k in shared]
         return [(k, float(v.mean()), float(v.std(correction=0))) for k, v in each]
 
     def table(self, metric: str, *values: float) -> str:

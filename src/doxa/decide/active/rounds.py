@@ -5,6 +5,7 @@ The fit of a round is one stacked fit: each learner is a run with rows and a see
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa.decide.acquisition import Acquisition, acquisition
-from doxa.decide.active.book import save
+from doxa.decide.active.book import Labels, save
 from doxa.decide.active.learned import Learned, Learner
 from doxa.decide.active.oracle import Oracle, Table, labels_of
 from doxa.decide.active.stopping import Stopping
@@ -27,6 +28,8 @@ from doxa.evaluate.streaming import Streaming
 from doxa.fit import fit
 from doxa.method import Method
 from doxa.noise import digest, generator
+
+log = logging.getLogger("doxa")
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Work:
     test: Any
     options: dict[str, Any]
     folder: Path | None
+    labels: Labels = field(default_factory=Labels)
     ways: dict[str, str | Acquisition] = field(default_factory=dict)
     starts: dict[int, list[int]] = field(default_factory=dict)
 
@@ -72,7 +76,8 @@ class Work:
             for one in waiting:
                 known = self._known(learners)  # no row is asked twice, whoever asks
                 new = [row for row in one.book.asked if row not in known]
-                given = known | (labels_of(oracle, new) if new else {})
+                fresh = labels_of(oracle, new) if new else {}
+                given = known | {row: self.labels.checked(row, fresh[row]) for row in new}
                 one.book.answer({row: given[row] for row in one.book.asked})
                 if not isinstance(oracle, Table):
                     self._save(found)  # what an oracle was asked is not asked again
@@ -82,10 +87,30 @@ class Work:
             if not one.book.answers:
                 one.book.ask(self.starts[one.seed])
         active = [one for one in learners if not one.book.asked and not one.book.stopped]
-        if active:
-            self._round(active, learners)
+        ready = []
+        for one in active:
+            if self.labels.one_class(one.book.answers.values()):
+                self._draw(one)
+            else:
+                ready.append(one)
+        if ready:
+            self._round(ready, learners)
         self._save(found)
         return any(one.book.asked for one in learners)
+
+    def _draw(self, one: Learner) -> None:
+        """More rows at random: labels of one class teach nothing that rows could be chosen by."""
+        book = one.book
+        count = len(book.answers)
+        book.stopped = self.stopping.reason(book)
+        if book.stopped:
+            book.stopped += "; all labels are of one class, and nothing was fitted"
+            return
+        log.warning(
+            "all %d labels of seed %d are of one class: the next rows are drawn at random, until "
+            "there are two", count, one.seed,
+        )  # fmt: skip
+        book.ask(self._choose(one, "random"))
 
     def _round(self, active: list[Learner], learners: list[Learner]) -> None:
         began = time.perf_counter()
@@ -100,7 +125,7 @@ class Work:
             book.rounds.append({"labels": len(book.answers), **scores})
             book.stopped = self.stopping.reason(book)
             if not book.stopped:
-                book.ask(self._choose(one))
+                book.ask(self._choose(one, self.ways[one.by]))
             book.rounds[-1]["seconds"] = round(fitted + time.perf_counter() - began, 3)
 
     def _fit(self, active: list[Learner], known: dict[int, Any]) -> None:
@@ -118,9 +143,9 @@ class Work:
         for one, posterior in zip(active, sweep, strict=True):
             one.posterior = posterior
 
-    def _choose(self, one: Learner) -> list[int]:
+    def _choose(self, one: Learner, way: str | Acquisition) -> list[int]:
         """The next rows of one learner."""
-        book, way, seed = one.book, self.ways[one.by], _seed(one)
+        book, seed = one.book, _seed(one)
         free = book.free
         left = (self.stopping.budget or book.rows) - len(book.answers)
         k = min(self.step, left, len(free))

@@ -60,7 +60,9 @@ def from_uniform(distribution: D.Distribution, u: Tensor) -> Tensor | None:
         log_p = distribution.log_prob(table.reshape(-1, *(1,) * len(batch)))
         seen = log_p.exp().cumsum(0)[:-1]  # [Y − 1, *batch]
         seen = seen.reshape(len(seen), *(1,) * (u.ndim - len(batch)), *seen.shape[1:])
-        return table[(u > seen).sum(0)]
+        numbers = torch.arange(len(table), device=table.device).reshape(-1, *(1,) * len(batch))
+        last = torch.where(log_p > -torch.inf, numbers, 0).amax(0)  # [*batch]
+        return table[torch.minimum((u > seen).sum(0), last)]  # also where a sum rounds below 1
     try:
         return distribution.icdf(u)
     except NotImplementedError:

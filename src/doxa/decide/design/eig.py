@@ -6,6 +6,7 @@ EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from doxa.decide.design.experiment import Experiment
 from doxa.decide.design.variational import barber_agakov, info_nce, marginal, variational_nested
 from doxa.errors import MethodError, NumericalError, did_you_mean
 
+_TOGETHER = 512  # designs that are estimated at a time: memory grows with them
 # What each takes beside the experiment, the designs and a seed: the default number of draws.
 _TAKES: dict[str, dict[str, int]] = {
     "exact": {"nodes": 200},
@@ -71,8 +73,9 @@ def eig(
         or its other name "snmc" (upper bound), "pce" (lower bound), "ba" (lower bound by a learned
         posterior), "vnmc" (upper bound by a learned proposal), "marginal" (upper bound by a
         learned p(y | d)), "infonce" (lower bound by a learned critic, for simulators).
-    outer: draws of (θ, y). inner: contrasts of each. steps: of what is learned. nodes: of the
-        quadrature. Each where the estimator takes it.
+    outer: draws of (θ, y). inner: contrasts of each. steps: of what is learned. nodes: with which
+        the quadrature begins; more are placed where they are needed. Each where the estimator takes
+        it.
     seed: the same seed, the same value.
 
     Returns
@@ -99,9 +102,19 @@ def eig(
         device=found.device if device is None else checks.place(device),
         dtype=found.dtype if dtype is None else checks.floating(dtype),
     )
-    result = _CALLED[name](experiment, found, seed=checks.seed("seed", seed), **counts)
+    draws = {"seed": checks.seed("seed", seed), **counts}
+    parts = [_CALLED[name](experiment, few, **draws) for few in found.split(_TOGETHER)]
+    result = parts[0] if len(parts) == 1 else _joined(parts, found)
     _check(result.values, found)
     return result
+
+
+def _joined(parts: list[EIG], designs: Tensor) -> EIG:
+    bias = [part.bias for part in parts if part.bias is not None]
+    return replace(
+        parts[0], designs=designs, values=torch.cat([part.values for part in parts]),
+        errors=torch.cat([part.errors for part in parts]), bias=torch.cat(bias) if bias else None,
+    )  # fmt: skip
 
 
 def _check(values: Tensor, designs: Tensor) -> None:

@@ -17,10 +17,13 @@ class EIG:
 
     Attributes
     ----------
-    designs: [D, *shape]. values: [D]. errors: [D], standard errors over draws; 0 where exact.
+    designs: [D, *shape]. values: [D]. errors: [D], standard errors over draws; of "exact" the error
+        of the quadrature, 0 where θ is discrete.
     kind: "exact", "estimate", or what the values are in expectation: "lower bound",
         "upper bound".
-    bias: [D], how far above the truth an upper bound is expected to be, where that can be told.
+    bias: [D], how far above the truth an upper bound is expected to be, where that can be told: to
+        first order, or where contrasts are too few for that, the distance to the lower bound on the
+        same draws.
     note: what is known of the bias, in words.
     settings: the numbers of draws.
     """

@@ -9,6 +9,7 @@ front. One call then evaluates all draws under all designs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,8 @@ class Experiment:
     likelihood: (θ, d) -> a torch distribution over y. Its axes in front broadcast.
     simulator: (θ, d, generator) -> y, for a model without a density (implicit). θ and d come with
         the same axes in front.
-    space: `Choices`, `Box`, a `Sequence` of these, or a list of designs.
+    space: `Choices`, `Box`, a `Sequence` of these, or a list of designs. Where the prior's numbers
+        or the space's are float64, all of the experiment's are.
     log_prob: the log density of a prior that is a function.
 
     Examples
@@ -66,7 +68,10 @@ class Experiment:
         self.likelihood, self.simulator = likelihood, simulator
         if space is None:
             raise MethodError("space is missing: Choices([...]), Box(low, high) or a Sequence")
-        self.space = space if isinstance(space, Space) else Choices(list(space))
+        space = space if isinstance(space, Space) else Choices(list(space))
+        known = [dtype for dtype in (space.dtype, self.prior.dtype) if dtype is not None]
+        self.dtype = functools.reduce(torch.promote_types, known, torch.float32)
+        self.space = space.to(self.dtype)  # all numbers of an experiment are of one type
 
     @property
     def implicit(self) -> bool:
@@ -82,7 +87,7 @@ class Experiment:
             if not isinstance(self.space, Choices):
                 raise MethodError(f"designs are missing: {self.space} is no list of choices")
             designs = self.space.values
-        found = self.space.check(as_numbers(designs, "designs"))
+        found = self.space.check(as_numbers(designs, "designs", self.dtype))
         return found if like is None else found.to(like)
 
     def outcome(self, theta: Tensor, designs: Tensor) -> D.Distribution:
@@ -156,6 +161,8 @@ class Experiment:
         if isinstance(found, D.Bernoulli):  # log p(0) = log p(1) − logit: one pass in place of two
             yes = F.logsigmoid(found.logits)
             log_p = torch.stack([yes - found.logits, yes])
+            if bool(torch.isnan(log_p[0].detach().sum())):  # −∞ + ∞: a logit of −∞
+                log_p = torch.stack([F.logsigmoid(-found.logits), yes])
         else:
             y = outcomes.reshape(len(outcomes), 1, 1, *outcomes.shape[1:])
             log_p = found.log_prob(y).expand(len(outcomes), *lead)

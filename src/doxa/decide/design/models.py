@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Independent, Normal
 
+from doxa import checks
 from doxa.decide.design.experiment import Experiment
 from doxa.decide.design.space import Choices, Reals
+from doxa.errors import MethodError
 
 
 def working_memory(
@@ -15,6 +19,9 @@ def working_memory(
 ) -> Experiment:
     """How many digits can a person repeat? θ ~ N(mean, std²), and a list of l digits is repeated
     without a mistake with probability sigmoid(θ − l)."""
+    checks.positive("std", std)
+    if not math.isfinite(mean):
+        raise MethodError(f"mean must be a finite number, not {mean!r}")
     prior = Normal(torch.tensor(mean, dtype=dtype), torch.tensor(std, dtype=dtype))
 
     def likelihood(theta: Tensor, length: Tensor) -> Bernoulli:

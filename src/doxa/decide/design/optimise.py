@@ -21,7 +21,7 @@ from doxa import checks
 from doxa.decide.design.draws import source
 from doxa.decide.design.eig import eig
 from doxa.decide.design.experiment import Experiment
-from doxa.decide.design.space import Box, Reals, Sequence, Space
+from doxa.decide.design.space import Box, Reals, Sequence, Space, compared
 from doxa.errors import MethodError, did_you_mean
 from doxa.fit import fit
 
@@ -56,9 +56,10 @@ def best_design(
 
     Parameters
     ----------
-    way: "grid" (at most `points` designs), "gradient" (`starts` of them, `steps` of Adam; a step of
-        `rate` is that share of the space's width), "bayes" (`starts` random designs, then `steps`
-        more, each chosen by a Gaussian process; needs the extra doxa[gp]).
+    way: "grid" (all designs of a list, about `points` of a box), "gradient" (`starts` of them,
+        `steps` of Adam; a step of `rate` is that share of the space's width), "bayes" (`starts`
+        random designs, then `steps` more, each chosen by a Gaussian process; needs the extra
+        doxa[gp]).
     estimator, draws: as in `eig`.
     """
     if way not in WAYS:
@@ -68,8 +69,12 @@ def best_design(
     if way == "gradient" and not _continuous(space):
         raise MethodError(f"{space} has no gradient: search it by 'grid' or 'bayes'")
     if way == "grid":
-        designs = space.grid(checks.whole("points", points))
-        values = eig(experiment, designs, estimator, seed=seed, **draws).values.detach()
+        designs, thinned = compared(space, checks.whole("points", points))
+        gain = lambda few: eig(experiment, few, estimator, seed=seed, **draws).values.detach()  # noqa: E731
+        values = gain(designs)
+        if thinned and isinstance(space, Sequence):
+            better = space.exchanged(designs[int(values.argmax())], gain, points).unsqueeze(0)
+            designs, values = torch.cat([designs, better]), torch.cat([values, gain(better)])
     elif way == "gradient":
         count = 100 if steps is None else checks.whole("steps", steps)
         designs = _ascended(experiment, estimator, starts, count, rate, seed, draws)
@@ -88,8 +93,9 @@ def _continuous(space: Space) -> bool:
     return isinstance(space, Box | Reals)
 
 
-def _start(space: Space, n: int, seed: int) -> Tensor:
-    like = space.low if isinstance(space, Box) else torch.zeros(())
+def _start(experiment: Experiment, n: int, seed: int) -> Tensor:
+    space = experiment.space
+    like = space.low if isinstance(space, Box) else torch.zeros((), dtype=experiment.dtype)
     return space.draw(n, source("cpu", "starts", seed), like)
 
 
@@ -105,7 +111,7 @@ def _ascended(
     draws: dict[str, Any],
 ) -> Tensor:  # fmt: skip
     space = experiment.space
-    designs = _start(space, starts, seed)
+    designs = _start(experiment, starts, seed)
     width = _width(space, designs)
     leaf = (designs / width).requires_grad_()
     adam = torch.optim.Adam([leaf], lr=checks.positive("rate", rate))
@@ -126,7 +132,7 @@ def _surrogate(
     draws: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     space = experiment.space
-    designs = _start(space, max(3, starts), seed)
+    designs = _start(experiment, max(3, starts), seed)
     values = eig(experiment, designs, estimator, seed=seed, **draws).values.detach()
     for t in range(steps):
         candidates = space.draw(512, source("cpu", "candidates", seed, t), designs)

@@ -20,8 +20,11 @@ from torch import Tensor, nn
 
 from doxa import checks
 from doxa.decide.design.draws import source
-from doxa.decide.design.space import Box, Reals, Space
+from doxa.decide.design.space import Box, Reals, Space, as_numbers
 from doxa.errors import MethodError
+
+_EDGE = 0.01  # of a box's width: where the sigmoid of a fixed design goes on as a line, to the end
+_BEND, _SLOPE = math.log((1 - _EDGE) / _EDGE), _EDGE * (1 - _EDGE)
 
 
 class Policy(nn.Module, ABC):
@@ -116,7 +119,8 @@ def _layers(widths: Sequence[int]) -> nn.Sequential:
 
 
 class Fixed(Policy):
-    """T designs for everyone, optimised together from `designs`, or from a random start."""
+    """T designs for everyone, optimised together from `designs`, or from a random start. The ends
+    of a box are designs like others: they can be given, reached and left."""
 
     low: Tensor
     high: Tensor
@@ -126,21 +130,31 @@ class Fixed(Policy):
     ) -> None:
         super().__init__(space)
         self.bounded = _bounds(self, space)
-        like = torch.zeros(()) if designs is None else designs
         if designs is None:
+            like = torch.zeros((), dtype=space.dtype)
             designs = space.draw(checks.whole("steps", steps), source("cpu", "fixed", seed), like)
-        designs = space.check(designs)
+        designs = space.check(as_numbers(designs, "designs", space.dtype))
         if self.bounded:
-            share = ((designs - self.low) / (self.high - self.low)).clamp(0.01, 0.99)
-            designs = share.logit()
+            share = (designs - self.low) / (self.high - self.low)
+            inner = share.clamp(_EDGE, 1 - _EDGE)
+            outer = (share - inner) / _SLOPE
+            outer = outer + 0.1 * ((share >= 1).to(outer) - (share <= 0).to(outer))  # ends for sure
+            designs = inner.logit() + outer
         self.raw = nn.Parameter(designs.clone())
 
     def start(self, n: int, like: Tensor) -> int:
         return n
 
     def design(self, history: int, t: int) -> Tensor:
-        raw = self.raw[t]
-        found = _squashed(raw, self.low, self.high) if self.bounded else raw
+        found = self.raw[t]
+        if (
+            self.bounded
+        ):  # a sigmoid with straight ends, cut at those of the box; its gradient is not
+            inner = found.clamp(-_BEND, _BEND)
+            beyond = (found - inner.detach()) * _SLOPE * (self.high - self.low)
+            inner = _squashed(inner, self.low, self.high)
+            found = torch.where(found.abs() > _BEND, inner.detach() + beyond, inner)
+            found = found + (found.maximum(self.low).minimum(self.high) - found).detach()
         return found.expand(history, *found.shape)
 
 
@@ -150,7 +164,9 @@ class Random(Policy):
     def __init__(self, space: Space, seed: int = 0) -> None:
         super().__init__(space)
         self.seed = seed
-        self.register_buffer("like", torch.zeros(()))  # the type and device of its draws
+        self.register_buffer(
+            "like", torch.zeros((), dtype=space.dtype)
+        )  # the type and device of its draws
 
     def start(self, n: int, like: Tensor) -> tuple[int, torch.Generator, Tensor]:
         return n, source(like.device, "random policy", self.seed), like

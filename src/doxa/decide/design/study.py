@@ -2,8 +2,10 @@
 
     d_t = argmax_d EIG(d | h_{t−1}),   p(θ | h_t) ∝ p(θ | h_{t−1}) p(y_t | θ, d_t)
 
-The belief is kept as atoms with weights: a quadrature's (exact), or draws of the prior, which are
-drawn anew by NUTS from the whole history when their weights have become too uneven.
+The belief is kept as atoms with weights. A θ of one number has the nodes of a quadrature, which are
+placed anew after every outcome, from the whole history, and state their error. A discrete θ has
+all of its values. Else atoms are draws of the prior, which are drawn anew by NUTS from the whole
+history when their weights have become too uneven.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ import torch
 from torch import Tensor
 
 from doxa import checks
-from doxa.decide.design.beliefs import Weighted
+from doxa.decide.design.beliefs import Quadrature, Weighted
 from doxa.decide.design.draws import source
 from doxa.decide.design.eig import eig
 from doxa.decide.design.estimate import EIG
 from doxa.decide.design.experiment import Experiment
-from doxa.decide.design.space import as_numbers
+from doxa.decide.design.space import Sequence, as_numbers, compared
 from doxa.density import sample
 from doxa.errors import DataError, MethodError, ShapeError, Unavailable, did_you_mean
 from doxa.method import Method
 from doxa.registry import get_method
 
 INFERENCES = ("auto", "grid", "importance", "sample")
+_BLOCK = 1 << 20  # log likelihoods held at a time
 
 
 class Study:
@@ -34,12 +37,15 @@ class Study:
 
     Parameters
     ----------
-    inference: "grid" (quadrature, θ of one number or discrete), "importance" (draws of the prior,
+    inference: "grid" (θ of one number, by a quadrature with `belief.mean_error` and
+        `belief.std_error`, or discrete), "importance" (draws of the prior,
         renewed by a sampler when few of them count), "sample" (a sampler after every outcome), or
         "auto": a grid where there is one, else importance.
     sampler: the method that draws from p(θ | h), as `doxa.sample` takes it; default: NUTS, four
         chains that give `draws` in all.
-    draws: how many atoms. points: designs that are compared, where they are no list.
+    draws: how many atoms. points: designs that are compared, where they are no list. All designs
+        of a list are compared; of a sequence of lists with more than 20,000 designs some are, and
+        the best is improved by exchanging its parts.
     estimator, counts: how a gain is estimated, as in `eig`; default: exactly where outcomes are
         discrete, else "pce".
 
@@ -76,8 +82,10 @@ class Study:
         self.draws = checks.whole("draws", draws, least=2)
         each = math.ceil(draws / 4)
         self.sampler = get_method("nuts")(each, 200) if sampler is None else sampler
-        self.candidates = experiment.space.grid(checks.whole("points", points))
-        self.inference, self.belief = self._first(inference)
+        self.points = checks.whole("points", points)
+        self.candidates, self.thinned = compared(experiment.space, points)
+        self.inference, self.prior = self._first(inference)
+        self.belief = self.prior
         self.estimator, self.counts = estimator, counts
         self.history: list[tuple[Tensor, Tensor]] = []
         self.renewed = 0
@@ -93,40 +101,59 @@ class Study:
         drawn = prior.draw(self.draws, source(like.device, "study", self.seed), like)
         return ("importance" if inference == "auto" else inference), Weighted(drawn)
 
-    def gains(self) -> EIG:
-        """What each design would tell now."""
+    def gains(self, designs: Tensor | None = None) -> EIG:
+        """What each design would tell now; default: all of `candidates`."""
         now = self.experiment.given(self.belief)
         estimator = self.estimator
         if estimator is None:
             discrete = now.outcomes(self.belief.theta, self.candidates) is not None
             estimator = "exact" if discrete else "pce"
         seed = self.seed + len(self.history)
-        return eig(now, self.candidates, estimator, seed=seed, **self.counts)
+        at = self.candidates if designs is None else designs
+        return eig(now, at, estimator, seed=seed, **self.counts)
 
     def next(self) -> Tensor:
         """The design that would tell most."""
-        return self.gains().best_design
+        best, space = self.gains().best_design, self.experiment.space
+        if self.thinned and isinstance(space, Sequence):
+            return space.exchanged(best, lambda few: self.gains(few).values, self.points)
+        return best
 
     def tell(self, design: Any, outcome: Any) -> None:
         """An outcome, by which the belief is updated."""
-        space = self.experiment.space
-        at = space.check(as_numbers(design, "the design").unsqueeze(0).to(self.candidates))[0]
+        given = as_numbers(design, "the design", self.candidates.dtype).detach()
+        at = self.experiment.space.check(given.unsqueeze(0).to(self.candidates))[0]
         y = self._outcome(outcome, at)
-        self.history.append((at, y))
-        try:
-            if self.inference == "sample":
-                self._renew()
-                return
-            belief = self.belief.updated(self.experiment.log_prob(y, self.belief.theta, at))
-        except DataError:
-            self.history.pop()
-            raise
-        self.belief = belief
-        if self.inference == "importance" and belief.effective < self.draws / 10:
-            self._renew()
+        history = [*self.history, (at, y)]
+        belief, renewed = self._after(history), self.renewed
+        few = self.inference == "importance" and belief.effective < self.draws / 10
+        if few or self.inference == "sample":
+            belief, renewed = self._renewed(history, belief), renewed + 1
+        self.history, self.belief, self.renewed = history, belief, renewed
+
+    def _after(self, history: list[tuple[Tensor, Tensor]]) -> Weighted:
+        """The belief after the last outcome of a history, without a sampler."""
+        if isinstance(self.prior, Quadrature):
+            return self.prior.given(lambda theta: self._log_likelihood(history, theta))
+        if self.inference == "sample":
+            return self.belief
+        at, y = history[-1]
+        return self.belief.updated(self.experiment.log_prob(y, self.belief.theta, at))
+
+    def _log_likelihood(self, history: list[tuple[Tensor, Tensor]], theta: Tensor) -> Tensor:
+        """log p(h | θ) of θ [S], [S]."""
+        lead = lambda v: v.unsqueeze(1)  # beside θ: [T, 1, ...]  # noqa: E731
+        designs, outcomes = (lead(torch.stack(part)) for part in zip(*history, strict=True))
+        block = max(1, _BLOCK // len(theta))
+        total = theta.new_zeros(len(theta), dtype=torch.float64)
+        for d, y in zip(designs.split(block), outcomes.split(block), strict=True):
+            each = self.experiment.log_prob(y, theta.unsqueeze(0), d)  # [t, S]
+            total = total + each.double().sum(0)
+        return total
 
     def _outcome(self, outcome: Any, design: Tensor) -> Tensor:
-        y = as_numbers(outcome, "the outcome").to(self.candidates)
+        y = as_numbers(outcome, "the outcome", self.candidates.dtype).detach()
+        y = y.to(self.candidates)
         found = self.experiment.outcome(self.belief.theta[:1], design)
         if y.shape != found.event_shape:
             raise ShapeError(
@@ -140,22 +167,21 @@ class Study:
             raise DataError(f"the outcome {y.tolist()} cannot be; it is one of {listed}")
         return y
 
-    def _renew(self) -> None:
-        """Draws from p(θ | h) by a sampler, from the prior and every outcome so far."""
-        designs = torch.stack([design for design, _ in self.history])  # [T, ...]
-        outcomes = torch.stack([y for _, y in self.history])
-        shape = self.belief.theta.shape[1:]
+    def _renewed(self, history: list[tuple[Tensor, Tensor]], belief: Weighted) -> Weighted:
+        """Draws from p(θ | h) by a sampler, from the prior and every outcome of a history."""
+        designs = torch.stack([design for design, _ in history])  # [T, ...]
+        outcomes = torch.stack([y for _, y in history])
+        shape = belief.theta.shape[1:]
 
         def log_density(params: dict[str, Tensor]) -> Tensor:
             theta = params["theta"]
             each = self.experiment.log_prob(outcomes, theta.expand(len(outcomes), *shape), designs)
             return self.experiment.prior.log_prob(theta) + each.sum()
 
-        self.renewed += 1
         found = sample(
-            log_density, {"theta": self.belief.mean.double()}, self.sampler, members=4,
-            seed=self.seed + self.renewed, dtype=torch.float64, progress=False,
+            log_density, {"theta": belief.mean.double()}, self.sampler, members=4,
+            seed=self.seed + self.renewed + 1, dtype=torch.float64, progress=False,
         )  # fmt: skip
         theta = found["theta"].flatten(0, 1)  # [4·draws, ...]
         keep = torch.linspace(0, len(theta) - 1, min(self.draws, len(theta))).long()
-        self.belief = Weighted(theta[keep].to(self.belief.theta))
+        return Weighted(theta[keep].to(belief.theta))

@@ -181,11 +181,16 @@ def marginal(experiment: Experiment, designs: Tensor, outer: int, steps: int, se
     own = experiment.log_prob(y, theta.unsqueeze(1), designs).T  # [D, N]
     if setting.outcomes is not None:  # the best table is the mean of the training draws'
         log_p = experiment.table(setting.outcomes, setting.pool.theta, designs)
-        log_q = log_p.logsumexp(1) - math.log(_POOL)  # [Y, D]
+        log_q = log_p.logsumexp(1)  # [Y, D]
+        unseen = (log_q == -torch.inf).any(
+            0
+        )  # a table without zeros: one more draw, of any outcome
+        more = torch.logaddexp(log_q, log_q.new_tensor(-math.log(len(log_q))))
+        log_q = torch.where(unseen, more - math.log(_POOL + 1), log_q - math.log(_POOL))
         event = setting.outcomes.shape[1:]
         same = y.unsqueeze(0) == setting.outcomes.reshape(-1, 1, 1, *event)
         index = same.flatten(3).all(3) if event else same
-        terms = own - (index * log_q.unsqueeze(1)).sum(0).T
+        terms = own - torch.where(index, log_q.unsqueeze(1), 0.0).sum(0).T
         note = "high by O(1/draws it was learned from)"
     elif getattr(experiment.outcome(theta[:1, None], designs).support, "is_discrete", False):
         raise MethodError("outcomes are whole numbers without end, and q a density: use 'nmc'")

@@ -12,7 +12,7 @@ from doxa.evaluate.conformal.jackknife import JackknifePlus, fit_jackknife
 from doxa.evaluate.conformal.mondrian import Groups
 from doxa.evaluate.conformal.sets import Sets, fit_sets
 from doxa.evaluate.conformal.threshold import check_level, rank, rows_needed, threshold
-from doxa.evaluate.recalibrate.rows import check_one_head, pair
+from doxa.evaluate.recalibrate.rows import check_one_head, check_unseen, pair
 from doxa.likelihoods import Heads, Likelihood
 from doxa.posterior import Posterior, TransformedPosterior
 
@@ -45,7 +45,9 @@ def conformal(
     ----------
     posterior: any posterior, a transformed one too; for "jackknife+" the `Sweep` of
         `fit(..., runs=doxa.Runs(rows=folds))`.
-    data: (x, y) that the fit has not seen; for "jackknife+" the rows that the sweep was fitted to.
+    data: (x, y) that the fit has not seen: rows that were passed to `fit` are an error
+        (`doxa.data.fitted_rows` says how they are recognised), except where the fit read them from
+        a stream. For "jackknife+" the rows that the sweep was fitted to.
     kind: numbers: "split" (the default), "cqr"; classes: "lac" (the default), "aps"; either:
         "mondrian", which holds within every class or group; sweeps: "jackknife+".
     score: for "mondrian", which of the other kinds to do by class or group.
@@ -71,6 +73,7 @@ def conformal(
         raise MethodError(f"scaled is an option of 'split', not of {name!r}")
     checks.whole("seed", seed, 0)
     x = posterior.ordered(x)
+    check_unseen(posterior, x, y, ", or use kind='jackknife+' with a Sweep over folds")
     p = posterior.predict(x)
     check_one_head(p)
     if name in CLASSES:

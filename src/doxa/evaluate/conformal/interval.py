@@ -45,7 +45,7 @@ class Interval(ByGroup):
             low, high, unit = centre(form, self.score, self.level)
             return spread_out(low, high, t.to(low) * unit, form.mean.dtype)
 
-        return Predictive.of(ConformalInterval(form, self.level, bounds))
+        return p.of_form(ConformalInterval(form, self.level, bounds))
 
 
 def fit_interval(

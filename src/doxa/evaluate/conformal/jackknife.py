@@ -55,7 +55,7 @@ class JackknifePlus(PredictiveTransform):
             low, high = (torch.cat(side) for side in zip(*blocks, strict=True))
             return spread_out(low, high, torch.zeros_like(low), form.mean.dtype)
 
-        return Predictive.of(ConformalInterval(form, self.level, bounds))
+        return p.of_form(ConformalInterval(form, self.level, bounds))
 
     def _bounds(self, means: Tensor) -> tuple[Tensor, Tensor]:
         """[patterns, N, *event] to (low, high) [N, *event]."""

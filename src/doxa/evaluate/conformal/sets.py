@@ -61,7 +61,7 @@ class Sets(ByGroup):
                 inside = inside.scatter(1, flat.argmax(1, keepdim=True), True)
             return inside.reshape(table.shape)
 
-        return Predictive.of(ConformalSet(form, self.level, chosen))
+        return p.of_form(ConformalSet(form, self.level, chosen))
 
 
 def fit_sets(

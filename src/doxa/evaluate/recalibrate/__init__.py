@@ -11,7 +11,7 @@ from doxa.evaluate.recalibrate.histogram import Histogram, fit_histogram
 from doxa.evaluate.recalibrate.isotonic import Isotonic, fit_isotonic
 from doxa.evaluate.recalibrate.linear import Dirichlet, Vector, fit_dirichlet, fit_vector
 from doxa.evaluate.recalibrate.quantile import Quantile, fit_quantile
-from doxa.evaluate.recalibrate.rows import check_one_head, labelled, pair
+from doxa.evaluate.recalibrate.rows import check_one_head, check_unseen, labelled, pair
 from doxa.evaluate.recalibrate.temperature import Temperature, fit_temperature
 from doxa.evaluate.recalibrate.variance import Variance, fit_variance
 from doxa.likelihoods import Heads, Likelihood
@@ -41,7 +41,8 @@ def recalibrate(
     ----------
     posterior: any posterior, a transformed one too.
     data: (x, y) that the fit has not seen; on its own training rows a network looks surer than it
-        is right to be.
+        is right to be. Rows that were passed to `fit` are an error (`doxa.data.fitted_rows` says
+        how they are recognised), except where the fit read them from a stream.
     kind: for classes "temperature", "vector", "dirichlet", "isotonic" or "histogram"; for numbers
         "quantile" or "variance".
     options: of the kind: dirichlet `off_diagonal`, `intercept` (0: no regularisation); isotonic
@@ -66,6 +67,7 @@ def recalibrate(
     for name in options:
         if name not in known:
             raise MethodError(f"{kind!r} has no option {name!r}{did_you_mean(name, known)}")
+    check_unseen(posterior, x, y)
     p = posterior.predict(x)
     check_one_head(p)
     transform = fitter(labelled(p, y), **options) if kind in CLASSES else fitter(p, y, **options)

@@ -41,7 +41,7 @@ class Quantile(PredictiveTransform):
     def __call__(self, p: Predictive) -> Predictive:
         place = p._form.mean.device
         curve = PiecewiseLinear(self.said.to(place), self.happened.to(place))
-        return Predictive.of(Warped(p._form, curve))
+        return p.of_form(Warped(p._form, curve))
 
 
 def fit_quantile(p: Predictive, y: Any, *, knots: int | None = None) -> Quantile:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa.data import rows_of
 from doxa.errors import DataError, MethodError
 from doxa.likelihoods import Categorical
-from doxa.posterior import PredictiveTransform
+from doxa.posterior import Posterior, PredictiveTransform
 from doxa.predictive import Predictive
 from doxa.predictive.calibrated import CalibratedClasses, log_probs
 from doxa.predictive.form import check_rows
@@ -47,7 +48,7 @@ class ClassMap(PredictiveTransform):
 
     def __call__(self, p: Predictive) -> Predictive:
         form = p._form
-        return Predictive.of(CalibratedClasses(form, self.map(log_probs(form))))
+        return p.of_form(CalibratedClasses(form, self.map(log_probs(form))))
 
 
 def pair(data: Any) -> tuple[Any, Any]:
@@ -55,6 +56,17 @@ def pair(data: Any) -> tuple[Any, Any]:
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise DataError("calibration data is a pair (x, y) of rows that the fit has not seen")
     return data[0], data[1]
+
+
+def check_unseen(posterior: Posterior, x: Any, y: Any, instead: str = "") -> None:
+    """Rows that the fit used look better predicted than new ones are."""
+    used, n = posterior.count_fitted(x, y), rows_of(posterior.read(x), "x")
+    if used:
+        raise DataError(
+            f"{used} of the {n} calibration rows were used by the fit, to train on or to stop by: "
+            "predictions look better at them than at new rows. Give rows that were not passed to "
+            f"fit{instead}"
+        )
 
 
 def check_one_head(p: Predictive) -> None:
@@ -71,7 +83,7 @@ def labelled(p: Predictive, y: Any) -> Labelled:
     bad = ~torch.isfinite(table).reshape(len(table), -1).all(1)
     if bool(bad.any()):
         raise DataError(f"the prediction at calibration row {int(bad.nonzero()[0])} is not finite")
-    target = p.likelihood.prepare_targets(y, tuple(p.mean.shape[1:])).to(table.device)
+    target = p.likelihood.prepare_targets(y, tuple(p._form.mean.shape[1:])).to(table.device)
     label = check_rows(target, len(table)).long().flatten()
     rows = table.movedim(1, -1).reshape(len(label), table.shape[1])
     if isinstance(p.likelihood, Categorical) and p.likelihood.ignore_index is not None:
@@ -84,7 +96,7 @@ def labelled(p: Predictive, y: Any) -> Labelled:
 
 def residuals(p: Predictive, y: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, standard deviation) [n, *event] in float64, finite."""
-    mean, std = p.mean.double(), p.std.double()
+    mean, std = p._form.mean.double(), p._form.std.double()
     bad = ~(torch.isfinite(mean) & torch.isfinite(std)).reshape(len(mean), -1).all(1)
     if bool(bad.any()):
         raise DataError(f"the prediction at calibration row {int(bad.nonzero()[0])} is not finite")

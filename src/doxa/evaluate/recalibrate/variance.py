@@ -30,7 +30,7 @@ class Variance(PredictiveTransform):
     factor: Tensor
 
     def __call__(self, p: Predictive) -> Predictive:
-        return Predictive.of(Rescaled(p._form, self.factor))
+        return p.of_form(Rescaled(p._form, self.factor))
 
 
 def fit_variance(p: Predictive, y: Any) -> Variance:

@@ -63,7 +63,7 @@ def spread_of(run: Run) -> Tensor:
 
 
 def temperatures(solved: Solved, log_noise: Tensor, likelihood: Likelihood) -> Tensor:
-    """T of each member, for log σ [K]: [K]."""
+    """T of each member, for log σ [K]: [K]; rows count by their weights."""
     y, root, factor, solution = (part[:, 0] for part in solved)  # one level of noise
     precision = torch.cholesky_inverse(factor).diagonal(0, -2, -1) * root.square()  # P_ii [K, N]
     counts = root > 0
@@ -73,6 +73,7 @@ def temperatures(solved: Solved, log_noise: Tensor, likelihood: Likelihood) -> T
     variance = (1.0 / precision - noise).clamp_min(0.0).unsqueeze(-1)
     least = log_noise.exp() * (math.sqrt(3.0) / math.pi)
     tried = _TIMES.to(least)[:, None] * least  # [61, K]
+    weight = (root / root.amax(-1, keepdim=True)).square()  # 1 where all rows count alike
     found = []
     for t in tried:
         logits = mean / (t.square()[:, None, None] + math.pi / 8 * variance).sqrt()
@@ -80,6 +81,6 @@ def temperatures(solved: Solved, log_noise: Tensor, likelihood: Likelihood) -> T
             each = torch.nn.functional.logsigmoid(y * logits).sum(-1)
         else:
             each = (logits * (y > 0)).sum(-1) - logits.logsumexp(-1)
-        found.append((each * counts).sum(-1))
+        found.append((each * weight).sum(-1))
     best = torch.stack(found).argmax(0)
     return tried.gather(0, best[None])[0]

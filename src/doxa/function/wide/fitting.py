@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.exact.targets import event_of, given_noise
-from doxa.function.budget import announce
+from doxa.function.budget import announce, exact_bytes
 from doxa.function.evidence import Problem
 from doxa.function.process import shared_level
 from doxa.function.quasi_newton import quasi_newton
@@ -33,6 +33,7 @@ from doxa.function.wide.reading import read
 from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, Stage, State
 from doxa.method.fields import flag, one_of, plain, positive, whole
+from doxa.method.memory import Workload
 from doxa.posterior import Posterior, Status
 
 _SKETCH = 500  # rows from which many are first fitted
@@ -80,6 +81,9 @@ class InfinitelyWide(Method):
         if isinstance(self.net, Architecture):
             return self.net
         return Architecture.fully_connected(self.depth, self.activation)
+
+    def planned_bytes(self, work: Workload) -> int:
+        return exact_bytes(work.rows, self.matrices * work.members)
 
     def init(self, run: Run) -> State:
         self._noise(run)

@@ -1,7 +1,7 @@
 """An ensemble of infinitely wide networks, each trained by gradient descent.
 
-Trained on the mean squared error, with its weights held near their start by the noise σ², an
-infinitely wide network is linear in its weights, and at time t
+Trained on half the mean squared error, Σ(f − y)²/2n, with its weights held near their start by the
+noise σ², an infinitely wide network is linear in its weights, and at time t
 
     f_t(x) = f_0(x) + Θ(x, X) A_t (y − f_0(X)),    A_t = (Θ + σ²I)⁻¹(I − exp(−t(Θ + σ²I)/n))
 
@@ -52,7 +52,8 @@ class NTK(InfinitelyWide):
     weight_std, bias_std: σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
     noise: σ in units of y; it also holds weights near their start. None: as the likelihood says,
         else fitted, and what y has besides found by rows left out, after training for ever.
-    time: how long networks are trained, steps times rate on the mean squared error; None: for ever.
+    time: how long networks are trained, steps times rate on Σ(f − y)²/2n, half the mean
+        squared error (on the whole of it, give 2 × steps × rate); None: for ever.
     fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
     kernel: "analytic", of infinite width, or "empirical": s²Θ̂ of the network that `fit` is given,

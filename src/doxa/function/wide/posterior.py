@@ -61,16 +61,14 @@ class WidePosterior(GPPosterior):
     def prior_joints(self, x: Tensor, members: slice = slice(None)) -> tuple[Tensor, Tensor]:
         return self._logits(*super().prior_joints(x, members), 1, members)
 
-    def predict(
-        self, x: Any, n: int | None = None, seed: int | None = None, keep: str = "samples"
-    ) -> Predictive:
+    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         """The closed form, whatever n; of classes, n draws, else 100 of each member.
 
         Such a draw is so many standard deviations from the mean at every row: probabilities are
         those of each row by itself, and do not depend on which others are asked for.
         """
         if not self.base_likelihood.classifies:
-            return super().predict(x, n, seed, keep)
+            return super()._predict(x, n, seed, keep)
         seed = self.sampling(n, seed, keep)
         f = self._drawn(x, n or _DRAWS * self.members, seed)
         if keep == "samples":
@@ -79,10 +77,10 @@ class WidePosterior(GPPosterior):
         moments.update(f, {})
         return moments.result()
 
-    def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
+    def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Draws of f, jointly over the rows of x; of classes, those of `predict`."""
         if not self.base_likelihood.classifies:
-            return super().functions(x, n, seed)
+            return super()._draw_functions(x, n, seed)
         return self._drawn(x, n, self.sampling(n, seed, "samples"))
 
     def _drawn(self, x: Any, n: int, seed: int) -> Tensor:
@@ -103,7 +101,7 @@ class WidePosterior(GPPosterior):
         """Inputs as rows of numbers, [N, D]."""
         return x.unsqueeze(-1) if x.ndim == 1 else x.flatten(1)
 
-    def condition(self, x: Any, y: Any) -> WidePosterior:
+    def _condition(self, x: Any, y: Any) -> WidePosterior:
         """The process with further rows, at the same hyper-parameters."""
         x, y = self._targets(x, y)
         weight = self.weight

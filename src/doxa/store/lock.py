@@ -1,0 +1,184 @@
+"""One writer per folder: a lock of the operating system, which ends with the process that holds it.
+
+    parent/.NAME.lock    locked by the kernel while `parent/NAME` is written
+
+The lock is that of an open file (flock; on Windows a locked byte), not the file's existence: a
+process that is killed, in whatever way, releases it, and the file it leaves behind blocks nobody.
+Every `exclusive` opens the file anew, so two threads of one process exclude each other as two
+processes do. The file lies beside the folder, because saving replaces the folder itself. Reading
+takes no lock: what is read is always whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import logging
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from doxa.errors import FolderInUse, StoreError
+from doxa.store.artefact import beside, make_directory, readable_errors
+
+logger = logging.getLogger(__name__)
+
+_INSIDE = ".lock"  # in the folder itself, where nothing can be made beside it
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+_MOST = 4096  # bytes of what a holder says of itself
+_BYTE = 1 << 30  # the byte that Windows locks, past anything that is read
+
+_ATTEMPTS = 100
+
+_held: set[int] = set()
+
+
+@contextlib.contextmanager
+def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the folder at `path`, which need not exist yet, against every other writer.
+
+    Raises
+    ------
+    FolderInUse : another process, or another thread of this one, holds it; the message says which.
+    StoreError : no lock file can be made there.
+    """
+    target = Path(os.path.realpath(path))
+    with readable_errors("locked", target):
+        made = _missing(target.parent)
+        place, descriptor = _acquire(target)
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        _held.discard(descriptor)
+        _release(place, descriptor)
+        with contextlib.suppress(OSError):  # something is there now: they stay
+            for folder in made:
+                os.rmdir(folder)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folders that must be made for this one to be there, the innermost first."""
+    return [place for place in (folder, *folder.parents) if not place.exists()]
+
+
+def _acquire(target: Path) -> tuple[Path, int]:
+    place = beside(target, ".lock")
+    for attempt in itertools.count():
+        try:
+            make_directory(target.parent)
+            descriptor = _open(place)
+        except FileNotFoundError:  # a holder that was done just then removed the folders it made
+            if attempt == _ATTEMPTS:
+                raise
+            continue
+        except OSError as error:
+            if error.errno not in _NO_PERMISSION or not target.is_dir():
+                raise
+            place = target / _INSIDE
+            descriptor = _open(place)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StoreError(f"{place} is not a regular file; remove it")
+            _lock(descriptor, target)
+            if _is_there(place, descriptor):
+                _describe(descriptor)
+                return place, descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the file of a holder that was done just then: take the next one
+    raise AssertionError
+
+
+def _open(place: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(place, flags, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StoreError(f"{place} is a link; remove it") from error
+        raise
+
+
+def _lock(descriptor: int, target: Path) -> None:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, _BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _TAKEN:  # a file system without locks
+            logger.warning("%s cannot be locked (%s): let one fit write there", target, error)
+            return
+        raise FolderInUse(
+            f"{target} is being written by {_holder(descriptor)}; wait until it ends, or choose "
+            "another folder"
+        ) from error
+
+
+def _is_there(place: Path, descriptor: int) -> bool:
+    """Whether the locked file is the one that others will find."""
+    try:
+        found = os.stat(place, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(descriptor))
+
+
+def _describe(descriptor: int) -> None:
+    """Who holds the lock, for the message of those who come later."""
+    facts = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, json.dumps(facts).encode())
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        facts = json.loads(os.read(descriptor, _MOST))
+        pid, host, since = int(facts["pid"]), str(facts["host"])[:100], str(facts["since"])[:40]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return "another process"
+    own = " (this one)" if pid == os.getpid() and host == socket.gethostname() else ""
+    return f"process {pid}{own} on {host!r} since {since!r}"
+
+
+def _release(place: Path, descriptor: int) -> None:
+    """The file goes while it is still locked: nobody can lock a file that no longer counts."""
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32" and _is_there(place, descriptor):
+            os.unlink(place)
+    os.close(descriptor)
+    if sys.platform == "win32":  # an open file cannot be removed there
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+
+
+def _close_in_child() -> None:
+    """A forked worker that outlives a killed holder must not hold its folders."""
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,117 @@
+"""Memory is planned before it is taken: a typed error with the figure, and plans that are right."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peak_memory import network, rows
+from short import short_settings
+
+import doxa
+from doxa.data.rows import free_memory
+from doxa.errors import MemoryBudgetError
+from doxa.method.memory import Workload
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any], float]] = {  # with GiB of one copy of the state
+    "members": (network(970), "deep-ensemble", {"members": 10_000}, 37.0),
+    "runs": (network(970), "map", {"runs": doxa.Runs(seeds=list(range(10_000)))}, 37.0),
+    "rank": (network(970), doxa.LowRankVI(rank=10_000), {}, 37.0),
+    "particles": (network(970), doxa.SVGD(particles=5_000), {}, 18.0),
+    "chains": (network(970), "hmc", {"members": 10_000}, 37.0),
+    "features": (None, "linear", {"likelihood": "gaussian"}, 18.0),
+    "own features": (
+        None,
+        doxa.BayesianLinear(features=lambda x: x[:, :1].expand(-1, 50_000)),
+        {"likelihood": "gaussian"},
+        18.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_fit_is_refused_before_it_is_allocated(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with 16 GiB. The message has the figure, which is no less than one copy of what
+    the method holds; the process has grown by less than 1 GiB."""
+    net, method, options, least = CASES[case]
+    monkeypatch.setattr("doxa.method.memory.free_memory", lambda device: 16 << 30)
+    data = rows(20, 50_000) if case == "features" else rows()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(MemoryBudgetError, match=r"takes about [\d.e+]+ GiB") as caught:
+        doxa.fit(net, data, method, progress=False, **options)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    assert grown < 1.0
+    said = float(str(caught.value).partition("about ")[2].partition(" GiB")[0])
+    assert said > least and "available on cpu" in str(caught.value)
+
+
+def test_only_what_is_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    real = doxa.MAP.planned_bytes
+
+    def plan(self: doxa.MAP, work: Workload) -> int:
+        planned.append(real(self, work))
+        return planned[-1]
+
+    monkeypatch.setattr(doxa.MAP, "planned_bytes", plan)
+    doxa.fit(network(8), rows(), "map", steps=2, progress=False)
+    monkeypatch.setattr("doxa.method.memory.free_memory", lambda device: planned[0])
+    doxa.fit(network(8), rows(), "map", steps=2, progress=False)
+    monkeypatch.setattr("doxa.method.memory.free_memory", lambda device: planned[0] - 1)
+    with pytest.raises(MemoryBudgetError):
+        doxa.fit(network(8), rows(), "map", steps=2, progress=False)
+
+
+@pytest.mark.parametrize("name", [row.name for row in doxa.methods()])
+def test_every_method_plans_for_its_members(name: str) -> None:
+    """Ten times the members hold ten times as much, at least five times counted with what a
+    posterior draws once."""
+    method = doxa.get_method(name)(**short_settings(name))
+
+    def planned(members: int) -> int:
+        return method.planned_bytes(
+            Workload(members, 10**6, 10**6, 10**5, 5000, 10, 1, 100, 32, 4, draws_budget=2**30)
+        )
+
+    one, ten = planned(20), planned(200)
+    assert 5 * one < ten <= 10 * one
+
+
+def test_a_limit_on_the_process_is_what_is_available() -> None:
+    """Addresses are limited to 1 GiB more than are in use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
+    try:
+        available = free_memory()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert 0.9 * 2**30 < available <= 2**30
+
+
+MEASURED = (
+    "deep-ensemble", "swag", "snapshot", "svgd", "mean-field", "low-rank-vi", "ivon", "mc-dropout",
+    "hmc", "sgld",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_plan_is_right_to_a_factor_of_two(name: str) -> None:
+    """The largest resident memory during a fit of three members of a million weights, beside the
+    plan, in a process of its own."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    command = [sys.executable, str(SUPPORT / "peak_memory.py"), name]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout)
+    assert found["planned"] / 2 < found["measured"] < 2 * found["planned"]

@@ -1,10 +1,12 @@
 """Same seed, same bits: every method, fitted in fresh processes, on an idle machine and a busy one.
 
     python benchmarks/bits.py [--processes 3] [--only NAME ...]
+    python benchmarks/bits.py --against CHECKOUT       the code of another checkout beside this one
 
 Each process fits every case, starting at another one, and prints a hash of what the posterior holds
 and predicts; half of the processes run beside two busy loops. torch's threads and the networks' own
 weights are what they happen to be. A table of the cases; exit status 1 where two hashes differ.
+With `--against`, one process runs the cases with the code of each checkout, one thread each.
 """
 
 from __future__ import annotations
@@ -38,13 +40,17 @@ def rows() -> tuple[Tensor, Tensor]:
     return x, x.sin().sum(1, keepdim=True)
 
 
-def fitted(method: Any, bare: bool = False, **options: Any) -> Fitted:
+def fitted(method: Any, bare: bool = False, classes: bool = False, **options: Any) -> Fitted:
     """A fit to a hundred rows, of a network or of what the method brings."""
-    net = None if bare else doxa.nets.mlp(4, 1, (20,))
+    x, y = rows()
+    if classes:
+        y = (y[:, 0] > 0).long() + (y[:, 0] > 1).long()
+        options["likelihood"] = "categorical"
+    net = None if bare else doxa.nets.mlp(4, 3 if classes else 1, (20,))
     settings = {"steps": 60, "batch_size": 16, "progress": False} | options
-    posterior = doxa.fit(net, rows(), method, **settings)
-    p = posterior.predict(rows()[0])
-    answer = {"mean": p.mean, "variance": p.variance}
+    posterior = doxa.fit(net, (x, y), method, **settings)
+    p = posterior.predict(x)
+    answer = {"probs": p.probs} if classes else {"mean": p.mean, "variance": p.variance}
     return str(posterior.diagnostics["mode"]), posterior.tensors() | answer
 
 
@@ -77,7 +83,10 @@ def cases() -> dict[str, Callable[[], Fitted]]:
             if row.tasks == ("tasks",):
                 found[row.name] = partial(learned, method)
             else:
-                found[row.name] = partial(fitted, method, bare=row.family == "process")
+                bare = row.family == "process"
+                found[row.name] = partial(fitted, method, bare=bare)
+                if "classification" in row.tasks:
+                    found[f"{row.name}, classes"] = partial(fitted, method, bare, classes=True)
         except doxa.errors.MissingExtra:
             continue
     chain = {"draws": 20, "burn_in": 600, "thin": 2}
@@ -133,14 +142,17 @@ def load(loops: int) -> Iterator[None]:
             process.wait()
 
 
-def process(first: int, only: list[str]) -> dict[str, tuple[str, str]]:
+def process(
+    first: int, only: list[str], checkout: Path | None = None
+) -> dict[str, tuple[str, str]]:
     """{case: (mode, hash)}; nothing that was compiled before is used again."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, __file__, "--first", str(first), "--only", *only],
-            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}, stdout=subprocess.PIPE,
-            text=True, check=True,
-        )  # fmt: skip
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
+        script = Path(__file__).resolve()
+        if checkout is not None:
+            env |= {"PYTHONPATH": str(checkout.resolve() / "src"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(script), "--first", str(first), "--only", *only]
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     lines = (line.split("\t") for line in done.stdout.splitlines())
     return {name: (mode, value) for name, mode, value in lines}
 
@@ -150,11 +162,16 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=3, help="idle, and as many under load")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--first", type=int, help="be one of the processes")
+    parser.add_argument("--against", type=Path, help="another checkout, whose bits are compared")
     args = parser.parse_args()
     if args.first is not None:
         work(args.first, args.only)
         return 0
     found = []
+    if args.against is not None:
+        here = Path(__file__).resolve().parents[1]
+        found = [process(0, args.only, checkout) for checkout in (args.against, here)]
+        args.processes = 0
     for k in range(2 * args.processes):
         with load(2 * (k % 2)):
             found.append(process(7 * k, args.only))
@@ -163,9 +180,8 @@ def main() -> int:
         seen = sorted({one[name] for one in found})
         differ += len(seen) > 1
         print(f"{name:28}", *(f"{mode:9} {value}" for mode, value in seen))
-    print(
-        f"{len(found[0])} cases, {len(found)} processes, half of them under load: {differ} differ"
-    )
+    under = "one for each checkout" if args.against else "half of them under load"
+    print(f"{len(found[0])} cases, {len(found)} processes, {under}: {differ} differ")
     return int(differ > 0)
 
 

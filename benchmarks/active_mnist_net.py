@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.decide.active.rounds import scored
+from doxa.decide.active.learn import scored
 
 HELD_OUT = 5000  # training images that settle how to train; no campaign asks about them
 GRID: dict[str, list[Any]] = {

@@ -4,8 +4,8 @@
     python benchmarks/active_speed.py --device cuda --images 60000 --samples 100 --out speed.json
 
 A pool of 28 × 28 images is scored by BALD under MC dropout with the network of Gal et al. (2017),
-two ways on the same weights: `doxa.decide.score`, and one forward pass for each sample and batch of
-images with dropout on, as libraries that repeat the input do. BatchBALD is timed for ten rows out
+two ways on the same weights: `doxa.decide.select`, and one forward pass for each sample and batch
+of images with dropout on, as libraries that repeat the input do. BatchBALD is timed for ten rows out
 of 2,000 with 100 samples of 10 classes; with batchbald_redux installed, on so many rows of them
 (--peer-rows) by that too, whose time grows with the rows in proportion.
 """
@@ -67,8 +67,8 @@ def pool_speed(images: int, samples: int, device: str, looped: int) -> dict[str,
         model, (x[:200], y), "mc-dropout", likelihood="categorical", steps=5, validation=None,
         progress=False,
     )  # fmt: skip
-    doxa.decide.score(posterior, x[:200], n=samples)  # warm
-    ours, _ = timed(lambda: doxa.decide.score(posterior, x, n=samples), device)
+    doxa.decide.select(posterior, x[:200], n=samples)  # warm
+    ours, _ = timed(lambda: doxa.decide.select(posterior, x, n=samples), device)
     some = x[:looped]
     loop, _ = timed(lambda: loop_over_samples(model, some, samples), device)
     loop *= images / len(some)

@@ -24,7 +24,7 @@ import torch
 from doctor_runs import BROKEN, GOOD, Case
 
 import doxa
-from doxa.diagnose import doctor, significance
+from doxa.diagnose import data, doctor
 
 RESULTS = Path(__file__).parent / "results" / "doctor.json"
 
@@ -102,7 +102,7 @@ def main() -> None:
     print(f"right reason: {right:.1%} of the broken; false alarms: {false:.1%} of the good")
     result = {
         "first_seed": asked.first, "right_reason": right, "false_alarms": false,
-        "confusion": confusion(rows), "alpha": significance.ALPHA,
+        "confusion": confusion(rows), "alpha": data.ALPHA,
         "cpu_seconds": {
             "fits": sum(r["fit_seconds"] for r in rows),
             "doctor": sum(r["doctor_seconds"] for r in rows),

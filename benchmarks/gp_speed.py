@@ -55,7 +55,7 @@ def by_doxa(data: Rows) -> Found:
     import torch
 
     import doxa
-    from doxa.function.budget import announce
+    from doxa.function.gp import announce
 
     x, y, x_test, y_test = (torch.from_numpy(part) for part in data)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -53,7 +53,7 @@ def doxa_steps(
 
     import doxa
     from doxa.engine.execute import Executor
-    from doxa.mcmc.leapfrog import Point, leapfrog
+    from doxa.mcmc.kernel import Point, leapfrog
 
     class Found(Exception):
         pass

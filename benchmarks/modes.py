@@ -2,7 +2,7 @@
 
     python benchmarks/modes.py [--compiled]
 
-The rule of `doxa.engine.rule` is fitted to this table: a compiled step saves about 4 µs for each
+The rule of `doxa.engine.execute` is fitted to this table: a compiled step saves about 4 µs for each
 operation and 0.3 ns for each number written, beside a recorded one. Processor time of one thread,
 medians; µs, and in brackets the seconds that preparing the mode took. Others on the machine make
 all of it slower, by up to twice.
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.driver import loop
-from doxa.engine import parts, rule
+from doxa.engine import execute
+from doxa.engine.engine import Count
 from doxa.engine.execute import Executor, State
-from doxa.engine.work import Count
 
 
 class Done(Exception):
@@ -59,7 +59,7 @@ def fits() -> dict[str, tuple[nn.Module, int, Any, dict[str, Any]]]:
     return found
 
 
-def seconds(executor: Executor, trial: rule.Trial) -> tuple[float, float]:
+def seconds(executor: Executor, trial: execute.Trial) -> tuple[float, float]:
     """Of preparing the mode, and of a step."""
     state, *rest = trial()
     values: Any = {k: v.clone() for k, v in state.items()}
@@ -77,8 +77,8 @@ def seconds(executor: Executor, trial: rule.Trial) -> tuple[float, float]:
 def timed(modes: list[str], name: str) -> Any:
     """In the place of the rule: a line of the table, and an end to the fit."""
 
-    def choose(step: Any, trial: rule.Trial, run: Any, steps: int, *rest: Any, **_: Any) -> Any:
-        saved = rule.saved(step, trial)
+    def choose(step: Any, trial: execute.Trial, run: Any, steps: int, *rest: Any, **_: Any) -> Any:
+        saved = execute.saved(step, trial)
         copy = _copied(*trial())
         with Count() as count:
             step(*copy)
@@ -105,7 +105,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{'fit':24} {'ops':>5} {'numbers':>10} {'µs to save':>10} {'  '.join(modes)}")
     for name, (net, inputs, method, options) in fits().items():
-        loop.choose_executor = parts.choose_executor = timed(modes, name)
+        loop.choose_executor = execute.choose_executor = timed(modes, name)
         try:
             doxa.fit(net, rows(1000, inputs), method, steps=600, progress=False, **options)
         except Done:

@@ -60,12 +60,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Stage(self._probe, 'rate', 0, self.rows, enter=self._given)",
     ): "a stage of no steps: neither its name nor its step is used",
     (
-        "function/paths.py",
+        "function/inducing.py",
         "(v @ a).mT + psi.reshape(copies, rows, -1) @ weights",
         "(v @ a).mT - psi.reshape(copies, rows, -1) @ weights",
     ): "the weights of random features are symmetric about 0",
     (
-        "driver/progress.py",
+        "driver/loop.py",
         "len(part) == len(self.values)",
         "len(part) != len(self.values)",
     ): "a copy or a view of the same draws",
@@ -80,7 +80,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "2",
     ): "the width of a finite difference, by at most a factor of 2",
     (
-        "function/implicit_process_posterior.py",
+        "function/implicit_process.py",
         "max(functions, self.basis[..., 0].numel())",
         "max(self.basis[..., 0].numel(), functions)",
     ): "a maximum is symmetric",

@@ -10,7 +10,7 @@ import torch
 
 import doxa
 from doxa.data import TaskSampler
-from doxa.data.pixel_tasks import pixel_tasks, places
+from doxa.data.tasks import pixel_tasks, places
 
 PIXELS = 400  # of an image that are looked at in a step
 CONTEXTS = (10, 50, 300)

@@ -35,7 +35,7 @@ from neural_images import mnist_job, mnist_scores
 
 import doxa
 from doxa.data import TaskSampler
-from doxa.data.gp_tasks import gp_tasks
+from doxa.data.simulated import gp_tasks
 
 GP = ("cnp", "np", "anp", "tnp", "tnpa", "convcnp")
 IMAGES = ("cnp", "anp", "convcnp")

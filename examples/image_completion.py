@@ -25,7 +25,7 @@ from torch import Tensor
 
 import doxa
 from doxa.data import TaskSampler
-from doxa.data.pixel_tasks import pixel_tasks, places
+from doxa.data.tasks import pixel_tasks, places
 
 CONTEXTS = (10, 50, 300)
 Shown = dict[int, list[Tensor]]  # by the size of the context: mask, mean, draws, spread

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from doxa.mcmc.leapfrog import Point, leapfrog
+from doxa.mcmc.kernel import Point, leapfrog
 
 LENGTH = 6.0
 SHOWN = {0.35: "#e07a5f", 0.2: "#2a6f97", 0.05: "#81b29a"}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import doxa
 from doxa.data import TaskSampler
-from doxa.data.gp_tasks import KERNELS, gp_tasks
+from doxa.data.simulated import KERNELS, gp_tasks
 
 INK, BLUE, GREY = "#22303c", "#2a6f97", "#9aa5b1"
 SMALL = {

@@ -145,7 +145,7 @@ FORBIDDEN = {
     "torch.set_num_threads", "torch.manual_seed", "torch.seed", "np.random.seed", "random.seed",
     "torch.use_deterministic_algorithms", "torch.set_grad_enabled",
 }  # fmt: skip
-THREADS = SOURCE / "engine" / "threads.py"
+THREADS = SOURCE / "engine" / "engine.py"
 PICKLED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 

@@ -36,8 +36,7 @@ from doxa.priors import (
     ScaleMixture,
     StudentTPrior,
 )  # fmt: skip
-from doxa.priors.functions import GPPrior, ImplicitPrior
-from doxa.priors.hierarchical_gp import HierarchicalGP
+from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them

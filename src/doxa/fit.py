@@ -22,24 +22,26 @@ from doxa import checks
 from doxa.data import Data
 from doxa.driver import Callback, Options
 from doxa.driver.belief import believe
-from doxa.driver.fingerprint import fingerprint
 from doxa.driver.finish import launch
-from doxa.driver.members import member_ids, stack
-from doxa.driver.place import Given, fitted_rows, place_data
 from doxa.driver.runs import Runs, RunSpec, Sweep
-from doxa.driver.trial import try_engine
+from doxa.driver.setup import (
+    Given,
+    fingerprint,
+    fitted_rows,
+    member_ids,
+    place_data,
+    stack,
+    try_engine,
+)
 from doxa.engine import Engine
-from doxa.engine.threads import default_modes, threads_for
+from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError
 from doxa.method import FitSettings, Method, as_method
-from doxa.method.keywords import keywords
 from doxa.method.memory import Workload, check_planned
-from doxa.method.precision import in_half
+from doxa.method.method import in_half, keywords
 from doxa.model import Model, Subset
-from doxa.model.freshness import say_if_trained
-from doxa.model.gradient_check import check_reach
-from doxa.model.meaning import check_logits
-from doxa.model.problem import Network, Problem
+from doxa.model.checks import check_logits, check_reach, say_if_trained
+from doxa.model.model import Network, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior

@@ -14,8 +14,7 @@ import doxa
 from doxa import evaluate
 from doxa.app import held_out
 from doxa.app.cli import app
-from doxa.app.intake import Asked
-from doxa.app.schema import Column, Schema, infer_schema
+from doxa.app.schema import Column, Schema, TableSpec, infer_schema
 
 pd = pytest.importorskip("pandas")
 
@@ -193,7 +192,7 @@ def test_the_seed_chooses_the_rows() -> None:
 def test_columns_are_read_from_the_training_rows_alone() -> None:
     frame = line(40, 0.5, 0).assign(colour=["red", "blue"] * 19 + ["red", "mauve"])
     parts = held_out.Parts(np.arange(38), np.array([38, 39]), np.array([], int))
-    found = held_out.schema_of(frame, infer_schema(frame, "y"), parts, Asked("y"))
+    found = held_out.schema_of(frame, infer_schema(frame, "y"), parts, TableSpec("y"))
     assert found.columns[-1].categories == ("blue", "red")
 
 
@@ -202,7 +201,7 @@ def test_what_counts_the_rows_is_no_input_of_a_part_of_them() -> None:
     frame = line(60, 0.5, 0).assign(customer=np.arange(100234, 100294))
     parts = held_out.Parts(np.arange(0, 60, 2), np.arange(1, 60, 2), np.array([], int))
     whole = infer_schema(frame, "y")
-    found = held_out.schema_of(frame, whole, parts, Asked("y"))
+    found = held_out.schema_of(frame, whole, parts, TableSpec("y"))
     assert [column.name for column in found.columns] == [column.name for column in whole.columns]
     assert found.left_out == ("customer",)
     assert [n for n in found.notes if "customer" in n] == [

@@ -31,8 +31,7 @@ from doxa.app.comparison import (
     reference_of,
 )
 from doxa.app.comparison.reference import Referred, floor_of, too_dear
-from doxa.app.comparison.result import Cost, ranked
-from doxa.app.comparison.show import with_error
+from doxa.app.comparison.result import Cost, ranked, with_error
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.evaluate.closeness import Closeness
 

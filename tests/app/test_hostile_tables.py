@@ -20,8 +20,8 @@ from shell import doxa
 
 from doxa import store
 from doxa.app import tables
-from doxa.app.intake import Asked, take_in
 from doxa.app.reading import MOST_COLUMNS
+from doxa.app.schema import TableSpec, read_dataset
 from doxa.data import Tasks, text_files
 from doxa.data.text_files import MOST_UNPACKED, escape, unescape
 from doxa.errors import DataError, DoxaError, MemoryBudgetError, StoreError
@@ -113,7 +113,7 @@ def test_a_number_of_hundreds_of_digits_is_named(tmp_path: Path, digits: int, co
     rows = zip(cells["x"], cells["y"], strict=True)
     (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in rows))
     with pytest.raises(DataError, match=f"column '{column}', line 5: .* is not finite") as found:
-        take_in(tmp_path / "t.csv", Asked("y"))
+        read_dataset(tmp_path / "t.csv", TableSpec("y"))
     assert len(str(found.value)) < 300
 
 
@@ -128,14 +128,14 @@ def test_nested_parquet_columns_are_no_inputs_and_no_target(tmp_path: Path, targ
         "x": np.arange(40.0) ** 2, "y": np.arange(40.0) ** 3,
     }  # fmt: skip
     parquet.write_table(arrow.table(columns), path)
-    frame, schema = take_in(path, Asked("y"))
+    frame, schema = read_dataset(path, TableSpec("y"))
     assert [column.name for column in schema.columns] == ["x"]
     assert schema.features(frame)[0].tolist() == [[x] for x in (np.arange(40.0) ** 2).tolist()]
     assert schema.targets(frame).tolist() == (np.arange(40.0) ** 3).tolist()
     columns |= {"list": [[1], [1, 2]] * 20, "struct": [{"u": 1}, {"u": 2}] * 20}
     parquet.write_table(arrow.table(columns), path)
     with pytest.raises(DataError, match=f"column '{target}' holds several values"):
-        take_in(path, Asked(target))
+        read_dataset(path, TableSpec(target))
 
 
 def test_names_that_stand_twice(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_line_of_separators_is_no_table(tmp_path: Path, text: str) -> None:
 def test_a_file_of_empty_cells_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DataError):
-        take_in(tmp_path / "t.csv", Asked("y"))
+        read_dataset(tmp_path / "t.csv", TableSpec("y"))
 
 
 def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:

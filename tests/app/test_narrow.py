@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Column, Table
 
-from doxa.app.narrow import print_table
+from doxa.app.options import print_table
 
 NUMBERS = [f"-{k}.4375 ± 0.0{k}28" for k in range(8)]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doxa.app.cells import place_of
-from doxa.app.reading import Dialect
+from doxa.app.reading import Dialect, place_of
 from doxa.app.tables import open_table
 from doxa.errors import DataError
 

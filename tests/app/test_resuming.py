@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from shell import doxa, started
 
-from doxa.app import resuming
+from doxa.app.commands import fit
 from doxa.driver import Driver
 
 pd = pytest.importorskip("pandas")
@@ -95,7 +95,7 @@ def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "here")  # which saving would replace
     assert "the folder you are in" in doxa("fit", rows, "-t", "y", "-o", ".", code=2)
     # killed before its first checkpoint: there is nothing to lose, and nothing is refused
-    resuming.begin(tmp_path / "run.checkpoint", {"seed": 1})
+    fit.claim_checkpoint(tmp_path / "run.checkpoint", {"seed": 1})
     said = doxa(*words, "-m", "map", "--steps", 2)
     assert "saved to" in said and "going on" not in said
 

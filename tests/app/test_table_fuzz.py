@@ -212,8 +212,8 @@ def plain(cell: str) -> str:
 
 def one(seed: int, number: int, folder: Path) -> str:
     """Make, mutate and read one table; what came of it."""
-    from doxa.app.intake import Asked, inferred, take_in
     from doxa.app.reading import read_records
+    from doxa.app.schema import TableSpec, inferred, read_dataset
     from doxa.app.tables import open_table
     from doxa.errors import DoxaError
 
@@ -242,14 +242,14 @@ def one(seed: int, number: int, folder: Path) -> str:
             text = None  # there is no checksum: what it holds now is another table
     path = folder / f"t{number}.{'parquet' if kind == 'parquet' else 'csv'}"
     path.write_bytes(raw)
-    asked = Asked(
+    asked = TableSpec(
         "y", index=chance.choice((None, "id")), missing=chance.choice(("error", "impute")),
         drop=(), likelihood=chance.choice((None,) * 6 + ("gaussian", "categorical")),
     )  # fmt: skip
     try:
         if chance.random() < 0.2:
             read_records(path)
-        frame, schema = take_in(path, asked)
+        frame, schema = read_dataset(path, asked)
         x, _ = schema.features(frame)
         y = schema.targets(frame)
         again = inferred(open_table(path, asked.index).frame, asked, schema.dialect)
@@ -279,9 +279,9 @@ def work(seed: int, start: int, count: int) -> None:
     """Read tables in this process, with little memory, and say what came of them."""
     import resource
 
-    import doxa.app.intake
+    import doxa.app.schema
 
-    assert doxa.app.intake
+    assert doxa.app.schema
     one(seed, 0, Path(tempfile.mkdtemp()))  # what is imported late is imported now
 
     def late(*_: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doxa.app import cells, tables
+from doxa.app import reading, tables
 from doxa.errors import DataError, StoreError
 
 pd = pytest.importorskip("pandas")
@@ -72,17 +72,17 @@ def test_binary_rubbish_as_csv(tmp_path: Path) -> None:
 
 def test_a_cell_that_is_no_number_is_named() -> None:
     with pytest.raises(DataError, match=r"'age', row 2 \(2 in all\): 'abc' is not a number"):
-        cells.numbers_of(pd.Series(["1", "2", "abc", "x"], name="age"))
+        reading.numbers_of(pd.Series(["1", "2", "abc", "x"], name="age"))
     with pytest.raises(DataError, match=r"column 'age', row 1: 'inf' is not finite"):
-        cells.numbers_of(pd.Series([1.0, np.inf], name="age"))
+        reading.numbers_of(pd.Series([1.0, np.inf], name="age"))
     with pytest.raises(DataError, match=r"missing values: column 'age', row 'k2' \(2 in all\)"):
-        cells.refuse_gaps(pd.DataFrame({"age": [1.0, None, None]}, ["k1", "k2", "k3"]), ["age"])
+        reading.refuse_gaps(pd.DataFrame({"age": [1.0, None, None]}, ["k1", "k2", "k3"]), ["age"])
 
 
 def test_labels_do_not_depend_on_how_the_file_typed_them() -> None:
-    assert {cells.label_of(v) for v in (1, 1.0, "1", np.int64(1), np.float32(1), " 1 ")} == {"1"}
-    assert cells.label_of(True) == cells.label_of(np.True_) == "True"
-    assert cells.label_of(0.5) == "0.5"
+    assert {reading.label_of(v) for v in (1, 1.0, "1", np.int64(1), np.float32(1), " 1 ")} == {"1"}
+    assert reading.label_of(True) == reading.label_of(np.True_) == "True"
+    assert reading.label_of(0.5) == "0.5"
 
 
 def test_a_table_is_written_with_its_index(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from doxa.errors import DoxaError
-from doxa.method.fields import Choice, Flag, rules
+from doxa.method.method import Choice, Flag, rules
 
 
 def test_same_seed_same_posterior(case: Any, answers: Any) -> None:

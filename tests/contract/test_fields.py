@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import doxa
-from doxa.app.settings import fields_of, make_method
+from doxa.app.fitting import fields_of, make_method
 from doxa.errors import MethodError
-from doxa.method.fields import Choice, Flag, Number, Rule, Whole, rules
+from doxa.method.method import Choice, Flag, Number, Rule, Whole, rules
 
 Check = Callable[..., None]
 NEVER: list[Any] = [math.nan, math.inf, -math.inf, [1], np.array([1.0, 2.0]), object()]

@@ -46,7 +46,7 @@ def test_the_order_of_members_does_not_matter(trained: Any, assert_close: Check)
 @pytest.mark.by_family
 def test_early_stopping_is_each_members_own(trained: Any, assert_close: Check) -> None:
     """A member that has stopped is not taken up again because others go on. The noise is given:
-    what is learned on held-out rows may be the mixture's (`ensemble/mixed_noise.py`)."""
+    what is learned on held-out rows may be the mixture's (`ensemble/map.py`)."""
     high = 30 * trained.cls.default_rate
     options = {"dtype": torch.float64, "validation": 0.3, "patience": 1, "lr": high}
     if trained.task == "regression":

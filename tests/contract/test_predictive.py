@@ -13,7 +13,7 @@ from torch import Tensor
 
 import doxa
 from doxa.errors import DataError, MethodError, Unavailable
-from doxa.predictive.odds import Odds
+from doxa.predictive.classes import Odds
 
 Check = Callable[..., None]
 DTYPES = [torch.float32, torch.float64]

@@ -15,7 +15,7 @@ from fast import defaults
 
 import doxa
 from doxa.errors import MethodError, ModelError
-from doxa.method.fields import rules
+from doxa.method.method import rules
 
 # Closed forms; and fbnn where it fits no kernel first and no noise last: its own step decomposes a
 # matrix.

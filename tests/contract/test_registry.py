@@ -10,7 +10,7 @@ import pytest
 
 import doxa
 from doxa import store
-from doxa.app.settings import make_method
+from doxa.app.fitting import make_method
 from doxa.errors import MethodError
 
 

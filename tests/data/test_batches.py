@@ -123,7 +123,7 @@ def test_how_many_steps_are_gathered_at_once_changes_nothing(
     make = lambda most: Batches(held(rows), [0, 1], ["0/0", "0/1"], 7, "s", most=most)  # noqa: E731
     whole = make(None)
     want = [numbers(whole.batch(t)) for t in range(most or 140)]
-    monkeypatch.setattr("doxa.data.sources.BLOCK_BYTES", 5 * 2 * 7 * 16)
+    monkeypatch.setattr("doxa.data.batches.BLOCK_BYTES", 5 * 2 * 7 * 16)
     cut = make(most)
     assert (whole.block, cut.block) == (64, 5)
     assert all(torch.equal(numbers(cut.batch(t)), each) for t, each in enumerate(want))

@@ -262,15 +262,15 @@ def test_gradients_by_the_design() -> None:
 
 def test_memory_does_not_change_a_value() -> None:
     """Blocks only bound memory."""
-    from doxa.decide.design import contrastive
+    from doxa.decide.design import variational
 
     whole = eig(line(), X, "nmc", outer=640, inner=50).values
-    before = dict(contrastive._BLOCK)
-    contrastive._BLOCK["cpu"] = 700
+    before = dict(variational._BLOCK)
+    variational._BLOCK["cpu"] = 700
     try:
         torch.testing.assert_close(eig(line(), X, "nmc", outer=640, inner=50).values, whole)
     finally:
-        contrastive._BLOCK.update(before)
+        variational._BLOCK.update(before)
 
 
 def test_mistakes_are_named() -> None:

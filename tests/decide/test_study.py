@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Independent, MultivariateNormal, Norm
 
 import doxa
 from doxa.decide import eig
-from doxa.decide.design import (
+from doxa.decide.design import (  # fmt: skip
     Adaptive,
     Box,
     Choices,
@@ -30,7 +30,7 @@ from doxa.decide.design import (
     rehearse,
     train_policy,
     working_memory,
-)  # fmt: skip
+)
 from doxa.errors import DataError, MethodError, NumericalError, ShapeError
 
 ONE = torch.tensor(1.0, dtype=torch.float64)

@@ -6,7 +6,7 @@ import examples
 import pytest
 import torch
 
-from doxa.density.summary import summarise
+from doxa.density.draws import summarise
 
 example = examples.load("posterior_on_a_grid")
 

@@ -11,8 +11,8 @@ import torch
 from short import LENGTHS, short
 
 import doxa
-from doxa.diagnose import Diagnosis, Finding, advice, convergence, doctor, scaling, spread
-from doxa.diagnose.patient import Patient
+from doxa.diagnose import Diagnosis, Finding, advice, convergence, doctor, inputs, spread
+from doxa.diagnose.data import Patient
 from doxa.posterior import Status
 
 TASKS = {
@@ -87,7 +87,7 @@ def everything(patient: Patient) -> dict[str, advice.Advice]:
     for name in ("laplace", "deep-ensemble", "gp", "linear", "hmc", "map"):
         found[f"another {name}"] = advice.another(patient, name)
     found["last layer"] = convergence._last_layer(patient)
-    found["scales"] = scaling._left_to_fit(patient, "scale them alike")
+    found["scales"] = inputs._left_to_fit(patient, "scale them alike")
     found["point"] = advice.Advice("", spread._point(patient).code)
     if not patient.posterior.base_likelihood.classifies:
         for name in ("gaussian", "student-t"):

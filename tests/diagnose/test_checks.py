@@ -10,9 +10,9 @@ from short import short
 from torch import Tensor, nn
 
 import doxa
-from doxa.diagnose import calibration, convergence, doctor, residuals, sampler
-from doxa.diagnose.patient import Patient
-from doxa.diagnose.prior_functions import prior_variance
+from doxa.diagnose import calibration, convergence, doctor, residuals
+from doxa.diagnose.data import Patient
+from doxa.diagnose.spread import prior_variance
 from doxa.posterior import SamplePosterior, Status
 
 stats = pytest.importorskip("scipy.stats")
@@ -442,7 +442,7 @@ def test_particles_and_members_are_not_judged_as_chains(name: str) -> None:
     posterior.record.status = Status("not-converged", "it was said")
     patient = Patient(posterior, data, None, 0.9, 0)
     assert not patient.is_chain
-    for check in (convergence.chains, sampler.weights, sampler.energy):
+    for check in (convergence.chains, convergence.weights, convergence.energy):
         found = check(patient)
         assert found.verdict == "not checked"
         assert "no chains" in found.words

@@ -11,7 +11,7 @@ from torch import Tensor
 from trial import held_to_the_protocol
 
 import doxa
-from doxa.driver.holdout import FEWEST, own_parts, parts
+from doxa.driver.setup import FEWEST, own_parts, parts
 
 ROWS = [torch.arange(100, 300)]
 

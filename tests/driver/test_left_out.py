@@ -14,9 +14,9 @@ from torch import Tensor
 
 import doxa
 from doxa.app import fitting
-from doxa.app.intake import Asked, inferred
-from doxa.driver.holdout import own_parts
-from doxa.laplace import links
+from doxa.app.schema import TableSpec, inferred
+from doxa.driver.setup import own_parts
+from doxa.laplace import posterior as links
 from doxa.sklearn import BayesianRegressor
 
 N = 600
@@ -184,11 +184,11 @@ def test_estimators_and_tables_ask_like_fit() -> None:
     asked = {"members": 1, "steps": 100, "lr": 0.05, "hidden": (4,)}
     estimator = BayesianRegressor("deep-ensemble", **asked).fit(x, y)
     frame = pd.DataFrame({"x": x[:, 0], "y": y})
-    schema = inferred(frame, Asked("y"), None)
+    schema = inferred(frame, TableSpec("y"), None)
     table = fitting.fit_arrays(schema, x, y, "deep-ensemble", (), fitting.Plan(**asked))
     for posterior in (estimator.posterior_, table):
         assert posterior.base_likelihood.name == "student-t"
-    assert not inferred(frame, Asked("y", "gaussian"), None).assumed
+    assert not inferred(frame, TableSpec("y", "gaussian"), None).assumed
 
 
 def test_gaussians_over_functions_are_drawn_to_be_asked() -> None:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import doxa
 from doxa.data import weights
-from doxa.driver import holdout
-from doxa.driver.holdout import own_parts, share
+from doxa.driver import setup
+from doxa.driver.setup import own_parts, share
 from doxa.errors import DataError, MemoryBudgetError
 
 N = 400
@@ -201,7 +201,7 @@ def test_rows_are_held_out_where_their_effective_number_allows_it() -> None:
     tilted = 1 + torch.linspace(-1, 1, 100)
     assert weights.effective_rows(tilted) == pytest.approx(float(m), rel=1e-6)
     enough = own_parts(rows, [0], [0], tilted) is not None
-    assert enough == (int(m) // holdout.parts(int(m)) >= holdout.FEWEST)
+    assert enough == (int(m) // setup.parts(int(m)) >= setup.FEWEST)
 
 
 def test_validation_is_the_weighted_mean() -> None:

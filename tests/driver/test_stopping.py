@@ -10,7 +10,7 @@ import torch
 
 import doxa
 from doxa.data import Data, Standardisation
-from doxa.driver.stopping import EarlyStopping
+from doxa.driver.loop import EarlyStopping
 
 
 def test_a_look_is_an_epoch_of_each_members_own_rows() -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import doxa
+from doxa import noise
 from doxa.data import Batch
-from doxa.engine import ahead as module
 from doxa.engine import execute
-from doxa.engine.ahead import Ahead
-from doxa.noise import Noise
+from doxa.noise import Ahead, Noise
 
 
 def at(t: int) -> torch.Tensor:
@@ -49,7 +48,7 @@ def test_members_steps_calls_purposes_and_particles_have_numbers_of_their_own() 
 def test_many_alternating_numbers_serve_eight_steps_and_no_place_has_one_twice() -> None:
     """ε, −ε, and both again a quarter of a row further on, three times; then new ones.
     Correlations of a place over pairs of steps are 0 within five standard errors."""
-    n = module._MANY
+    n = noise._MANY
     quarter = n // 4
     whole, late = Ahead(Noise(0, "test", [4, 7])), Ahead(Noise(0, "test", [4, 7]))
     drawn = [whole.alternating((n,), at(t), 1) for t in range(9)]
@@ -125,7 +124,7 @@ def test_a_compiled_step_is_given_the_strides_it_was_compiled_for(monkeypatch: A
         return call
 
     monkeypatch.setattr(execute, "_compiled", compiled)
-    source, n = Ahead(Noise(0, "test", [0, 1])), module._MANY
+    source, n = Ahead(Noise(0, "test", [0, 1])), noise._MANY
 
     def step(state: Any, _: Any, t: torch.Tensor, rate: torch.Tensor) -> Any:
         return {"theta": state["theta"] + source.alternating((n,), t, 1)}, {}
@@ -167,7 +166,7 @@ def test_a_chain_is_resumed_to_the_bit(
     method: Any, numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a block, and where a block holds one step's noise."""
-    monkeypatch.setattr(module, "_NUMBERS", numbers)
+    monkeypatch.setattr(noise, "_NUMBERS", numbers)
     want = fit(method)
 
     def stop(step: int, info: Any) -> None:
@@ -182,6 +181,6 @@ def test_a_chain_is_resumed_to_the_bit(
 
 def test_long_runs_of_small_networks_use_the_hash() -> None:
     """By a rule about the work alone: numbers do not depend on how a step is executed."""
-    assert module.worthwhile(1_000, 5_000)
-    assert not module.worthwhile(1_000, 50_000)
-    assert module.worthwhile(1_000_000, 50_000)
+    assert noise.worthwhile(1_000, 5_000)
+    assert not noise.worthwhile(1_000, 50_000)
+    assert noise.worthwhile(1_000_000, 50_000)

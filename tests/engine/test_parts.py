@@ -11,7 +11,7 @@ from bare_density import gaussian
 from torch import Tensor
 
 import doxa
-from doxa.engine import parts as recorded
+from doxa.engine import execute
 from doxa.engine.execute import Executor
 from doxa.engine.simplify import simplified
 
@@ -50,8 +50,8 @@ def test_a_run_compiled_on_the_way_is_resumed_to_the_bit(
 ) -> None:
     """Compiled after 200 leaves: stopped before that, and after it, when a tree is planted by what
     was compiled."""
-    monkeypatch.setattr(recorded, "choose_executor", lambda step, *_, **__: Executor(step))
-    monkeypatch.setattr(recorded, "compile_after", lambda *_: 200)
+    monkeypatch.setattr(execute, "choose_executor", lambda step, *_, **__: Executor(step))
+    monkeypatch.setattr(execute, "compile_after", lambda *_: 200)
     density = gaussian(correlated(6))
 
     def run(**options: Any) -> Tensor:

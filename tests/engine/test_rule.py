@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.engine import rule
-from doxa.engine.work import Count
+from doxa.engine import execute
+from doxa.engine.engine import Count
 
 
 def rows(n: int = 64, inputs: int = 4) -> tuple[Tensor, Tensor]:
@@ -58,19 +58,21 @@ def test_the_clock_changes_no_bit(
         assert torch.equal(bits(found)[key], value), key
 
 
+CHOOSE = execute.choose_executor  # `chosen` replaces it
+
+
 def chosen(
     monkeypatch: pytest.MonkeyPatch, net: nn.Module, method: Any, **options: Any
 ) -> list[str]:
     """The modes that the rule gives for the stages of a fit, which then run eagerly."""
     modes: list[str] = []
-    choose = rule.choose_executor
 
     def noted(step: Any, *rest: Any, **more: Any) -> Any:
-        modes.append(choose(step, *rest, **more).mode)
+        modes.append(CHOOSE(step, *rest, **more).mode)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("doxa.driver.loop.choose_executor", noted)
-    monkeypatch.setattr("doxa.engine.parts.choose_executor", noted)
+    monkeypatch.setattr("doxa.engine.execute.choose_executor", noted)
     with pytest.raises(KeyboardInterrupt):
         doxa.fit(net, rows(), method, progress=False, **options)
     return modes
@@ -120,5 +122,5 @@ def test_a_step_is_worth_what_its_operations_save() -> None:
     state = {"theta": torch.ones(100)}
     step = lambda state, *_: ({"theta": (state["theta"] + 1).exp()}, {})  # noqa: E731
     trial = lambda: (state, None, None, None)  # noqa: E731
-    assert math.isclose(rule.saved(step, trial), 2 * 4e-6 + 200 * 3e-10)  # type: ignore[arg-type]
+    assert math.isclose(execute.saved(step, trial), 2 * 4e-6 + 200 * 3e-10)  # type: ignore[arg-type]
     assert torch.equal(state["theta"], torch.ones(100))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import doxa
-from doxa.engine.threads import threads_for
+from doxa.engine.engine import threads_for
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,16 @@ from torch import Tensor
 
 from doxa.errors import DataError, MethodError, Unavailable
 from doxa.evaluate import metrics
-from doxa.evaluate.conformal import conformal, rank, rows_needed, threshold
-from doxa.evaluate.conformal.sets import adaptive_scores, class_scores, row_uniforms
-from doxa.evaluate.conformal.threshold import thresholds_by
+from doxa.evaluate.conformal import (
+    adaptive_scores,
+    class_scores,
+    conformal,
+    rank,
+    row_uniforms,
+    rows_needed,
+    threshold,
+    thresholds_by,
+)
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 from doxa.predictive import Predictive
 

@@ -12,11 +12,17 @@ from scipy import stats
 from sklearn.calibration import calibration_curve
 
 from doxa.errors import DataError
-from doxa.evaluate.binning import bin_of, mass_bin_of
-from doxa.evaluate.calibration import ece, reliability
-from doxa.evaluate.calibration_interval import EceInterval, ece_interval
-from doxa.evaluate.kernel import BANDWIDTHS, best_bandwidth, kernel_ece
-from doxa.evaluate.selective import risk_coverage
+from doxa.evaluate.calibration import (
+    BANDWIDTHS,
+    EceInterval,
+    best_bandwidth,
+    ece,
+    ece_interval,
+    kernel_ece,
+    reliability,
+)
+from doxa.evaluate.paired import bin_of, mass_bin_of
+from doxa.evaluate.scores import risk_coverage
 
 Array = np.ndarray
 every = pytest.mark.parametrize("name", TABLES)

@@ -17,14 +17,14 @@ from sklearn.metrics import (
 
 from doxa.errors import DataError
 from doxa.evaluate.calibration import ece
-from doxa.evaluate.classification import (
+from doxa.evaluate.scores import (
     accuracy,
     brier,
     brier_decomposition,
     confusion,
+    log_likelihood,
     top_k_accuracy,
 )
-from doxa.evaluate.scores import log_likelihood
 from doxa.likelihoods import Bernoulli, Categorical
 from doxa.predictive import Predictive
 

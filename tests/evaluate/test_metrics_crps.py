@@ -13,8 +13,8 @@ from metric_cases import randn
 from scipy import integrate, stats
 
 from doxa.errors import DataError, ShapeError, Unavailable
-from doxa.evaluate import ranked
-from doxa.evaluate.ranked import crps, crps_draws, crps_each, crps_normals
+from doxa.evaluate import scores
+from doxa.evaluate.scores import crps, crps_draws, crps_each, crps_normals
 from doxa.likelihoods import Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from doxa.predictive import Predictive
 
@@ -68,13 +68,13 @@ def test_trapezoids_equal_pairs(apart: float, monkeypatch: pytest.MonkeyPatch) -
     s = 0.3 + randn(1500, 5, seed=1).abs()
     s[:, 0] = 1.0
     used = []
-    own = ranked._spread_by_trapezoids
-    monkeypatch.setattr(ranked, "_spread_by_trapezoids", lambda *args: used.append(1) or own(*args))
+    own = scores._spread_by_trapezoids
+    monkeypatch.setattr(scores, "_spread_by_trapezoids", lambda *args: used.append(1) or own(*args))
     w = w / w.sum()
-    fast = ranked._half_spread(w, m, s)
+    fast = scores._half_spread(w, m, s)
     assert bool(used) == (apart < 40.0)  # far apart the grid would be the dearer one
     half = sum(
-        float(w[i]) * (w @ ranked._expected_distance(m - m[i], torch.hypot(s, s[i])))
+        float(w[i]) * (w @ scores._expected_distance(m - m[i], torch.hypot(s, s[i])))
         for i in range(1500)
     )
     assert torch.allclose(fast, 0.5 * torch.as_tensor(half), rtol=1e-11)

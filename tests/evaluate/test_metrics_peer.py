@@ -16,10 +16,8 @@ import pytest
 import torch
 
 from doxa.evaluate.calibration import ece, reliability
-from doxa.evaluate.classification import accuracy, confusion, top_k_accuracy
 from doxa.evaluate.pixels import segmentation
-from doxa.evaluate.ranked import crps_draws
-from doxa.evaluate.regression import mae, rmse
+from doxa.evaluate.scores import accuracy, confusion, crps_draws, mae, rmse, top_k_accuracy
 from doxa.likelihoods import Gaussian
 from doxa.predictive import Predictive
 

@@ -14,11 +14,11 @@ from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_pinball_loss, root_mean_squared_error
 
 from doxa.errors import DataError
-from doxa.evaluate.ranked import crps
-from doxa.evaluate.regression import (
+from doxa.evaluate.scores import (
     LEVELS,
     coverage,
     coverage_curve,
+    crps,
     interval_score,
     mae,
     pinball,

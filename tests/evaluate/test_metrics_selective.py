@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metric_cases import TABLES, of_probs, randn
 
 from doxa.errors import DataError, ShapeError
-from doxa.evaluate.selective import risk_coverage, risk_coverage_of
+from doxa.evaluate.scores import risk_coverage, risk_coverage_of
 from doxa.likelihoods import HeteroscedasticGaussian
 from doxa.predictive import Predictive
 

@@ -14,11 +14,18 @@ from torch import Tensor
 
 from doxa.errors import DataError, ShapeError
 from doxa.evaluate.calibration import ece
-from doxa.evaluate.classification import accuracy, brier
-from doxa.evaluate.ranked import crps
-from doxa.evaluate.regression import coverage, mae, pinball, rmse, width
-from doxa.evaluate.scores import log_likelihood
-from doxa.evaluate.selective import risk_coverage
+from doxa.evaluate.scores import (
+    accuracy,
+    brier,
+    coverage,
+    crps,
+    log_likelihood,
+    mae,
+    pinball,
+    risk_coverage,
+    rmse,
+    width,
+)
 from doxa.evaluate.streaming import Streaming, metrics
 from doxa.likelihoods import (
     Affine,

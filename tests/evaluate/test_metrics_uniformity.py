@@ -9,12 +9,7 @@ from metric_cases import of_probs, randn
 from scipy import special, stats
 
 from doxa.errors import DataError
-from doxa.evaluate.uniformity import (
-    kolmogorov_smirnov,
-    pit,
-    pit_histogram,
-    quantile_reliability,
-)
+from doxa.evaluate.calibration import kolmogorov_smirnov, pit, pit_histogram, quantile_reliability
 from doxa.likelihoods import Gaussian, Poisson
 from doxa.predictive import Predictive
 

@@ -15,11 +15,9 @@ import doxa
 from doxa.data import simulated
 from doxa.errors import DataError, MethodError, Unavailable
 from doxa.evaluate import ood
-from doxa.evaluate.density import FeatureDensity
-from doxa.evaluate.density import features as features_of
-from doxa.evaluate.ood import ood_scores
-from doxa.evaluate.ranking import auroc
-from doxa.evaluate.sweep import sweep
+from doxa.evaluate.ood import FeatureDensity, auroc, ood_scores
+from doxa.evaluate.ood import features as features_of
+from doxa.evaluate.shifts import sweep
 
 CLASS_SCORES = ["msp", "entropy", "mutual_information", "energy"]
 ALL_SCORES = [*CLASS_SCORES, "mahalanobis", "density", "knn"]

@@ -9,8 +9,8 @@ from scipy.stats import multivariate_normal
 from sklearn.neighbors import NearestNeighbors
 
 from doxa.errors import DataError, MethodError, ShapeError
-from doxa.evaluate import density as module
-from doxa.evaluate.density import FeatureDensity
+from doxa.evaluate import ood
+from doxa.evaluate.ood import FeatureDensity
 
 RIDGE = 1e-9
 
@@ -71,7 +71,7 @@ def test_knn_as_in_scikit_learn(clouds, k: int, monkeypatch: pytest.MonkeyPatch)
     distances, _ = NearestNeighbors(n_neighbors=k).fit(unit(z)).kneighbors(unit(new))
     density = FeatureDensity(z, y, k=k)
     np.testing.assert_allclose(density.knn(new).numpy(), distances[:, -1], atol=1e-7)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 8 * 190 * 3)  # three rows at a time
+    monkeypatch.setattr(ood, "_CHUNK_BYTES", 8 * 190 * 3)  # three rows at a time
     np.testing.assert_allclose(density.knn(new).numpy(), distances[:, -1], atol=1e-7)
 
 

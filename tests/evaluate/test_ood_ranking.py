@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from doxa.errors import DataError, MethodError, ShapeError
-from doxa.evaluate.ranking import aupr, auroc, fpr95, ood_metrics
+from doxa.evaluate.ood import aupr, auroc, fpr95, ood_metrics
 
 # whole numbers, so that ties are common, and small sizes, so that single rows are too
 scores = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=40)

@@ -13,7 +13,7 @@ from torch import Tensor
 import doxa
 from doxa.errors import Unavailable
 from doxa.function.deep_gp import directions
-from doxa.function.sparse_posterior import DRAWS
+from doxa.function.sparse import DRAWS
 
 
 def test_one_layer_is_the_sparse_process() -> None:

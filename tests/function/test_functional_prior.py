@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import DataError, MethodError, ModelError
-from doxa.function.matching import energy, sliced
+from doxa.function.functional_prior import energy, sliced
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import DataError, MemoryBudgetError, MethodError, ModelError, StoreError
-from doxa.function.composed import Composed
 from doxa.function.evidence import Evidence, Problem
-from doxa.function.kernels import KernelFunction, register_kernel
+from doxa.function.kernels import Composed, KernelFunction, register_kernel
 
 NOISE = 0.2
 

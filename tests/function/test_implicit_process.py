@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MethodError
-from doxa.function.energy import gaussian_energy
+from doxa.function.implicit_process import gaussian_energy
 
 NOISE = 0.4
 

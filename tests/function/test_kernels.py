@@ -23,9 +23,8 @@ from torch import Tensor
 
 import doxa
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.function.composed import Composed
-from doxa.function.evidence import Problem
-from doxa.function.start import Sizes, kernel_start
+from doxa.function.evidence import Problem, Sizes, kernel_start
+from doxa.function.kernels import Composed
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 2)))
 ONE = X[:, :1]
@@ -172,7 +171,7 @@ def test_memory_is_announced(
     with caplog.at_level("INFO", "doxa"):
         doxa.fit(None, data, method, members=3)
     assert f"12 rows take {need / 2**30:.3g} GiB ({need} bytes)" in caplog.text
-    monkeypatch.setattr("doxa.function.budget.free_memory", lambda device: need - 1)
+    monkeypatch.setattr("doxa.function.gp.free_memory", lambda device: need - 1)
     with pytest.raises(MemoryBudgetError, match=f'{need} bytes.*"sparse-gp"'):
         doxa.fit(None, data, method, members=3)
 

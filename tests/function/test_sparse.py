@@ -19,10 +19,10 @@ from torch.utils.data import Dataset
 
 import doxa
 from doxa.errors import DataError, MethodError, ModelError, Unavailable
-from doxa.function import points
-from doxa.function.composed import Composed
-from doxa.function.expected import expected_log_prob
-from doxa.function.features import features
+from doxa.function import inducing as points
+from doxa.function.inducing import features
+from doxa.function.kernels import Composed
+from doxa.function.variational import expected_log_prob
 
 PEERS = {
     "rbf": 1.3 * RBF(0.9),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from doxa.function.stein import stein_score
+from doxa.function.functional_vi import stein_score
 
 
 def normal(*shape: int) -> Tensor:

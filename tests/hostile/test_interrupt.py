@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import doxa
-from doxa.driver.interrupts import Interrupts
+from doxa.driver.loop import Interrupts
 from doxa.store import Checkpoints
 
 WORKER = Path(__file__).with_name("worker.py")

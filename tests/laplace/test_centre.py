@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import doxa
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.laplace import centre, linearised, verdict
+from doxa.laplace import centre, status
 from doxa.laplace.curvature import Jacobians
 from doxa.posterior.saving import from_artefact, to_artefact
 
@@ -140,16 +140,14 @@ def test_draws_together_are_what_they_are_alone(
     numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A convolution's Jδ, and Jᵀv, with J held whole: one draw of one row at a time, a few, all."""
-    monkeypatch.setattr(
-        linearised, "chunk_bytes", lambda device: numbers * 3 * 8 * 27
-    )  # of 27 numbers
+    monkeypatch.setattr(centre, "chunk_bytes", lambda device: numbers * 3 * 8 * 27)  # of 27 numbers
     net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
     model = doxa.Model(net, "categorical")
     x, y = normal(7, 1, 8), torch.arange(7) % 3
     posterior = doxa.fit(model, (x, y), doxa.Laplace(centre="mode"), members=2, steps=5,
                          validation=None)  # fmt: skip
     jacobians = posterior._jacobians()
-    line = linearised.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
+    line = centre.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
     f, j = jacobians(x)
     delta, v = normal(2, 4, j.shape[-1]), normal(2, 7, 3)
     found, away = line.along(delta)
@@ -229,13 +227,13 @@ def test_a_diagonal_excuses_no_more_than_factors_of_layers_do(
     """γ/n of the full matrix is the least, a diagonal's the most: Schur. Where that would excuse
     what is lost, the factors' is worked out; it is what Laplace by them has at the same scale."""
     seen: list[tuple[str, float, Any]] = []
-    judge = verdict.judge
+    judge = status.compare_with_map
 
     def noted(posterior: Any, rows: Any, determined: float, nearer: Any = None) -> None:
         seen.append((posterior.method.structure, determined, nearer and nearer()))
         judge(posterior, rows, determined, nearer)
 
-    monkeypatch.setattr(verdict, "judge", noted)
+    monkeypatch.setattr(status, "compare_with_map", noted)
     net, data, at, given = by_heart(60)
     for structure in ("full", "kronecker", "diagonal"):
         method = doxa.Laplace(structure, tune=None, train=False, centre="mode", temperature=0.7)
@@ -247,7 +245,9 @@ def test_a_diagonal_excuses_no_more_than_factors_of_layers_do(
     worse = doxa.fit(net, data, wide, init=at, **given)
     assert worse.status == "worse-than-map"
     assert seen[-1][1] > 1.1 * seen[-1][2]
-    monkeypatch.setattr(verdict, "judge", lambda p, rows, share, nearer: judge(p, rows, share))
+    monkeypatch.setattr(
+        status, "compare_with_map", lambda p, rows, share, nearer: judge(p, rows, share)
+    )
     assert doxa.fit(net, data, wide, init=at, **given).status == "ok"
     monkeypatch.undo()
     moved = doxa.fit(net, data, dataclasses.replace(wide, centre="auto"), init=at, **given)

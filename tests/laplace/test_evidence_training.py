@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MethodError
-from doxa.laplace import training
+from doxa.laplace import laplace
 
 
 def trained(method: doxa.Laplace, data: tuple[Tensor, Tensor], outputs: int = 1) -> Any:
@@ -87,14 +87,14 @@ def test_what_is_ascended_is_the_density_under_the_scales(
 ) -> None:
     """log p(θ | τ) of weights N(0, 1/τ), by torch's own density."""
     seen = []
-    honest = training.Objective.__call__
+    honest = laplace.Objective.__call__
 
     def watched(self: Any, run: Any, params: Any, batch: Any, clock: Any) -> Any:
         found = honest(self, run, params, batch, clock)
         seen.append((run, params["theta"].detach(), params["tau"], found[2].value))
         return found
 
-    monkeypatch.setattr(training.Objective, "__call__", watched)
+    monkeypatch.setattr(laplace.Objective, "__call__", watched)
     method = doxa.Laplace(tune="evidence", evidence_steps=3, prior_scale="layer")
     doxa.fit(nn.Linear(2, 1).double(), lines(), method, steps=20, engine="loop:eager")
     run, theta, tau, value = seen[-1]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import dual, functional
+from doxa.laplace import functional
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -65,7 +65,7 @@ def test_features_that_do_not_fit_are_made_again(monkeypatch: pytest.MonkeyPatch
     """Kernel blocks of ten rows by five of twelve, and products with five rows at a time."""
     full = fit(rows(12), "full")
     row = 8 * 2 * 81
-    monkeypatch.setattr(dual, "_HELD", 10 * row)
+    monkeypatch.setattr(functional, "_HELD", 10 * row)
     monkeypatch.setattr("doxa.laplace.curvature._CHUNK_BYTES", {"cpu": 5 * row})
     ours = fit(rows(12), "functional")
     assert ours.covariance.features._held is None

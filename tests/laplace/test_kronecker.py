@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import asked, curvature
+from doxa.laplace import curvature, status
 from doxa.laplace.curvature import Jacobians
-from doxa.laplace.factored import Factored
+from doxa.laplace.kronecker import Factored
 from doxa.linalg import Kronecker, KroneckerBlock
 
 
@@ -250,7 +250,7 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         fit(Recurrent().double(), data)
     with pytest.raises(MethodError, match="one precision for each weight tensor"):
         fit(image_net(), image_data(), prior=doxa.StudentTPrior(), tune=None)
-    monkeypatch.setattr(asked, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(status, "free_memory", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match="kronecker matrices over 119 weights take"):
         fit(image_net(), image_data())
 

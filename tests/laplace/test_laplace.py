@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import MemoryBudgetError, MethodError
-from doxa.laplace import asked, curvature
+from doxa.laplace import curvature, status
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -369,7 +369,7 @@ def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MethodError, match="Gaussian prior"):
         method = doxa.Laplace(tune="evidence")
         fit(tanh_net(), data, method, prior=doxa.StudentTPrior())
-    monkeypatch.setattr(asked, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(status, "free_memory", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match="GiB"):
         fit(tanh_net(), data, doxa.Laplace())
 
@@ -404,7 +404,7 @@ def test_a_hessian_has_the_statistics_that_training_left() -> None:
 
 
 def test_memory_that_is_short_names_a_smaller_structure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "free_memory", lambda device: 100)
+    monkeypatch.setattr(status, "free_memory", lambda device: 100)
     for structure, smaller in (("full", "kronecker"), ("kronecker", "diagonal")):
         with pytest.raises(MemoryBudgetError, match=f"use structure='{smaller}'"):
             fit(tanh_net(), rows(), doxa.Laplace(structure=structure))

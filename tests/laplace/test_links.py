@@ -14,11 +14,11 @@ from torch.distributions import Dirichlet
 import doxa
 from doxa.errors import MethodError, Unavailable
 from doxa.laplace.curvature import Jacobians
-from doxa.laplace.links import against_others, binary_bridge, bridge, probit
+from doxa.laplace.posterior import against_others, binary_bridge, bridge, probit
 from doxa.likelihoods import Bernoulli, Categorical
 from doxa.posterior.saving import from_artefact, to_artefact
 from doxa.predictive import Predictive
-from doxa.predictive.beliefs import Dirichlets
+from doxa.predictive.classes import Dirichlets
 
 DRAWS = 1_000_000
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.driver.holdout import share
-from doxa.laplace import maximum
+from doxa.driver.setup import share
+from doxa.laplace import centre as maximum
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

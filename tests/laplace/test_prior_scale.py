@@ -14,9 +14,9 @@ from straight import lines, normal
 from torch import Tensor, nn
 
 import doxa
-from doxa.driver.holdout import share
+from doxa.driver.setup import share
 from doxa.errors import MethodError
-from doxa.laplace.scales import Scales
+from doxa.laplace.forms import Scales
 from doxa.likelihoods import Categorical
 
 
@@ -166,10 +166,10 @@ def test_the_evidence_of_members_is_the_mean_of_theirs() -> None:
 
 def test_each_member_is_judged_by_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs of three members: nobody's rows are those it was fitted to, or another run's."""
-    from doxa.laplace import verdict
+    from doxa.laplace import status
 
     seen: list[tuple[list[int], Tensor, Tensor]] = []
-    judged = verdict.judged
+    judged = status.evaluation_rows
 
     def noted(run: Any) -> Any:
         rows = judged(run)
@@ -177,7 +177,7 @@ def test_each_member_is_judged_by_its_own_rows(monkeypatch: pytest.MonkeyPatch) 
             seen.append((list(run.split_of), run.rows.rows[run.split_of[0]], rows.x[:, 0]))
         return rows
 
-    monkeypatch.setattr(verdict, "judged", noted)
+    monkeypatch.setattr(status, "evaluation_rows", noted)
     x = torch.arange(120, dtype=torch.float64)[:, None] / 60 - 1
     runs = doxa.Runs(rows=[torch.arange(60), torch.arange(60, 120)])
     doxa.fit(nn.Linear(1, 1).double(), (x, x), "laplace", steps=20, members=3, runs=runs)

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.laplace import asked
+from doxa.laplace import status
 from doxa.priors import StudentTPrior
 
 X = torch.randn(450, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1]
 FEW = slice(200)
-LIMITS = (asked._FULL, asked._MOST_FULL)
+LIMITS = (status._FULL, status._MOST_FULL)
 
 
 @pytest.fixture(autouse=True)
 def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smaller ones, so that matrices are made quickly: 300 weights, or rows × outputs, and 900."""
-    monkeypatch.setattr(asked, "_FULL", 300)
-    monkeypatch.setattr(asked, "_MOST_FULL", 900)
+    monkeypatch.setattr(status, "_FULL", 300)
+    monkeypatch.setattr(status, "_MOST_FULL", 900)
 
 
 class Attending(nn.Module):

@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
-from doxa.likelihoods.left_out import clear
+from doxa.likelihoods.base import clear
 
 N = 2000
 

@@ -11,8 +11,16 @@ from bare_density import bare_run, gaussian, sample
 from torch import Tensor
 
 import doxa
-from doxa.mcmc.adaptation import average, seek_step, start_dual, windows
-from doxa.mcmc.mass import forget, learn_mass, observe, start_mass
+from doxa.mcmc.hamiltonian import (
+    average,
+    forget,
+    learn_mass,
+    observe,
+    seek_step,
+    start_dual,
+    start_mass,
+    windows,
+)
 
 
 def test_windows_are_those_of_stans_manual() -> None:

@@ -23,8 +23,8 @@ from scipy.special import polygamma, psi
 from torch import Tensor
 
 import doxa
-from doxa.mcmc import hamiltonian, hmc, metropolis, nuts, tree
-from doxa.mcmc.leapfrog import Point, pull, push
+from doxa.mcmc import hamiltonian, hmc, metropolis, nuts
+from doxa.mcmc.kernel import Point, pull, push
 
 SHAPE, RATE, KAPPA, ROWS = 5.0, 4.0, 0.5, 3
 CHAINS, SWEEPS = 16000, 12
@@ -119,7 +119,7 @@ def wrong_sign(patch: pytest.MonkeyPatch) -> None:
         right = module.acceptance
         patch.setattr(module, "acceptance", lambda change, right=right: right(-change))
     energy = Point.energy.fget  # NUTS weighs its points by it
-    grow = tree.grow
+    grow = nuts.grow
 
     def flipped(*args: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
@@ -133,7 +133,7 @@ def everything_is_taken(patch: pytest.MonkeyPatch) -> None:
     """The acceptance max(1, ·) of the lecture's slide; in NUTS the newest point, always."""
     for module in (hmc, metropolis):
         patch.setattr(module, "acceptance", torch.ones_like)
-    sprout = tree.sprout
+    sprout = nuts.sprout
 
     def newest(density: Any, branch: Any) -> Any:
         certain = torch.full_like(branch["luck"], -torch.inf)
@@ -152,7 +152,7 @@ def missing_half_step(patch: pytest.MonkeyPatch) -> None:
         return Point(theta, momentum, value, grad)
 
     patch.setattr(hmc, "leapfrog", kick_and_drift)
-    patch.setattr(tree, "leapfrog", kick_and_drift)
+    patch.setattr(nuts, "leapfrog", kick_and_drift)
 
 
 def momentum_not_refreshed(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import doxa
 from doxa.errors import MethodError
 from doxa.likelihoods import Heads
 from doxa.mcmc.convergence import _compared
-from doxa.mcmc.leapfrog import Point
+from doxa.mcmc.kernel import Point
 from doxa.method import Clock
 from doxa.noise import Noise
 from doxa.posterior.chains import rhat

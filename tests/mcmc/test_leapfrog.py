@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doxa.mcmc.leapfrog import Point, free, leapfrog
+from doxa.mcmc.kernel import Point, free, leapfrog
 
 
 def banana(theta: Tensor) -> tuple[Tensor, Tensor]:

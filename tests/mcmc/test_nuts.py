@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import doxa
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import concerns
-from doxa.mcmc.leapfrog import Point
-from doxa.mcmc.tree import Parts, _branch, close, join, sprout
+from doxa.mcmc.kernel import Point
+from doxa.mcmc.nuts import Parts, _branch, close, join, sprout
 from doxa.posterior.chains import ebfmi
 
 

@@ -16,7 +16,7 @@ import doxa
 from doxa import store
 from doxa.errors import MethodError
 from doxa.method import Method
-from doxa.method.fields import (
+from doxa.method.method import (
     Rule,
     between,
     check_fields,

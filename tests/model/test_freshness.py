@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.model.freshness import trained_tensors
+from doxa.model.checks import trained_tensors
 
 
 def cnn() -> nn.Module:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import doxa
 from doxa.errors import ModelError
-from doxa.model import meaning
+from doxa.model import checks
 
 X, Y = numbers(12, 3), torch.arange(12) % 3
 
@@ -227,4 +227,4 @@ def test_logits_are_not_warned_about(name: str, caplog: pytest.LogCaptureFixture
 def test_the_largest_probability_after_two_softmaxes() -> None:
     for classes in (2, 3, 10):
         most = torch.eye(classes)[0].softmax(0).max()
-        assert meaning._most(classes) == pytest.approx(float(most), rel=1e-6)
+        assert checks._most(classes) == pytest.approx(float(most), rel=1e-6)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import doxa
 from doxa.data import Tasks, TaskSampler
-from doxa.data.gp_tasks import gp_tasks
+from doxa.data.simulated import gp_tasks
 from doxa.errors import DataError, MethodError, ModelError
 
 

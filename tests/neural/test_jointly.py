@@ -10,7 +10,7 @@ from short import short
 
 import doxa
 from doxa.data import Tasks, TaskSampler
-from doxa.data.gp_tasks import gp_tasks
+from doxa.data.simulated import gp_tasks
 from doxa.errors import ShapeError
 
 

@@ -91,7 +91,7 @@ def test_the_budget_is_the_size_of_the_draws() -> None:
 def test_the_default_is_a_share_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     size = fit("sgld").samples.nbytes
     for free, expected in ((4 * size, False), (4 * size - 4, True)):
-        monkeypatch.setattr("doxa.driver.progress.free_memory", lambda *_, free=free: free)
+        monkeypatch.setattr("doxa.driver.loop.free_memory", lambda *_, free=free: free)
         assert on_disk(fit("sgld")) is expected
 
 

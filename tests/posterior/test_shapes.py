@@ -158,7 +158,7 @@ def test_what_is_drawn_for_decisions_has_one_number_per_row() -> None:
     column = doxa.fit(None, (X.double(), NUMBERS.double()[:, None]), doxa.GP(noise=0.1, refine=0))
     for score in (decide.bald, decide.predictive_variance, decide.mean_std):
         assert torch.equal(score(process.predict(OTHER)), score(column.predict(OTHER)))
-    from doxa.decide.score import joint
+    from doxa.decide.select import joint
 
     flat, wide = joint(process, OTHER), joint(column, OTHER)
     assert torch.equal(flat.samples.unsqueeze(-1), wide.samples)

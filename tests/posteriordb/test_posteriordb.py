@@ -11,7 +11,7 @@ from torch import Tensor
 
 import doxa
 from doxa.density.density import Density
-from doxa.density.start import parse_constraints
+from doxa.density.sample import parse_constraints
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import doxa
 from doxa import evaluate
-from doxa.driver.judgement import moved
+from doxa.driver.validation import moved
 from doxa.likelihoods import Bernoulli, Categorical
+from doxa.predictive.classes import Odds, averaged, integral, log_odds
 from doxa.predictive.mixture import Mixture, build
-from doxa.predictive.odds import Odds, averaged, integral, log_odds
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

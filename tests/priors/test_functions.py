@@ -12,8 +12,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import DataError, ModelError, ShapeError
-from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior, ImplicitPrior
-from doxa.priors.hierarchical_gp import HierarchicalGP
+from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior, HierarchicalGP, ImplicitPrior
 
 PEERS = {
     "rbf": kernels.RBF([0.7, 1.3]),

@@ -16,7 +16,7 @@ import doxa
 from doxa import store
 from doxa.method import Method, Problem, Run, Stage, State, folded, network_part, optimise, unfolded
 from doxa.model.layers import Noisy
-from doxa.model.problem import Network
+from doxa.model.model import Network
 from doxa.posterior import SamplePosterior
 
 

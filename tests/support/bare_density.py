@@ -14,7 +14,7 @@ from doxa.driver import Driver, Options
 from doxa.engine import Engine
 from doxa.linalg.layout import Entry, Layout
 from doxa.method import Clock, Run, State
-from doxa.model.problem import LogDensity
+from doxa.model.model import LogDensity
 from doxa.priors import bind
 
 

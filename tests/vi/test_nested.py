@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import doxa
 from doxa.engine import Engine
 from doxa.method import Stage
-from doxa.model.nested import NestedLinear, with_nested
-from doxa.vi.nesting import all_draws, nested_draws
+from doxa.model.spread import NestedLinear, with_nested
+from doxa.vi.estimators import all_draws, nested_draws
 
 STD, NOISE = 0.3, 0.8
 MEMBERS, STEPS = 60, 50

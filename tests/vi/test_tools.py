@@ -10,7 +10,7 @@ from torch.distributions import Categorical, MultivariateNormal, Normal, kl_dive
 
 from doxa import linalg
 from doxa.errors import DataError, MethodError, ShapeError
-from doxa.vi import gradients, kl
+from doxa.vi import kl
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_a_mixture_by_monte_carlo() -> None:
     assert float(got.error) < 0.02
 
 
-@pytest.mark.parametrize("estimator", [gradients.pathwise, gradients.score_function])
+@pytest.mark.parametrize("estimator", [kl.pathwise, kl.score_function])
 @pytest.mark.parametrize("mu", [-1.0, 0.5])
 def test_estimators_are_unbiased(estimator: object, mu: float) -> None:
     """The lecture's: f(θ) = θ + θ² has ∂_μ E f = 1 + 2μ and ∂_σ E f = 2σ. Five standard errors of
@@ -100,9 +100,9 @@ def test_their_variances_are_in_the_order_that_is_claimed() -> None:
     mean, std = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
     f = lambda t: t + t**2  # noqa: E731
     eps = draw(20_000)
-    path = gradients.pathwise(f, mean, std, eps).mean.var()
-    with_baseline = gradients.score_function(f, mean, std, eps).mean.var()
-    without = gradients.score_function(f, mean, std, eps, baseline="none").mean.var()
+    path = kl.pathwise(f, mean, std, eps).mean.var()
+    with_baseline = kl.score_function(f, mean, std, eps).mean.var()
+    without = kl.score_function(f, mean, std, eps, baseline="none").mean.var()
     assert path < 0.2 * with_baseline < 0.2 * 0.5 * without
     with pytest.raises(MethodError, match="baseline must be"):
-        gradients.score_function(f, mean, std, eps, baseline="mine")
+        kl.score_function(f, mean, std, eps, baseline="mine")

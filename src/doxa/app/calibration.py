@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from doxa.app.cells import Array
-from doxa.app.inference import CLASSIFIERS
+from doxa.app.columns import CLASSIFIERS
+from doxa.app.reading import Array
 from doxa.errors import DataError, MethodError, did_you_mean
 from doxa.evaluate import conformal, coverage, recalibrate
 from doxa.evaluate.conformal import CLASSES as SETS

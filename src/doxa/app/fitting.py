@@ -1,8 +1,27 @@
-"""From a table to a saved posterior: what `doxa fit` and `doxa compare` share."""
+"""From a table to a saved posterior: what `doxa fit` and `doxa compare` share.
+
+What a sampler will cost, said before it starts.
+
+A gradient of all chains on all rows takes about
+
+    seconds = 6·10⁻⁴ + chains × 6 × parameters × rows / 10¹⁰
+
+of one core (measured: small networks pay for launching, larger ones for arithmetic; so small a
+network is fitted on one thread, however many torch is set to).
+
+A method's hyper-parameters on the command line: its dataclass fields are the flags.
+
+`--set rank=20 --set temperature=0.1` makes `SWAG(rank=20, temperature=0.1)`. Values are read as
+Python literals (numbers, true/false, none, tuples), and as plain text where they are none. What a
+field declares to allow (`doxa.method.method`) is shown beside it and checked by the method.
+"""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
+import inspect
 import os
 import platform
 import shutil
@@ -13,22 +32,160 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from torch import nn
 
 import doxa
 from doxa import nets
-from doxa.app.by_task import grouped
-from doxa.app.cost import cost_words
 from doxa.app.held_out import checksum
+from doxa.app.predictions import grouped
 from doxa.app.schema import Schema
-from doxa.app.settings import make_method
 from doxa.app.tables import Array, check_name
-from doxa.driver.holdout import FEWEST, parts
+from doxa.driver.setup import FEWEST, parts
 from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
 from doxa.likelihoods import assumed
 from doxa.method import Method
+from doxa.method.method import Choice, Rule, rules
+from doxa.registry import Row
 from doxa.store import decode, decoding, is_artefact, read_artefact
 from doxa.store.artefact import META, beside
+
+
+def gradient_seconds(gradients: int, chains: int, parameters: int, rows: int) -> float:
+    """About how long so many gradients of all chains take on one core."""
+    return gradients * (6e-4 + 6.0 * chains * parameters * rows / 1e10)
+
+
+def cost_words(method: Method, members: int | None, parameters: int, rows: int) -> str:
+    """What a person should know before waiting for it; "" for a method whose length is known from
+    its steps."""
+    if method.gradients is None:
+        return ""
+    least, most = method.gradients
+    chains = members or method.default_members
+    short, long = (span(gradient_seconds(n, chains, parameters, rows)) for n in method.gradients)
+    who = f"{chains} chains" if chains > 1 else "one chain"
+    if least == most:
+        return (
+            f"{method.name}: {most:,} gradients of {who} on all {rows:,} rows, about {long} of one "
+            "core"
+        )
+    return (
+        f"{method.name}: {least:,} to {most:,} gradients of {who} on all {rows:,} rows, as long as "
+        f"trajectories turn out to be: between {short} and, at most, {long} of one core"
+    )
+
+
+def span(seconds: float) -> str:
+    """A length of time as people say it."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else "1 s"
+
+
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+def make_method(name: str, settings: Sequence[str] = ()) -> Any:
+    """The method with `--set` values applied; a value it refuses is its own error."""
+    cls = doxa.get_method(name)
+    fields = {field.name for field in dataclasses.fields(cls) if field.init}
+    declared = rules(cls)
+    chosen: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals:
+            raise MethodError(f"--set takes NAME=VALUE, not {setting!r}")
+        if key not in fields:
+            hint = did_you_mean(key, sorted(fields)) if fields else "; it has no settings"
+            raise MethodError(f"method {name!r} has no setting {key!r}{hint}")
+        if key in chosen:
+            raise MethodError(f"--set {key} is given twice, as {chosen[key]!r} and as {text}")
+        chosen[key] = read_value(text, declared.get(key))
+    try:
+        return cls(**chosen)
+    except (TypeError, AttributeError) as error:  # a check of its own met the wrong type
+        shown = ", ".join(settings)
+        raise MethodError(f"method {name!r} cannot use {shown}: {error}") from error
+
+
+def fields_of(cls: Any) -> list[tuple[str, str, str, str]]:
+    """(setting, type, default, what is allowed) of every hyper-parameter."""
+    rows, declared = [], rules(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        if field.default is not dataclasses.MISSING:
+            default = repr(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        else:
+            default = "required"
+        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+        allowed = declared[field.name].words(field.name) if field.name in declared else ""
+        rows.append((field.name, str(kind), default, allowed))
+    return rows
+
+
+def show_methods(console: Console) -> None:
+    """The table of methods; what does not fit a narrow terminal is in `doxa methods NAME`."""
+    columns = {"name": "method", "family": "family", "summary": "what it is"}
+    if console.width >= 120:
+        columns |= {"gives": "gives", "cost": "cost (MAP = 1)", "paper": "paper"}
+    if console.width >= 160:
+        columns |= {"needs": "needs"}
+    table = Table(*columns.values())
+    for row in doxa.methods():
+        table.add_row(*(escape(getattr(row, name)) for name in columns))
+    console.print(table)
+    console.print("doxa methods NAME lists a method's settings, what it needs, its cost and paper")
+
+
+def facts_of(row: Row) -> dict[str, str]:
+    """What a row says of its method beyond what it is; nothing where it says nothing."""
+    numbers = [word for word, has in (("evidence", row.evidence), ("ELBO", row.elbo)) if has]
+    facts = {
+        "for": ", ".join(row.tasks),
+        "gives": row.gives,
+        "model selection by": ", ".join(numbers),
+        "needs": row.needs,
+        "extra": f"pip install 'doxa[{row.extra}]'" if row.extra else "",
+        "cost": row.cost,
+        "paper": row.paper,
+        "described in": f"docs/{row.docs}" if row.docs else "",
+    }
+    return {what: said for what, said in facts.items() if said}
+
+
+def show_method(name: str, console: Console) -> None:
+    """One method: what it is, where it comes from, its settings."""
+    row, cls = doxa.methods()[name], doxa.get_method(name)
+    console.print(f"[bold]{escape(row.name)}[/] ({escape(row.family)}): {escape(row.summary)}")
+    for what, said in facts_of(row).items():
+        console.print(f"{what}: {escape(said)}", highlight=False)
+    console.print(escape(inspect.cleandoc(cls.__doc__ or "")), highlight=False)
+    table = Table("--set", "type", "default", "allowed")
+    for field in fields_of(cls):
+        table.add_row(*map(escape, field))
+    console.print(table if table.row_count else "no settings")
+
+
+def read_value(text: str, rule: Rule | None = None) -> Any:
+    """The value as it was meant: the name of a choice is a name, also where it reads "none"."""
+    text = text.strip()
+    if isinstance(rule, Choice) and text in rule.choices:
+        return text
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
 
 ASKED = "asked.json"  # beside checkpoints: what their fit was asked
 

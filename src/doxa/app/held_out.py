@@ -16,11 +16,9 @@ import numpy as np
 import torch
 
 from doxa.app.calibration import Calibration, conformal_level
-from doxa.app.cells import Array
-from doxa.app.intake import Asked, inferred, take_in_known
 from doxa.app.predictions import ROWS_AT_ONCE
-from doxa.app.reading import Dialect
-from doxa.app.schema import Schema
+from doxa.app.reading import Array, Dialect
+from doxa.app.schema import Schema, TableSpec, inferred, read_labelled
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError
 from doxa.evaluate import Streaming
@@ -98,7 +96,7 @@ def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Teste
     if test.is_file() and checksum(test) == checksum(data):
         raise DataError(f"--test {test} is the file that is fitted to; --split 0.2 holds rows out")
     try:
-        frame, digest = take_in_known(test, schema, dialect)[0], checksum(test)
+        frame, digest = read_labelled(test, schema, dialect)[0], checksum(test)
         return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
     except DataError as error:
         raise DataError(f"--test {test}: {error}") from error
@@ -135,7 +133,7 @@ def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> A
     return order[np.argsort(place, kind="stable")]
 
 
-def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: Asked) -> Schema:
+def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: TableSpec) -> Schema:
     """What columns mean, by the training rows alone: a category or a scale that only the others
     have is nothing the fit may know. The classes are those of the whole table, and so is what is no
     input: a column that counts the rows does so no longer in a part of them."""

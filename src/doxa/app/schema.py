@@ -7,8 +7,8 @@ Columns. Numbers are used as they are. Text, categories and true/false become on
 for each category seen when fitting; a category seen only later is all zeros, and said. A text
 column in which at least half the cells are numbers (or would be without a percent or currency sign
 or separators) is meant to be numeric, and the others are an error naming column and row. Dates
-become days, month and weekday (`doxa.app.dates`). Left out, and said: constant columns, ids (every
-cell differs, and the name says so, or they count the rows and are not the only input, or they are
+become days, month and weekday (`doxa.app.columns`). Dropped, with a note: constant columns, ids
+(every cell differs, and the name says so, or they count the rows and are not the only input, or they are
 UUIDs), text with more than 50 categories or a different value in (nearly) every row. `categorical`
 and `numeric` override.
 
@@ -19,34 +19,47 @@ rows without a target are left out.
 Target. Text, categories, true/false, and whole numbers (an integer column) with at most 10
 distinct values, each seen twice on average, are classes: `bernoulli` for two, `categorical` for
 more. Any other number is a regression: `gaussian`. `--likelihood` overrides.
+
+From a file to rows and their meaning: what every command on tables begins with.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from doxa.app.cells import Array, gaps, label_of, labels_of, numbers_of, place_of, refuse_gaps
-from doxa.app.columns import Column, with_tuples
-from doxa.app.inference import (
+from doxa.app.columns import (
     CLASSIFIERS,
     COUNTS,
     REGRESSIONS,
+    Column,
     LeftOut,
     describe,
     infer_column,
     infer_target,
+    with_tuples,
 )
-from doxa.app.reading import Dialect
-from doxa.app.tables import pick
+from doxa.app.reading import (
+    Array,
+    Dialect,
+    gaps,
+    label_of,
+    labels_of,
+    numbers_of,
+    place_of,
+    refuse_gaps,
+)
+from doxa.app.tables import open_table, pick
 from doxa.errors import DataError, StoreError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 IMPUTE = "impute"
 MISSING_CELLS = ("error", IMPUTE)
@@ -252,3 +265,55 @@ def _refuse_absent(absent: Sequence[str], there: Sequence[str]) -> None:
 def _quoted(names: Iterable[str], most: int = 12) -> str:
     shown = [repr(name) for name in names]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a user says of a table, instead of leaving it to recognition."""
+
+    target: str
+    likelihood: str | None = None
+    index: str | None = None
+    drop: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
+    missing: str = "error"
+    dialect: Dialect = field(default_factory=Dialect)
+
+    def __post_init__(self) -> None:
+        if self.missing not in MISSING_CELLS:
+            raise DataError(f"--missing takes error or impute, not {self.missing!r}")
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of a run, the target aside, which its schema has."""
+        said = asdict(self)
+        return {k: v for k, v in said.items() if k not in ("target", "dialect")} | said["dialect"]
+
+
+def read_dataset(path: Path, asked: TableSpec) -> tuple[pd.DataFrame, Schema]:
+    """The rows that can be used, and what their columns mean."""
+    frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
+    frame, fewer = with_target(frame, asked.target, asked.missing)
+    schema = inferred(frame, asked, dialect)
+    return frame, replace(schema, notes=(*notes, *fewer, *schema.notes))
+
+
+def inferred(frame: pd.DataFrame, asked: TableSpec, dialect: Dialect | None) -> Schema:
+    """What the columns of some rows mean; their target is known."""
+    return infer_schema(
+        frame, asked.target, asked.likelihood, asked.drop, asked.categorical, asked.index,
+        asked.numeric, asked.missing, dialect,
+    )  # fmt: skip
+
+
+def read_more(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:
+    """Rows for a schema that is there already, and what to tell the user of their file."""
+    frame, _, notes = open_table(path, schema.index, index_needed=False, dialect=dialect)
+    return frame, notes
+
+
+def read_labelled(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:
+    """The same for rows whose target is to be known: to score by."""
+    frame, notes = read_more(path, schema, dialect)
+    frame, fewer = with_target(frame, schema.target, schema.missing)
+    return frame, notes + fewer

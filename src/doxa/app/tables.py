@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from doxa.app.cells import Array as Array
-from doxa.app.cells import import_pandas, is_text, nested
-from doxa.app.reading import MOST_COLUMNS, Dialect, read_text_table
+from doxa.app.reading import MOST_COLUMNS, Dialect, import_pandas, is_text, nested, read_text_table
+from doxa.app.reading import Array as Array
 from doxa.data.text_files import (
     MOST_GROWTH,
     check_memory,

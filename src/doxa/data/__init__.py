@@ -1,14 +1,34 @@
 """What goes in: rows, checked, standardised and handed out in batches."""
 
-from doxa.data.batches import Batch, Data, NoData, batch_rows
+from doxa.data.batches import (
+    Ask,
+    Batch,
+    Batches,
+    Data,
+    Feed,
+    NoData,
+    NoRows,
+    Pass,
+    Source,
+    batch_rows,
+    source,
+)
 from doxa.data.fitted_rows import FittedRows
-from doxa.data.frames import Names, in_order
-from doxa.data.loaders import blocks, gathered
-from doxa.data.rows import as_tensor, as_tensors, cast, check_finite, free_memory, parse, rows_of
+from doxa.data.rows import (
+    Names,
+    as_tensor,
+    as_tensors,
+    blocks,
+    cast,
+    check_finite,
+    free_memory,
+    gathered,
+    in_order,
+    parse,
+    rows_of,
+)
 from doxa.data.scaling import Standardisation, standardise, warn_far, warn_unscaled
-from doxa.data.sources import Ask, Batches, Feed, NoRows, Pass, Source, source
-from doxa.data.task_sampler import TaskSampler
-from doxa.data.tasks import Tasks, halved
+from doxa.data.tasks import Tasks, TaskSampler, halved
 
 __all__ = [
     "Ask",

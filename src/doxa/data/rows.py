@@ -1,11 +1,19 @@
-"""Rows from what people pass: tensors, arrays, frames, memmaps, datasets; checked."""
+"""Rows from what people pass: tensors, arrays, frames, memmaps, datasets; checked.
+
+Frames: tables whose columns and rows have names, of whichever library.
+
+Nothing is imported for them: a frame is what has `columns`, `to_numpy` and columns by name.
+
+Inputs that come in batches: a Dataset or a DataLoader, joined in the order of its rows.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +22,124 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
-from doxa.data.frames import Names, is_frame
-from doxa.data.frames import numbers as frame_numbers
 from doxa.data.weights import check_weights, positive
 from doxa.errors import DataError, MemoryBudgetError, ShapeError
+
+_MOST = 12  # names in a message
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a table's columns and rows are called, where it says so."""
+
+    columns: tuple[str, ...] | None = None
+    index: Any = None  # row labels, by position
+
+    @classmethod
+    def of(cls, value: Any) -> Names:
+        """Of a frame or a series; of anything else, none."""
+        if not hasattr(value, "to_numpy"):
+            return cls()
+        index = getattr(value, "index", None)
+        return cls(columns_of(value), None if callable(index) else index)
+
+    def row(self, i: int) -> str:
+        """ "row 3", counted from 0, with its label where that is another."""
+        label = i if self.index is None else self.index[i]
+        return f"row {i}" if label == i else f"row {i} (index {_plain(label)!r})"
+
+    def place(self, i: int, at: Sequence[int]) -> str:
+        """A row and what is in it: "row 3, column 'age'"."""
+        if not at:
+            return self.row(i)
+        if len(at) == 1 and self.columns is not None:
+            return f"{self.row(i)}, column {self.columns[at[0]]!r}"
+        return f"{self.row(i)}, column {at[0] if len(at) == 1 else list(at)}"
+
+
+def _plain(label: Any) -> Any:
+    """A label as Python shows it, not as its library does; dates as text."""
+    value = label.item() if isinstance(label, np.generic) else label
+    return value if isinstance(value, int | float | str | tuple) else str(value)
+
+
+def is_frame(value: Any) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def columns_of(value: Any) -> tuple[str, ...] | None:
+    """The names of a frame's columns; None where they are no words, such as 0, 1, 2."""
+    if not is_frame(value):
+        return None
+    names = tuple(value.columns)
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def in_order(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
+    """A frame with the columns of the fit, in its order; what has no names is taken by position."""
+    given = columns_of(frame)
+    if columns is None or given is None or given == tuple(columns):
+        return frame
+    check_once(given, what)
+    missing = [name for name in columns if name not in given]
+    extra = [name for name in given if name not in columns]
+    lacks = f"lacks the column{'s' if len(missing) > 1 else ''} {_listed(missing)}"
+    said = [lacks] if missing else []
+    said += [f"has {_listed(extra)}, which the fit did not see"] if extra else []
+    if said:
+        advice = "" if missing else f"; select what it saw: {what}[posterior.columns]"
+        raise DataError(f"{what} {' and '.join(said)}{advice}")
+    return frame[list(columns)]
+
+
+def numbers(frame: Any, what: str) -> np.ndarray[Any, Any]:
+    """A frame as an array; columns that are no numbers are named, all at once."""
+    check_once(tuple(frame.columns), what)
+    array = np.asarray(frame.to_numpy())
+    if array.dtype.kind in "biufc":
+        return array
+    parts = {name: _column(frame[name]) for name in frame.columns}
+    bad = [
+        f"{name!r} ({getattr(frame[name], 'dtype', part.dtype)})"
+        for name, part in parts.items() if part.dtype.kind not in "biufc"
+    ]  # fmt: skip
+    if bad:
+        one = len(bad) == 1
+        raise DataError(
+            f"{what} has {'a column' if one else 'columns'} of other things than numbers: "
+            f"{', '.join(bad[:_MOST])}{', …' if len(bad) > _MOST else ''}; encode "
+            f"{'it' if one else 'them'} first, or fit the file from the shell, which does"
+        )
+    return np.column_stack(list(parts.values()))
+
+
+def _column(series: Any) -> np.ndarray[Any, Any]:
+    """One column; numbers that may be missing are NaN where they are."""
+    column = np.asarray(series)
+    if column.dtype.kind == "O" and getattr(series.dtype, "kind", "O") in "biuf":
+        return np.asarray(series.to_numpy(dtype=float, na_value=np.nan))
+    return column
+
+
+def check_once(names: Sequence[Any], what: str) -> None:
+    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{what} has several columns called {_listed(twice)}; rename them")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST])) + (", …" if len(names) > _MOST else "")
+
 
 Inputs = Any
 
@@ -147,7 +267,7 @@ def _from_array(value: Any, what: str) -> Tensor:
     if hasattr(value, "toarray") and hasattr(value, "nnz"):  # scipy
         raise DataError(f"{what} is a sparse {type(value).__name__}: pass {what}.toarray()")
     if is_frame(value):
-        value = frame_numbers(value, what)
+        value = numbers(value, what)
     elif hasattr(value, "to_numpy"):  # a series
         value = value.to_numpy()
     try:
@@ -331,3 +451,97 @@ def check_finite(
 def cast(t: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     """Floats to the model's type; integers and booleans pass."""
     return t.to(device, dtype) if t.is_floating_point() else t.to(device)
+
+
+_SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_BATCH = 1024
+
+
+def gathered(x: Any) -> Any:
+    """The inputs of a Dataset or DataLoader as tensors, batch after batch; anything else as it is.
+
+    Of a pair the first is x. What would give predictions in another order than the rows, leave
+    some out, or never end, is refused.
+    """
+    if not isinstance(x, DataLoader | Dataset):
+        return x
+    length = _length(x.dataset if isinstance(x, DataLoader) else x)
+    parts: list[Any] = []
+    rows = 0
+    for part in blocks(x, _BATCH):
+        rows += rows_of(part, "a batch")
+        if rows > length:
+            raise DataError(
+                f"the dataset gives more rows than its length, {length}: where to stop?"
+            )
+        if not parts:
+            size = length * sum(t[:1].nbytes for t in tree_flatten(part)[0])
+            if size > free_memory() // 2:
+                raise MemoryBudgetError(
+                    f"x of {length} rows takes {size / 2**30:.3g} GiB; predict a part at a time"
+                )
+        parts.append(part)
+    if not parts:
+        raise DataError("the dataset is empty (N = 0)")
+    return tree_map(lambda *each: torch.cat(each), *parts)
+
+
+def blocks(x: Any, rows: int) -> Iterator[Any]:
+    """The inputs in their order, so many rows at a time (a DataLoader: in its own batches), of
+    which one block is held; of a dataset's pairs the first is x."""
+    if isinstance(x, DataLoader):
+        _check_order(x)
+        yield from map(_inputs, _read(iter(x)))
+    elif isinstance(x, Dataset):
+        yield from map(_inputs, _read(iter(DataLoader(x, batch_size=rows))))
+    else:
+        whole = x if is_frame(x) else as_tensors(x, "x")
+        for start in range(0, rows_of(whole, "x"), rows):
+            yield tree_map(lambda t, start=start: t[start : start + rows], whole)
+
+
+def _check_order(loader: DataLoader[Any]) -> None:
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, _SHUFFLES):
+        raise DataError(
+            "the DataLoader shuffles: predictions would stand in another order than its rows; "
+            "pass one with shuffle=False"
+        )
+    if loader.drop_last and loader.batch_size and _length(loader.dataset) % loader.batch_size:
+        raise DataError(
+            f"the DataLoader leaves out its last {_length(loader.dataset) % loader.batch_size} "
+            "rows: pass one with drop_last=False"
+        )
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        raise DataError(
+            "an IterableDataset that has no length may never end: give it __len__, or predict "
+            "batch by batch"
+        )
+    return len(dataset)
+
+
+def _read(batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches as they come, and what goes wrong on the way as an error of the data."""
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except Exception as error:  # whatever the user's dataset raises
+            raise DataError(f"the dataset fails to give its rows: {error}") from error
+        yield batch
+
+
+def _inputs(batch: Any) -> Any:
+    """x of (x, y), of (x,), or of a batch that is x itself."""
+    if isinstance(batch, tuple | list):
+        if len(batch) not in (1, 2):
+            raise DataError(
+                f"a batch has {len(batch)} parts, not x or (x, y); several inputs go in a dict or "
+                "tuple"
+            )
+        batch = batch[0]
+    return as_tensors(batch, "x")

@@ -8,11 +8,22 @@ is a dict,
 
 and what it must predict are the points outside the context: `Batch.points` [B, N] says which.
 Which points are the context is drawn anew at every step, between one point and all but one.
+
+A folder of CSV files as tasks: a file is a task, a line one of its points.
+
+Tasks without end: a function draws them, anew at every step.
+
+Tasks are drawn some steps ahead, by a generator seeded with (seed, stage, member, block of steps):
+the tasks of step t are the same whenever they are asked for, so that a fit is resumed bit by bit.
+
+Images as tasks: a pixel is a point, its place is x and its value y.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +31,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.data.batches import Batch
-from doxa.data.rows import as_tensor, check_finite
+from doxa.data.batches import SOURCES, Ask, Batch, Batches, Feed, Source
+from doxa.data.rows import as_tensor, cast, check_finite
 from doxa.data.scaling import Standardisation, standardise
-from doxa.data.sources import SOURCES, Ask, Batches, Feed, Source
-from doxa.data.task_files import read_folder
+from doxa.data.text_files import read_bytes, unescape
 from doxa.errors import DataError, ShapeError
-from doxa.noise import Noise
+from doxa.noise import Noise, digest
+
+
+def read_folder(
+    folder: str | Path, target: str | Sequence[str], drop: Sequence[str] = ()
+) -> list[tuple[Tensor, Tensor]]:
+    """(x, y) of each file, in the order of their names. The first line names the columns, which
+    are the same in every file and hold numbers; all that are neither the target nor dropped are
+    inputs."""
+    files = sorted(Path(folder).glob("*.csv"))
+    if not files:
+        raise DataError(f"{folder} holds no .csv file")
+    targets = [target] if isinstance(target, str) else list(target)
+    names = _rows(files[0])[0]
+    absent = [name for name in (*targets, *drop) if name not in names]
+    if absent:
+        raise DataError(f"{files[0].name} has no column {absent[0]!r}; there are {names}")
+    inputs = [name for name in names if name not in targets and name not in drop]
+    if not inputs:
+        raise DataError(f"{files[0].name} has no input column besides {targets}")
+    tasks = []
+    for file in files:
+        header, *rows = _rows(file)
+        if sorted(header) != sorted(names):
+            raise DataError(f"{file.name} has the columns {header}, {files[0].name} {names}")
+        place = {name: i for i, name in enumerate(header)}
+        x, y = (
+            torch.tensor(
+                [[_number(row, place[name], name, file, i) for name in columns]
+                 for i, row in enumerate(rows, 2)], dtype=torch.float64,
+            ).reshape(len(rows), len(columns))
+            for columns in (inputs, targets)
+        )  # fmt: skip
+        if len(x) < 2:
+            raise DataError(f"{file.name} has {len(x)} rows: one to learn from and one to predict")
+        tasks.append((x, y))
+    return tasks
+
+
+def _rows(file: Path) -> list[list[str]]:
+    try:
+        text = read_bytes(file).decode("utf-8-sig")
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file.name} cannot be read as a table: {error}") from error
+    if not rows:
+        raise DataError(f"{file.name} is empty")
+    return [[unescape(name) for name in rows[0]], *rows[1:]]
+
+
+def _number(row: Sequence[str], at: int, name: str, file: Path, line: int) -> float:
+    try:
+        return float(row[at])
+    except (IndexError, ValueError) as error:
+        cell = repr(row[at]) if at < len(row) else "missing"
+        raise DataError(f"{file.name}, line {line}: {name} is {cell}, not a number") from error
 
 
 class Tasks:
@@ -44,7 +109,7 @@ class Tasks:
     def from_folder(
         cls, folder: str | Path, target: str | Sequence[str], drop: Sequence[str] = ()
     ) -> Tasks:
-        """Every CSV file of a folder as a task: see `doxa.data.task_files`."""
+        """Every CSV file of a folder as a task: see `doxa.data.tasks`."""
         return Tasks(read_folder(folder, target, drop))
 
     def __len__(self) -> int:
@@ -167,3 +232,145 @@ class RandomTasks(Source):
 
 
 SOURCES["tasks"] = RandomTasks()
+
+
+# From a generator, on whose device tensors are to be, and how many tasks: x [T, N, D] and
+# y [T, N, O], and if it likes the masks [T, N] of the context and of the targets.
+Draw = Callable[[torch.Generator, int], Sequence[Tensor]]
+
+_BLOCK = 64  # steps that are drawn at once
+_NO_WEIGHTS = "fresh tasks have no weights: leave sample_weight out"
+
+
+class TaskSampler(Tasks):
+    """Fresh tasks by the step.
+
+    Parameters
+    ----------
+    draw: f(generator, count) gives (x [count, N, D], y [count, N, O]), whose points are cut into
+        context and targets at random; or (x, y, context, targets) with masks [count, N] of ones
+        and zeros, where the cut is part of the task. It draws from the generator alone, on its
+        device (`generator.device`).
+    seed: of the tasks, besides that of the fit.
+    look: how many tasks are drawn beforehand, to learn shapes and scales from.
+    """
+
+    def __init__(self, draw: Draw, seed: int = 0, look: int = 256) -> None:
+        self.draw, self.seed, self.look = draw, seed, look
+        self.first = self.drawn(("look",), look, torch.device("cpu"))
+
+    def __len__(self) -> int:
+        return self.look
+
+    def drawn(self, key: tuple[object, ...], count: int, device: torch.device) -> list[Tensor]:
+        """x, y, and the masks where the function gives them; always the same for a key."""
+        g = torch.Generator(device)
+        g.manual_seed(digest("tasks", self.seed, *key) & 0xFFFFFFFF)
+        parts = list(self.draw(g, count))
+        ranks = [part.ndim for part in parts]
+        if ranks not in ([3, 3], [3, 3, 2, 2]) or any(len(part) != count for part in parts):
+            shapes = [list(part.shape) for part in parts]
+            raise DataError(
+                f"a sampler of tasks was asked for {count} and gave {shapes}: it must be "
+                "x [tasks, N, D], y [tasks, N, O] and, if at all, masks [tasks, N] of the context "
+                "and of the targets"
+            )
+        return parts
+
+    def some(self, kept: Tensor) -> Tasks:
+        raise DataError(_NO_WEIGHTS)
+
+    def feed(self, ask: Ask) -> Feed:
+        return SampledTasks(ask)
+
+    def padded(self) -> tuple[dict[str, Tensor], Tensor]:
+        x, y, *masks = self.first
+        real = masks[0] + masks[1] if masks else torch.ones_like(x[..., 0])
+        seen = real.unsqueeze(-1)
+        return {"context_x": x * seen, "context_y": y * seen, "context": real, "target_x": x}, y
+
+    def scales(
+        self, rows: Sequence[Tensor], scale_y: bool, weight: Tensor | None = None
+    ) -> list[Standardisation]:
+        x, y = self.padded()
+        real = x["context"] > 0
+        points = x["target_x"][real]
+        (one,) = standardise(points, y[real], [torch.arange(len(points))], scale_y)
+        return [padded_scales(one)] * len(rows)
+
+
+class SampledTasks:
+    """Batches of fresh tasks for stacked members."""
+
+    steps: int | None = None
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask, self.size = ask, ask.size
+        if ask.data.weight is not None:
+            raise DataError(_NO_WEIGHTS)
+        self.tasks: TaskSampler = ask.data.tasks
+        data = ask.data
+        rows = torch.tensor([float(len(data.rows[s])) for s in ask.split_of])
+        self.scale = (rows / ask.size).to(data.device, data.dtype)
+        self.noise = Noise(0, f"context/{ask.stage}", list(ask.keys), data.device, data.dtype)
+        self._block: tuple[int, list[Tensor]] = (-1, [])
+
+    def batch(self, t: int) -> Batch:
+        number, step = divmod(t, _BLOCK)
+        if self._block[0] != number:
+            each = [self._own(m, number) for m in range(len(self.ask.keys))]
+            self._block = (number, [torch.stack(parts, 1) for parts in zip(*each, strict=True)])
+        shared = len(self.ask.keys) == 1
+        pick: Callable[[Tensor], Tensor] = lambda v: v[step, 0] if shared else v[step]  # noqa: E731
+        x, y, *masks = (pick(part) for part in self._block[1])
+        real = masks[0] + masks[1] if masks else torch.ones_like(x[..., 0])
+        inputs = {"context_x": x, "context_y": y, "context": real, "target_x": x}
+        batch = Batch(inputs, y, self.scale, None, shared)
+        if not masks:
+            return cut(batch, random_context(real, self.noise, t, shared))
+        return replace(cut(batch, masks[0]), points=masks[1])
+
+    def _own(self, m: int, number: int) -> list[Tensor]:
+        """A member's tasks of a block of steps, in fitted units, [steps, B, ...]."""
+        data, key = self.ask.data, (self.ask.stage, self.ask.keys[m], number)
+        x, y, *masks = self.tasks.drawn(key, _BLOCK * self.size, data.device)
+        scales = data.scales[data.run_of(self.ask.split_of[m])]
+        if scales.x_loc is not None:
+            loc, scale = scales.x_loc["target_x"], scales.x_scale["target_x"]
+            x = (x.double() - loc.to(x.device)) / scale.to(x.device)
+        parts = [x, scales.y(y, data.dtype), *masks]
+        placed: list[Any] = [cast(part, data.device, data.dtype) for part in parts]
+        return [part.unflatten(0, (_BLOCK, self.size)) for part in placed]
+
+
+def places(height: int, width: int, spacing: float = 1.0) -> Tensor:
+    """Row and column of every pixel, [height·width, 2], `spacing` apart, about the middle one: so
+    they lie on a lattice of 1/spacing points a unit."""
+    rows, columns = (torch.arange(n) - n // 2 for n in (height, width))
+    return spacing * torch.cartesian_prod(rows, columns).float()
+
+
+def pixel_tasks(
+    images: Tensor, points: int, context: tuple[int, int], spacing: float = 1.0
+) -> Callable[[torch.Generator, int], tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """What `doxa.data.TaskSampler` draws with, of images [N, H, W] (bytes, or numbers): `points`
+    pixels of an image, of which the first are the context, between the two numbers of `context`,
+    and the others the targets."""
+    _, height, width = images.shape
+    table, at = images.flatten(1), places(height, width, spacing)
+    there: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def draw(g: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if g.device not in there:
+            there[g.device] = table.to(g.device), at.to(g.device)
+        values, place = there[g.device]
+        which = torch.randint(len(values), (count,), generator=g, device=g.device)
+        chance = torch.rand(count, values.shape[1], generator=g, device=g.device)
+        pixels = chance.argsort(1)[:, :points]
+        low, high = context
+        share = torch.rand(count, 1, generator=g, device=g.device)
+        seen = low + (share * (high - low + 1)).floor()
+        mask = (torch.arange(points, device=g.device) < seen).float()
+        return place[pixels], values[which].gather(1, pixels).float().unsqueeze(2), mask, 1 - mask
+
+    return draw

@@ -3,6 +3,7 @@
 from doxa.decide import active, design
 from doxa.decide.acquisition import (
     bald,
+    epig,
     margin,
     max_entropy,
     mean_std,
@@ -12,9 +13,7 @@ from doxa.decide.acquisition import (
 )
 from doxa.decide.batch import Batch, batch_bald
 from doxa.decide.design import eig
-from doxa.decide.epig import epig
-from doxa.decide.score import joint, score
-from doxa.decide.select import select
+from doxa.decide.select import joint, score, select
 
 __all__ = [
     "Batch", "active", "bald", "batch_bald", "design", "eig", "epig", "joint", "margin",

@@ -13,6 +13,16 @@ Houlsby et al. (2011); Gal, Islam & Ghahramani (2017). For numbers with Gaussian
 are those of normals with the same variances, so that BALD = ½ log(Var[y] / σ²): exact where one
 normal is predicted (a process, a linear model), and an upper bound for a mixture of draws. A row
 with several outputs counts their sum, one with several labels (the pixels of an image) their mean.
+
+The draws of a predictive, row by row: what joint quantities of several rows are made of.
+
+EPIG: how much a label would teach about the predictions that matter.
+
+    EPIG(x) = E_{x*}[ I[y; y*] ],     p(y, y*) = E_s p(y | f_s) p(y* | f_s)
+
+Bickford Smith, Kirsch, Farquhar, Gal, Foster & Rainforth (2023). BALD also wants what only concerns
+the function far from where it will be used; this does not. For numbers with Gaussian noise y and y*
+are taken as jointly normal, I = −½ log(1 − ρ²), with ρ their correlation.
 """
 
 from __future__ import annotations
@@ -22,10 +32,46 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from doxa.errors import MethodError, Unavailable, did_you_mean
+from doxa.errors import MethodError, ShapeError, Unavailable, did_you_mean
 from doxa.likelihoods import Bernoulli
 from doxa.noise import generator
 from doxa.predictive import Predictive
+
+
+def class_probs(p: Predictive) -> tuple[Tensor, Tensor]:
+    """(weights [S], probabilities [S, N, C]) in float64; for Bernoulli C = 2, no and yes."""
+    logits = p.samples.double()
+    if isinstance(p.likelihood, Bernoulli):
+        yes = _one_label(logits.sigmoid(), 2)
+        return p.weights.double(), torch.stack([1.0 - yes, yes], 2)
+    return p.weights.double(), _one_label(logits.softmax(2), 3)
+
+
+def _one_label(probs: Tensor, axes: int) -> Tensor:
+    """Without the axes of length one that follow; a row with several labels is refused."""
+    if probs.shape[axes:].numel() != 1:
+        raise ShapeError(
+            f"rows have {probs.shape[axes:].numel()} labels each: what several rows teach together "
+            "is counted for one label a row"
+        )
+    return probs.reshape(probs.shape[:axes])
+
+
+def scaled_functions(p: Predictive) -> tuple[Tensor, Tensor]:
+    """(z, noise) in float64 of numbers with Gaussian noise: z [S, N, D] are the functions about
+    their mean, times √weight, so that zᵀz is their covariance; noise [N, D] the variance of y
+    given f, averaged."""
+    if not p.likelihood.is_normal:
+        raise Unavailable(
+            f"what several rows teach together is known of classes and of numbers with Gaussian "
+            f"noise, not of a {p.likelihood.name} predictive"
+        )
+    means, weights = p.samples.double(), p.weights.double()
+    means = means.reshape(*means.shape[:2], -1)
+    centre = torch.einsum("s,snd->nd", weights, means)
+    z = (means - centre) * weights.sqrt()[:, None, None]
+    return z, p.aleatoric.double().reshape(centre.shape)
+
 
 Acquisition = Callable[[Predictive], Tensor]
 
@@ -143,3 +189,57 @@ def _labels(each: Tensor) -> Tensor:
 def _outputs(each: Tensor) -> Tensor:
     """[N, *event] to [N]: the sum over the outputs of a row."""
     return each if each.ndim == 1 else each.flatten(1).sum(1)
+
+
+_BLOCK = 1 << 24  # numbers in a joint table
+
+
+def epig(p: Predictive, p_target: Predictive) -> Tensor:
+    """[N], in nats. `p_target` is predicted at rows x* like those that will be asked about, with
+    the same draws: `posterior.predict(x_target, n, seed)` with the n and seed of `p`."""
+    if p.likelihood.classifies:
+        return _classes(class_probs(p), class_probs(p_target)).to(p.mean)
+    return _numbers(scaled_functions(p), scaled_functions(p_target)).to(p.mean)
+
+
+def _check(own: Tensor, other: Tensor) -> None:
+    if own.shape[0] != other.shape[0] or own.shape[2] != other.shape[2]:
+        raise ShapeError(
+            f"p has {own.shape[0]} draws of {own.shape[2]} outputs, p_target {other.shape[0]} of "
+            f"{other.shape[2]}: predict both with the same n and seed"
+        )
+
+
+def _classes(own: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+    (weights, probs), (_, others) = own, target
+    _check(probs, others)
+    entropy = _entropy_of_mean(weights, others).mean()
+    table = others.flatten(1)  # [S, T·C]
+    each = []
+    for some in probs.split(max(1, _BLOCK // (table.shape[1] * probs.shape[2])), 1):
+        weighted = (some * weights[:, None, None]).flatten(1)
+        joint = (weighted.t() @ table).reshape(some.shape[1], some.shape[2], *others.shape[1:])
+        both = torch.special.entr(joint).sum((1, 3)).mean(1)  # H[y, y*], [n]
+        each.append(_entropy_of_mean(weights, some) + entropy - both)
+    return torch.cat(each).clamp_min(0.0)
+
+
+def _entropy_of_mean(weights: Tensor, probs: Tensor) -> Tensor:
+    return torch.special.entr(torch.einsum("s,snc->nc", weights, probs)).sum(1)
+
+
+def _numbers(own: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean over x*, and the sum over outputs of a row with several."""
+    (z, noise), (others, other_noise) = own, target
+    _check(z, others)
+    variance = z.square().sum(0) + noise  # [N, D]
+    other_variance = others.square().sum(0) + other_noise  # [T, D]
+    each = []
+    for some, spread in zip(
+        *(t.split(max(1, _BLOCK // others[0].numel()), d) for t, d in ((z, 1), (variance, 0))),
+        strict=True,
+    ):
+        shared = torch.einsum("snd,std->ntd", some, others)
+        squared = shared.square() / (spread.unsqueeze(1) * other_variance)
+        each.append(-0.5 * torch.log1p(-squared).sum(2).mean(1))
+    return torch.cat(each)

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from doxa import checks
-from doxa.decide.acquisition import chance
-from doxa.decide.draws import class_probs, scaled_functions
+from doxa.decide.acquisition import chance, class_probs, scaled_functions
 from doxa.errors import DataError
 from doxa.noise import generator
 from doxa.predictive import Predictive

@@ -2,6 +2,20 @@
 
 The density is checked, freed of its constraints (`transforms`) and handed to the same driver and
 the same methods that sample networks: a run without a network and without rows.
+
+Where chains start: what people pass as `init`, checked, freed of its constraints, spread out.
+
+Is it a log density one can sample? Asked at the start, before any work is done.
+
+It must take the dict, give a real scalar, the same one each time, and its gradient must be that of
+its value: a `detach`, a `.item()` or a detour through numpy gives a gradient that is missing or,
+worse, wrong.
+
+Can the draws be trusted? Figures of the chains, and a status in plain words.
+
+R-hat must stay below 1.01 for every parameter, as Vehtari et al. (2021) ask, which goes with some
+400 effective draws. What the sampler itself worries about (divergences, E-BFMI, acceptance) is in
+the status already.
 """
 
 from __future__ import annotations
@@ -21,29 +35,288 @@ import torch
 from torch import Tensor
 
 from doxa import checks, likelihoods, store
-from doxa.data import NoData
-from doxa.density.check import check_density, check_gradient
+from doxa.data import NoData, as_tensor
 from doxa.density.density import Density, Written
 from doxa.density.draws import Draws
-from doxa.density.start import check_value, free_starts, parse_constraints, parse_init, spread
-from doxa.density.verdict import judge
+from doxa.density.transforms import Real, Transform, transform
 from doxa.driver import Callback, Options
 from doxa.driver.finish import launch
-from doxa.driver.members import member_ids
 from doxa.driver.runs import RunSpec
+from doxa.driver.setup import member_ids
 from doxa.engine import Engine, works
-from doxa.engine.threads import default_modes, threads_for
-from doxa.engine.work import Count
-from doxa.errors import MethodError, NumericalError
-from doxa.linalg.layout import Layout
+from doxa.engine.engine import Count, default_modes, threads_for
+from doxa.errors import (
+    DataError,
+    DoxaError,
+    MethodError,
+    ModelError,
+    NumericalError,
+    ShapeError,
+    did_you_mean,
+)
+from doxa.linalg.layout import Layout, Params
 from doxa.method import Method, Run, as_method
-from doxa.method.keywords import keywords
 from doxa.method.memory import require
-from doxa.model.problem import LogDensity
-from doxa.posterior import SamplePosterior
+from doxa.method.method import keywords
+from doxa.model.model import LogDensity
+from doxa.noise import Noise
+from doxa.posterior import SamplePosterior, Status
+from doxa.posterior.chains import LEAST_DRAWS, ebfmi, finite, moved
 from doxa.priors import bind
 
 log = logging.getLogger("doxa")
+
+_HALVINGS = 12
+
+
+def parse_init(init: Any, members: int, dtype: torch.dtype, device: Any) -> list[Params]:
+    """One start, or one a chain: dicts of finite floating tensors of equal shapes."""
+    many = isinstance(init, Sequence) and not isinstance(init, str)
+    starts = [_start(each, dtype, device) for each in (init if many else [init])]
+    if many and len(starts) != members:
+        raise ShapeError(
+            f"init has {len(starts)} starts for {members} chains; pass one dict a chain, or a "
+            "single dict that all of them start near"
+        )
+    shapes = [{k: tuple(v.shape) for k, v in start.items()} for start in starts]
+    for m, own in enumerate(shapes):
+        if own != shapes[0]:
+            raise ShapeError(f"init {m} has shapes {own}, but init 0 has {shapes[0]}")
+    return starts
+
+
+def _start(init: Any, dtype: torch.dtype, device: Any) -> Params:
+    if not isinstance(init, Mapping):
+        raise DataError(
+            f"init must be a dict of tensors, one for each parameter (or a list of such dicts, one "
+            f"a chain), not {type(init).__name__}"
+        )
+    if not init:
+        raise DataError("init is empty: it must name every parameter and give it a value")
+    values = {}
+    for name, value in init.items():
+        if not isinstance(name, str):
+            raise DataError(f"the names in init must be strings, not {name!r}")
+        value = as_tensor(value, f"init {name!r}")
+        if value.dtype == torch.bool:
+            raise DataError(f"init {name!r} is boolean; only continuous parameters can be sampled")
+        if value.numel() == 0:
+            raise DataError(f"init {name!r} is empty, of shape {list(value.shape)}")
+        value = value.to(device, dtype)
+        if not bool(torch.isfinite(value).all()):
+            raise DataError(f"init {name!r} holds NaN or infinite values")
+        values[name] = value
+    return values
+
+
+def parse_constraints(constraints: Any, start: Params) -> dict[str, Transform]:
+    """A transform for every parameter."""
+    given = dict(constraints or {})
+    for name in given:
+        if name not in start:
+            raise MethodError(
+                f"there is a constraint on {name!r}, which init does not name"
+                f"{did_you_mean(str(name), start)}"
+            )
+    return {name: transform(given[name]) if name in given else Real() for name in start}
+
+
+def free_starts(density: Density, starts: Sequence[Params]) -> Tensor:
+    """The free vectors of the starts, [S, P]; an error where one lies outside its constraint."""
+    for start in starts:
+        for name, value in start.items():
+            own = density.transforms[name]
+            if not own.holds(value):
+                raise DataError(
+                    f"init {name!r} lies outside its constraint {own!r}: it must be {own.says}"
+                )
+    return torch.stack([density.free(start) for start in starts])
+
+
+def spread(
+    density: Density, centre: Tensor, jitter: float, seed: int, ids: Sequence[int]
+) -> Tensor:
+    """Starts [M, P] uniform within ±jitter of the centre [P], in free space; halved for a chain
+    as often as its density there is not finite."""
+    noise = Noise(seed, "start", list(ids), centre.device, centre.dtype)
+    away = jitter * (2 * noise.uniform((len(centre),)) - 1)  # [M, P]
+    starts = centre + away
+    for m in range(len(starts)):
+        for _ in range(_HALVINGS):
+            if _finite(density, starts[m]):
+                break
+            away[m] /= 2
+            starts[m] = centre + away[m]
+        else:
+            log.warning("chain %d starts at init itself: the density is 0 all around it", ids[m])
+            starts[m] = centre
+    return starts
+
+
+def _finite(density: Density, flat: Tensor) -> bool:
+    with torch.enable_grad():
+        theta = flat.detach().unsqueeze(0).requires_grad_()
+        value = density(theta)
+        (grad,) = torch.autograd.grad(value.sum(), theta)
+    return bool(torch.isfinite(value).all() and torch.isfinite(grad).all())
+
+
+def check_value(value: Tensor, what: str) -> None:
+    """The log density [] or [1] at a start."""
+    number = float(value.detach())
+    if number == -torch.inf:
+        raise NumericalError(
+            f"{what} lies outside the support: the log density there is −inf; start where it is "
+            "finite, or say what bounds the parameters with constraints={...}"
+        )
+    if not torch.isfinite(value).all():
+        raise NumericalError(f"the log density is {number} at {what}; start where it is finite")
+
+
+def check_density(density: Density, start: Params) -> None:
+    """At one start, in natural space; the errors say what to do."""
+    leaves = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
+    with torch.enable_grad():
+        value = _call(density, leaves)
+        _check_scalar(value)
+        check_value(value.detach(), "the start")
+        _check_reaches(value, leaves)
+    with torch.no_grad():
+        again = _call(density, start)
+    first, second = float(value.detach()), float(again)
+    if first != second:
+        raise ModelError(
+            f"the log density is random: it gave {first!r} and then {second!r} at the "
+            "same point; draw its random numbers once, outside"
+        )
+
+
+def check_gradient(density: Density, starts: Tensor) -> None:
+    """The gradient along a random direction against central differences, in double precision.
+
+    A kink or a stiff density may spoil the differences at one start, so that only a gradient
+    that is wrong at every start is refused.
+    """
+    if starts.dtype != torch.float64:
+        return
+    direction = Noise(0, "gradient check", [0], starts.device, starts.dtype).normal(
+        (starts.shape[1],)
+    )[0]
+    if all(_wrong(density, theta, direction) for theta in starts):
+        raise ModelError(
+            "the gradient of the log density is not that of its value (compared with finite "
+            "differences): something in it is cut off from autograd; look for detach, .item(), "
+            ".data, torch.no_grad, numpy or rounding"
+        )
+
+
+def _call(density: Density, values: Params) -> Tensor:
+    try:
+        return density.one(values)
+    except DoxaError:
+        raise
+    except Exception as error:  # whatever the user's density raises
+        dtype = next(iter(values.values())).dtype
+        raise ModelError(
+            f"the log density fails at the start: {type(error).__name__}: {error} (parameters come "
+            f"as {dtype}; data of another type must be converted, or pass dtype=)"
+        ) from error
+
+
+def _check_scalar(value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ModelError(
+            f"the log density must return a tensor computed from the parameters, not "
+            f"{type(value).__name__}: leave out .item(), float() and numpy"
+        )
+    if value.shape != ():
+        raise ShapeError(
+            f"the log density must return a scalar for one chain, got the shape "
+            f"{list(value.shape)}: add up what belongs to the rows"
+        )
+    if not value.is_floating_point():
+        raise ModelError(f"the log density must be a real number, got {value.dtype}")
+
+
+def _check_reaches(value: Tensor, leaves: Params) -> None:
+    if not value.requires_grad:
+        raise ModelError(
+            "the log density has no gradient: it does not depend on the parameters, or is cut off "
+            "from them by detach, .item(), torch.no_grad or numpy"
+        )
+    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    for name, grad in zip(leaves, grads, strict=True):
+        if grad is None:
+            raise ModelError(
+                f"the log density does not depend on {name!r} in a way that can be differentiated: "
+                "use it, leave it out of init, or look for detach and numpy"
+            )
+        if not bool(torch.isfinite(grad).all()):
+            raise NumericalError(
+                f"the gradient of the log density with respect to {name!r} is not finite at the "
+                "start"
+            )
+
+
+def _wrong(density: Density, theta: Tensor, direction: Tensor) -> bool:
+    with torch.enable_grad():
+        leaf = theta.detach().unsqueeze(0).requires_grad_()
+        total = density(leaf)
+        (grad,) = torch.autograd.grad(total.sum(), leaf)
+    value = abs(float(total.detach()))
+    slope = float((grad[0] * direction).sum())
+    with torch.no_grad():
+
+        def difference(h: float) -> float:
+            up, down = (density((theta + s * h * direction).unsqueeze(0)) for s in (1.0, -1.0))
+            return float(up - down) / (2 * h)
+
+        coarse, fine = difference(2e-5), difference(1e-5)
+    rounding = 1e-15 * (value + 1.0) / 1e-5
+    error = abs(coarse - fine) + rounding + 1e-5 * (abs(fine) + abs(slope))
+    return abs(fine - slope) > 20 * error
+
+
+MOST_RHAT = 1.01
+LEAST_MOVED = 0.05
+
+
+def judge(draws: Draws) -> None:
+    """Fill in diagnostics and status; a status the sampler set is left as it is."""
+    table = draws.summary()
+    found = draws.diagnostics
+    found["moved"] = moved(draws.theta).tolist()
+    if draws.count >= LEAST_DRAWS:
+        for name in ("rhat", "ess_bulk", "ess_tail"):
+            found[name] = dict(zip(table.names, table[name].tolist(), strict=True))
+        if "energy" in draws.stats and "ebfmi" not in found:
+            found["ebfmi"] = ebfmi(draws.stats["energy"]).tolist()
+    if draws.status == "ok":
+        draws.record.status = _status(draws)
+
+
+def _status(draws: Draws) -> Status:
+    table, found = draws.summary(), draws.diagnostics
+    if not all(bool(finite(value).all()) for value in draws.values()):
+        return Status("diverged", "some draws are not finite: is the density proper?")
+    still = [k for k, share in enumerate(found["moved"]) if share < LEAST_MOVED]
+    if still and draws.count > 1:
+        return Status(
+            "not-converged",
+            f"{len(still)} of {draws.members} chains hardly move (chain {still[0]}: a new place in "
+            f"{found['moved'][still[0]]:.1%} of its draws): start elsewhere, or a longer burn_in",
+        )
+    if draws.count < LEAST_DRAWS:
+        return Status("not-converged", f"{draws.count} draws a chain are too few to judge")
+    worst = int(table["rhat"].argmax())
+    rhat = float(table["rhat"][worst])
+    if not rhat <= MOST_RHAT:
+        return Status(
+            "not-converged",
+            f"R-hat of {table.names[worst]} is {rhat:.3g} (above {MOST_RHAT}): the chains disagree "
+            "still; more draws and burn_in",
+        )
+    return draws.status
 
 
 @keywords()

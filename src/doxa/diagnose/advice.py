@@ -11,7 +11,7 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from doxa.diagnose.patient import Patient
+from doxa.diagnose.data import Patient
 from doxa.likelihoods import Gaussian, Heads
 from doxa.posterior import Posterior
 from doxa.priors import Normal

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from doxa.diagnose.advice import MORE_ROWS, NEW_ROWS, Advice, any_of, ensemble, recalibrate
-from doxa.diagnose.finding import Finding, bad, good, skipped, slight, warning
-from doxa.diagnose.patient import Head, Patient
-from doxa.diagnose.scored import Scored
-from doxa.diagnose.significance import (
+from doxa.diagnose.data import (
     ALPHA,
+    Head,
+    Patient,
+    Scored,
     binomial,
     kolmogorov,
     monte_carlo,
@@ -25,6 +25,7 @@ from doxa.diagnose.significance import (
     normal_upper,
     two_sided,
 )
+from doxa.diagnose.finding import Finding, bad, good, skipped, slight, warning
 from doxa.errors import Unavailable
 from doxa.noise import generator
 

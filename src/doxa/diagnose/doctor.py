@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from doxa.diagnose import calibration, convergence, residuals, rows, sampler, scaling, skill, spread
+from doxa.diagnose import calibration, convergence, inputs, residuals, spread
+from doxa.diagnose.data import Head, Patient
 from doxa.diagnose.finding import Diagnosis, Finding, skipped
-from doxa.diagnose.patient import Head, Patient
 from doxa.errors import DataError
 from doxa.posterior import Posterior
 
@@ -20,15 +20,15 @@ WHOLE: dict[str, Callable[[Patient], Finding]] = {
     "status": convergence.status,
     "training": convergence.training,
     "chains": convergence.chains,
-    "weights": sampler.weights,
-    "energy": sampler.energy,
-    "scaling": scaling.scaling,
-    "duplicates": rows.duplicates,
+    "weights": convergence.weights,
+    "energy": convergence.energy,
+    "scaling": inputs.scaling,
+    "duplicates": inputs.duplicates,
 }
 EACH_HEAD: dict[str, Callable[[Patient, Head], Finding]] = {
-    "sample size": rows.sample_size,
-    "skill": skill.skill,
-    "overfitting": skill.overfitting,
+    "sample size": inputs.sample_size,
+    "skill": spread.skill,
+    "overfitting": spread.overfitting,
     "calibration": calibration.calibration,
     "coverage": calibration.coverage,
     "targets": residuals.targets,

@@ -20,10 +20,8 @@ from doxa.diagnose.advice import (
     noise_by_input,
     other_likelihood,
 )  # fmt: skip
+from doxa.diagnose.data import ALPHA, REPLICAS, Head, Patient, Scored, family, two_sided
 from doxa.diagnose.finding import Finding, bad, good, number, skipped, slight, warning
-from doxa.diagnose.patient import Head, Patient
-from doxa.diagnose.scored import Scored, family
-from doxa.diagnose.significance import ALPHA, REPLICAS, two_sided
 from doxa.errors import Unavailable
 from doxa.likelihoods import HeteroscedasticGaussian, Poisson, StudentT
 from doxa.noise import generator

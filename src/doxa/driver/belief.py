@@ -8,14 +8,14 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from doxa import likelihoods
-from doxa.driver.place import Given
 from doxa.driver.runs import RunSpec
+from doxa.driver.setup import Given
 from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
 from doxa.method import Method
 from doxa.model import Model, Subset
-from doxa.model.meaning import looked_at, meant, understood
-from doxa.model.problem import Network, OwnFunctions, Problem
+from doxa.model.checks import looked_at, meant, understood
+from doxa.model.model import Network, OwnFunctions, Problem
 
 
 def believe(

@@ -13,14 +13,11 @@ import torch
 
 from doxa import store
 from doxa.data import Data
-from doxa.driver.checkpoints import own_checkpoint, saved_engine
-from doxa.driver.judgement import judge, judged, learned
-from doxa.driver.left_out import ask_left_out
-from doxa.driver.loop import Driver
-from doxa.driver.options import Options
-from doxa.driver.progress import Progress
+from doxa.driver.loop import Driver, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
-from doxa.engine.threads import threads_for
+from doxa.driver.setup import Options
+from doxa.driver.validation import ask_left_out, judge, judged, learned
+from doxa.engine.engine import threads_for
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 

@@ -3,33 +3,347 @@
 The driver knows no method. It hands each stage its batches and clock, keeps draws, watches each
 member, and can stop at any instant: everything that changes is in the checkpoint, and everything
 else (data order, noise) is a function of the seed and the step.
+
+What a fit has come to: everything that changes while it runs, all of it checkpointed, and where
+its draws are kept.
+
+Early stopping: the rows that are held out say when training has gone on long enough.
+
+Ctrl-C between steps, where everything that changes is consistent and can be checkpointed.
+
+Checkpoints of a fit: what is saved between two steps, and gone on from bit for bit.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import signal
+import threading
 import time
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from doxa.data import Feed
-from doxa.driver import checkpoints
+from doxa import store
+from doxa.data import Batch, Data, Feed, Pass, free_memory, halved
 from doxa.driver.bar import Shown, shown
-from doxa.driver.interrupts import Interrupts
-from doxa.driver.options import Options
-from doxa.driver.progress import Progress, chosen, copied, finite_members, storage
-from doxa.driver.stopping import EarlyStopping
-from doxa.engine.ahead import Ahead, worthwhile
-from doxa.engine.execute import Executor
-from doxa.engine.rule import choose_executor
-from doxa.engine.threads import threads_for
-from doxa.method import Clock, Info, Method, Run, Stage, State
+from doxa.driver.setup import Options
+from doxa.engine import Engine
+from doxa.engine.engine import threads_for
+from doxa.engine.execute import Executor, choose_executor
+from doxa.errors import CorruptedArtefact, MethodError, StoreError
+from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
+from doxa.noise import Ahead, worthwhile
 from doxa.optim import schedule
+from doxa.store import DrawsFile
 
 log = logging.getLogger("doxa")
+
+
+class DrawsInMemory:
+    """Draws in memory, as posteriors keep them: [members, capacity, size], filled as they come."""
+
+    def __init__(self, capacity: int, theta: Tensor) -> None:
+        self.values = theta.new_empty(theta.shape[0], capacity, theta.shape[1])
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def append(self, theta: Tensor) -> None:
+        self.values[:, self.count] = theta
+        self.count += 1
+
+    def tensor(self, rows: slice = slice(None)) -> Tensor:
+        """Some members' draws so far, [K, count, size]; of a part a copy, which does not hold the
+        others'."""
+        part = self.values[rows, : self.count]
+        return part if len(part) == len(self.values) else part.clone()
+
+
+def storage(
+    theta: Tensor, draws: int, budget: int | None, folder: Path | None, saved: Sequence[int] | None
+) -> DrawsInMemory | DrawsFile:
+    """For so many draws of theta [M, P]: in memory, in a file past the budget (None: a quarter of
+    what is free), and in the checkpoints' folder where there is one, so that no checkpoint writes
+    them again. `saved`: where the file of the checkpoint stood."""
+    size = draws * theta.nbytes
+    if budget is None:
+        budget = free_memory(theta.device) // 4
+    if size <= budget and folder is None:
+        return DrawsInMemory(draws, theta)
+    shape = (len(theta), draws, theta.shape[1])
+    try:
+        file = DrawsFile(shape, theta.dtype, folder, budget, saved, theta.device)
+    except CorruptedArtefact:
+        raise
+    except StoreError as error:
+        raised = StoreError(
+            f"{draws} draws of {len(theta)} chains take {size / 2**30:.3g} GiB on disk: {error}"
+            "; keep fewer (draws, thin, members), or use a larger disk: that of checkpoint=, "
+            "else of the environment's TMPDIR"
+        )
+        raised.errno = error.errno
+        raise raised from error
+    if size > budget:
+        log.info("%.3g GiB of draws are kept on disk, in %s", size / 2**30, file.path)
+    return file
+
+
+@dataclass
+class Progress:
+    """What a fit has come to: all of it is checkpointed."""
+
+    state: State
+    kept: DrawsInMemory | DrawsFile | None = None  # None where no stage keeps any
+    shape: tuple[int, ...] = ()  # of a draw of particles, (K, P)
+    stats: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
+    stage: int = 0
+    t: int = 0
+    done: int = 0
+    mode: str | None = None  # how the current stage is executed
+    modes: dict[str, list[Any]] = field(default_factory=dict)  # {stage: [steps, mode]}
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    good: State = field(default_factory=dict)  # the last state known to be finite
+    best: State = field(default_factory=dict)  # the best state on validation, of this stage
+    best_score: list[float] = field(default_factory=list)
+    best_step: list[int] = field(default_factory=list)  # when each member was best
+    waited: list[int] = field(default_factory=list)  # validations since then
+    diverged: dict[int, int] = field(default_factory=dict)  # member row: step
+    stopped: str = ""
+    saved: list[int] | None = None  # of a checkpoint: where its file of draws stood
+    recorded: dict[str, Any] | None = None  # of a checkpoint: how parts of a step are executed
+
+    def keep(self, theta: Tensor, info: Info) -> None:
+        """Store a draw and what the step that made it said of it."""
+        assert self.kept is not None
+        self.kept.append(theta.flatten(1))
+        for name, value in info.items():
+            if value.shape == theta.shape[:1]:
+                self.stats.setdefault(name, []).append(value.detach().clone())
+
+    def draws(self, rows: slice) -> Tensor | None:
+        """What some members kept, [T, K, P], a view of [K, T, P] as posteriors keep it, or
+        [T, K, particles, P]; on disk where it exceeds the budget of memory."""
+        if not self.kept:
+            return None
+        drawn = self.kept.tensor(rows)
+        return (
+            drawn.unflatten(2, self.shape).transpose(0, 1) if self.shape else drawn.transpose(0, 1)
+        )
+
+    def to_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors: dict[str, Tensor] = {}
+        for name in ("state", "good", "best"):
+            tensors |= {f"{name}.{k}": v for k, v in getattr(self, name).items()}
+        tensors |= {f"stats.{k}": torch.stack(v) for k, v in self.stats.items()}
+        plain = (
+            "stage",
+            "t",
+            "done",
+            "mode",
+            "modes",
+            "history",
+            "best_score",
+            "best_step",
+            "waited",
+            "diverged",
+            "stopped",
+            "recorded",
+        )
+        saved = self.kept.at if isinstance(self.kept, DrawsFile) else None
+        return tensors, {name: getattr(self, name) for name in plain} | {"saved": saved}
+
+    @classmethod
+    def from_checkpoint(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Progress:
+        def under(name: str) -> State:
+            prefix = f"{name}."
+            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+        stats = {k: list(v.unbind()) for k, v in under("stats").items()}
+        return cls(under("state"), stats=stats, good=under("good"), best=under("best"), **meta)
+
+
+def copied(state: State) -> State:
+    return {k: v.clone() for k, v in state.items()}
+
+
+def chosen(mask: Tensor, yes: State, no: State) -> State:
+    """Rows of `yes` where the mask holds, of `no` elsewhere."""
+    return {
+        k: torch.where(mask.reshape(-1, *(1,) * (v.ndim - 1)), v, no[k]) for k, v in yes.items()
+    }
+
+
+def finite_members(state: State, names: Sequence[str]) -> Tensor:
+    """Which members' tensors of these names are finite: [M]."""
+    fine = [torch.isfinite(state[k]).reshape(len(state[k]), -1).all(1) for k in names if k in state]
+    if fine:
+        return torch.stack(fine).all(0)
+    some = next(iter(state.values()))
+    return torch.ones(len(some), dtype=torch.bool, device=some.device)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Looks at the held-out rows now and then, keeps each member's best state, and says when no
+    member may improve: `patience` looks have passed without a gain of any."""
+
+    run: Run
+    method: Method
+    patience: int
+    intervals: list[int]  # steps between the looks of each member
+    steps: int  # of the stage, after which all are looked at
+
+    @classmethod
+    def of(cls, run: Run, method: Method, steps: int, patience: int) -> EarlyStopping | None:
+        """A look an epoch of each member's rows, and a hundredth of the stage at least; None where
+        there is nothing to look at."""
+        data = run.data
+        if not isinstance(data, Data) or data.validation is None:
+            return None
+        least = math.ceil(steps / 100)
+        epochs = [max(least, len(rows) // run.settings.batch_size) for rows in data.rows]
+        return cls(run, method, patience, [epochs[s] for s in run.split_of], steps)
+
+    def ends(self, at: Progress) -> bool:
+        """Score the current parameters on the held-out rows, if some member is due; True when none
+        may improve. A member that is not due, has waited long enough or diverged keeps its best."""
+        due = [at.t == self.steps or at.t % interval == 0 for interval in self.intervals]
+        if not any(due):
+            return False
+        run = self.run
+        held = run.rows.held_out_rows()
+        rows = Pass(held, run.split_of, 4096)
+        total = torch.zeros(run.size, device=run.device, dtype=run.dtype)
+        with torch.no_grad():
+            for t in range(rows.count):
+                batch = rows.batch(t)
+                total += self._score(at.state, halved(batch) if held.tasks else batch)
+        scores = total.cpu().tolist()
+        if not at.best:
+            at.best = copied(at.state)
+            at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
+            at.best_step = [at.done] * run.size
+        better = [
+            due[m] and scores[m] > at.best_score[m]
+            and at.waited[m] < self.patience and m not in at.diverged
+            for m in range(run.size)
+        ]  # fmt: skip
+        at.best = chosen(torch.tensor(better, device=run.device), at.state, at.best)
+        at.best_score = [
+            s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)
+        ]
+        at.best_step = [at.done if b else t for t, b in zip(at.best_step, better, strict=True)]
+        at.waited = [0 if b else w + d for b, w, d in zip(better, at.waited, due, strict=True)]
+        at.history.setdefault("validation", []).append([at.done, scores])
+        return min(at.waited) >= self.patience
+
+    def _score(self, state: State, batch: Batch) -> Tensor:
+        """The log-likelihood of some rows under each member's current weights, [M]."""
+        run, score, scores = self.run, self.method.score, []
+        for part in run.engine.chunks(run.size):
+            scores.append(score(run.part(part), slice_state(state, part), batch.members(part)))
+        return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+
+class Interrupts:
+    """Whether Ctrl-C was pressed, for the loop to act on."""
+
+    pending = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[Interrupts]:
+        """Turns the first Ctrl-C into `pending`; a second one is immediate.
+
+        Only while the block runs, only in the main thread, and only where Python's own handler is
+        in place: a program with a handler of its own keeps it.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        main = threading.current_thread() is threading.main_thread()
+        ours = main and before is signal.default_int_handler
+        if ours:
+            signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield self
+        finally:
+            if ours:
+                signal.signal(signal.SIGINT, before)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self.pending:
+            raise KeyboardInterrupt
+        self.pending = True
+        log.warning("interrupted: stopping after this step; press Ctrl-C again to stop at once")
+
+
+def save(run: Run, options: Options, at: Progress, stage: Stage | None = None) -> None:
+    """All that changes; of a stage that records parts of its steps, how they are executed."""
+    assert options.checkpoint is not None
+    recorded = None if stage is None else stage.recorded
+    at.recorded = None if recorded is None else recorded.memory()
+    if isinstance(at.kept, store.DrawsFile):
+        at.kept.sync()  # before the checkpoint that counts on them
+    tensors, progress = at.to_checkpoint()
+    engine = run.engine  # what of it decides the bits of a result
+    meta = {
+        "fingerprint": options.fingerprint, "progress": progress,
+        "engine": {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk},
+    }  # fmt: skip
+    options.checkpoint.save(at.done, tensors, meta)
+
+
+def stop_with_checkpoint(
+    run: Run, options: Options, at: Progress, stage: Stage | None = None
+) -> NoReturn:
+    """Act on Ctrl-C: between steps, so that what is saved resumes bit for bit."""
+    if options.checkpoint is not None:
+        try:
+            save(run, options, at, stage)
+            log.warning("stopped at step %d; checkpoint written, fit again to resume", at.done)
+        except StoreError as error:
+            log.error("stopped at step %d without a checkpoint: %s", at.done, error)
+    raise KeyboardInterrupt
+
+
+def resumed(run: Run, found: store.Checkpoint) -> Progress:
+    """Where a fit stood."""
+    log.info("resuming at step %d", found.step)
+    tensors = {k: v.to(run.device) for k, v in found.tensors.items()}
+    with store.decoding(f"the checkpoint of step {found.step}"):
+        return Progress.from_checkpoint(tensors, found.meta["progress"])
+
+
+def saved_engine(engine: Engine, found: store.Checkpoint, place: object) -> Engine:
+    """The engine that wrote the checkpoint: of it, what decides the bits of a result."""
+    with store.decoding(place):
+        saved = found.meta["engine"]
+        if not (
+            saved.keys() == {"kind", "native", "chunk"}
+            and saved["kind"] in ("stack", "loop")
+            and isinstance(saved["native"], bool)
+            and (saved["chunk"] is None or (type(saved["chunk"]) is int and saved["chunk"] > 0))
+        ):
+            raise ValueError(f"{saved!r} is no engine")
+        return replace(engine, **saved)
+
+
+def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Checkpoint | None:
+    """The newest checkpoint, if there is one; another fit's is an error."""
+    found = checkpoint.latest()
+    if found is not None and found.meta.get("fingerprint") != fingerprint:
+        raise MethodError(
+            "the checkpoint belongs to another fit (other data, method, seed or members): "
+            "use another folder, or remove it to start over"
+        )
+    return found
 
 
 class Driver:
@@ -45,7 +359,7 @@ class Driver:
 
     def drive(self) -> Progress:
         if self.options.found is not None:
-            at = checkpoints.resumed(self.run, self.options.found)
+            at = resumed(self.run, self.options.found)
         else:
             at = Progress(dict(self.method.init(self.run)))
         stages = list(self.method.stages(self.run))
@@ -79,7 +393,7 @@ class Driver:
                     self._run_stage(i, stage, feed, steps, at, bar)
                 at.stage, at.t = i + 1, 0
             if self._interrupts.pending:
-                checkpoints.stop(self.run, self.options, at)
+                stop_with_checkpoint(self.run, self.options, at)
         return at
 
     def _run_stage(
@@ -132,10 +446,10 @@ class Driver:
                 break
             waited = time.monotonic() - self._saved_at
             if self.options.checkpoint and waited >= self.options.checkpoint_seconds:
-                checkpoints.save(run, self.options, at, stage)
+                save(run, self.options, at, stage)
                 self._saved_at = time.monotonic()
             if self._interrupts.pending:
-                checkpoints.stop(run, self.options, at, stage)
+                stop_with_checkpoint(run, self.options, at, stage)
         mode = executor.mode if stage.recorded is None else stage.recorded.mode
         at.modes[stage.name] = [steps, mode]
         if at.best:

@@ -4,24 +4,53 @@ A stage's step is a function of (state, batch, t, rate). `Executor` flattens the
 tensors, with the random numbers that are drawn ahead, so that the step can be recorded once with
 `make_fx` (forward, backward and update become one list of operations without autograd's
 bookkeeping), compiled, or captured.
+
+How the steps of a stage are executed: a rule about the work.
+
+A mode decides the last bits of a result, so it is a function of the work, the device and torch's
+version alone (where recording or compiling fails, a step runs eagerly): the same on an idle machine
+and on a busy one. On the CPU a step is counted, not timed. Recording costs about as much as 500
+steps save, however many operations they have. Beside a recorded step, a compiled one saves about
+
+    4 µs × operations + 0.3 ns × numbers written
+
+(`benchmarks/modes.py` measures both, on one thread), and compiling takes some 8 s. On a GPU a graph
+costs next to nothing to make.
+
+The parts of a kernel's transition, each recorded or compiled by itself.
+
+A transition of NUTS is no fixed sequence of operations, and one of HMC repeats the same leapfrog
+step many times, which takes minutes to compile as a whole. The step with the gradient in it is
+fixed and small. How it is executed follows from the work when a run begins (`rule`); where only
+time can tell how often it will be called, it is compiled after so many calls. A checkpoint has both
+(`memory`): a run that is resumed goes on as it began, bit for bit. What else is repeated follows
+it: beside a compiled gradient a dozen small operations are what takes time.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
-from doxa.engine.ahead import Ahead, Request
+from doxa.engine.engine import Count
 from doxa.engine.simplify import overwritten, simplified, spelled_out, thrifty
+from doxa.model.inspection import draws_itself
+from doxa.model.model import LogDensity, Network
+from doxa.noise import Ahead, Request
 from doxa.optim import unfused
+
+if TYPE_CHECKING:
+    from doxa.method import Clock, Run
+
 
 log = logging.getLogger("doxa")
 
@@ -254,3 +283,152 @@ class _Captured:
         self.rate.copy_(rate)
         self.graph.replay()
         return self._given, self.info
+
+
+_COMPILE_SECONDS = 8.0
+_OPERATION_SECONDS = 4e-6
+_NUMBER_SECONDS = 3e-10
+_TRACE_STEPS = 500
+_GRAPH_STEPS = 100
+_SMALL = 1e6  # weights of all members, below which compiling a step pays
+
+Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
+
+
+def choose_executor(
+    step: Step, trial: Trial, run: Any, steps: int, ahead: Ahead | None = None, worth: float = 3.0
+) -> Executor:
+    """How to execute a stage of so many steps: compiled, where that saves more than `worth` times
+    what compiling costs."""
+    graphs = run.device.type == "cuda"
+    if steps < (_GRAPH_STEPS if graphs else _TRACE_STEPS):
+        return Executor(step)
+    if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in leaves_of(trial()[1])):
+        return Executor(step)
+    if graphs:
+        return Executor(step, "graph")
+    if _compilable(run, trial) and saved(step, trial) * steps > worth * _COMPILE_SECONDS:
+        return Executor(step, "compiled", ahead)
+    return Executor(step, "traced", ahead)
+
+
+def compile_after(step: Step, trial: Trial, run: Any) -> float:
+    """After how many calls a step whose number is not known beforehand is compiled: when that would
+    have saved what compiling costs. Infinite where it cannot be, or not with gain."""
+    if run.device.type != "cpu" or not (_repeats(run) and _compilable(run, trial)):
+        return math.inf
+    return math.ceil(_COMPILE_SECONDS / saved(step, trial))
+
+
+def saved(step: Step, trial: Trial) -> float:
+    """Seconds that a compiled step saves beside a recorded one. The step runs on a copy, and once
+    before it is counted: what is computed once and kept is no part of a step."""
+    state, batch, t, rate = trial()
+    copy = {k: v.clone() for k, v in state.items()}
+    step(dict(copy), batch, t, rate)
+    with Count() as count:
+        step(dict(copy), batch, t, rate)
+    return _OPERATION_SECONDS * count.operations + _NUMBER_SECONDS * count.numbers
+
+
+def _compilable(run: Any, trial: Trial) -> bool:
+    """Whether the compiler is known to gain: on few weights, in batched layers and in what a person
+    wrote."""
+    state = trial()[0]
+    moved = [state["theta"]] if "theta" in state else state.values()
+    small = max(value.numel() for value in moved) < _SMALL
+    if isinstance(run.problem, Network):
+        return small and run.net.plan is not None
+    return small and isinstance(run.problem, LogDensity)
+
+
+def _repeats(run: Any) -> bool:
+    """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
+    network draws for itself or changes its buffers, nor where a density refused to be stacked."""
+    if isinstance(run.problem, Network):
+        return not (run.net.tracked or run.net.draws)
+    if run.problem.modules:
+        return not any(draws_itself(module.net) for module in run.problem.modules.values())
+    return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"
+
+
+Inner = Callable[[State, Batch, State], State]  # the state, rows, and the values it advances
+Part = Callable[[State], State]
+
+_FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by its next call
+
+
+class Recorded:
+    """Calls `inner`, in the mode the engine was asked for or by the rule.
+
+    Parameters
+    ----------
+    calls: about how many there will be, for what it is worth to prepare them.
+    """
+
+    def __init__(self, run: Run, inner: Inner, calls: int) -> None:
+        self.run, self.inner, self.calls = run, inner, calls
+        self._executor: Executor | None = None
+        self._state: State = {}
+        self._done, self._after = 0, math.inf
+
+    @property
+    def mode(self) -> str | None:
+        """How the step is executed; None before that is chosen."""
+        return None if self._executor is None else self._executor.mode
+
+    def memory(self) -> dict[str, Any]:
+        """What a resumed run must know: the mode, and the calls after which it is compiled."""
+        rest = self._after - self._done
+        return {"mode": self.mode, "rest": rest if math.isfinite(rest) else None}
+
+    def resume(self, memory: dict[str, Any]) -> None:
+        """Go on as the run did that left this memory."""
+        if memory["mode"] is not None:
+            self._done, self._after = 0, math.inf if memory["rest"] is None else memory["rest"]
+            self._executor = Executor(self._step, memory["mode"])
+
+    def __call__(self, state: State, batch: Batch, clock: Clock, values: State) -> State:
+        self._state = state  # for buffers, which stay as they are
+        if self._executor is None:
+            self._executor = self._chosen(batch, clock, values)
+        self._done += 1
+        new, _ = self._executor(values, batch, clock.t, clock.rate)
+        if "graph" in self._executor.mode:  # its tensors are overwritten by the next call
+            return {name: value.clone() for name, value in new.items()}
+        return new
+
+    def end_transition(self) -> None:
+        """Compile from the next transition on, where there have been enough calls."""
+        if self._done >= self._after:
+            self._executor, self._after = Executor(self._step, "compiled"), math.inf
+
+    def part(self, inner: Part) -> Part:
+        """Another fixed sequence of operations, without a gradient, executed as `inner` is; eagerly
+        until that has been chosen, in the first transition of a run."""
+        nothing = torch.zeros((), device=self.run.device)
+        batch = Batch((), (), nothing)
+        step = lambda values, *_, owned=False: (values, inner(values))  # noqa: E731
+        ready: dict[str, Executor] = {}
+
+        def call(values: State) -> State:
+            mode = "eager" if self._executor is None else self._executor.mode
+            if mode not in _FOLLOWED:
+                return inner(values)
+            if mode not in ready:
+                ready[mode] = Executor(step, mode)
+            return ready[mode](values, batch, nothing, nothing)[1]
+
+        return call
+
+    def _step(self, values: State, batch: Batch, t: Any, rate: Any, owned: bool = False) -> Any:
+        return self.inner(self._state, batch, values), {}
+
+    def _chosen(self, batch: Batch, clock: Clock, values: State) -> Executor:
+        if self.run.engine.mode is not None:
+            return Executor(self._step, self.run.engine.mode)
+        trial = lambda: (dict(values), batch, clock.t, clock.rate)  # noqa: E731
+        found = choose_executor(self._step, trial, self.run, self.calls, worth=1.0)
+        if found.mode in ("eager", "traced"):
+            self._after = compile_after(self._step, trial, self.run)
+        return found

@@ -26,8 +26,8 @@ from doxa.data import Batch
 from doxa.ensemble.map import MAP
 from doxa.errors import MethodError
 from doxa.method import Clock, Run, Stage, State, log_joint, noise_on_held_out, optimise, target
-from doxa.method.fields import between, one_of
-from doxa.model.problem import Network, Problem
+from doxa.method.method import between, one_of
+from doxa.model.model import Network, Problem
 
 
 @store.register("deep-ensemble")

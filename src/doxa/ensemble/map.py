@@ -5,6 +5,19 @@
 With a Gaussian prior of standard deviation s this is weight decay 1/(s² n) on the mean loss
 (MacKay, 1992). One point says nothing about epistemic uncertainty: use it as the baseline, and as
 the start of other methods.
+
+The noise of members that are averaged, less what their spread already says.
+
+A member's noise is found on rows that it has not seen, where it errs by σ² + c + o: the noise, what
+all members have wrong, and what is the member's own. The mean of M members errs by σ² + c + o/M,
+and their mixture has the spread o(1 − 1/M) beside its noise. With o the variance between members at
+those rows,
+
+    σ_m² ← σ_m² (1 − (1 − 1/M) o/σ̄²),   σ̄² the mean of the σ_m²
+
+is on average the error of the mixture's mean, and the mixture's whole variance that of a member by
+itself: o is counted once. Otherwise it would be counted twice, and intervals be too wide where
+members differ by as much as the noise.
 """
 
 from __future__ import annotations
@@ -13,12 +26,58 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.ensemble.mixed_noise import without_spread
-from doxa.method import Method, Run, Stage, State, log_joint, noise_on_held_out, optimise
+from doxa.data.weights import weighted_mean
+from doxa.likelihoods import Gaussian
+from doxa.method import (
+    Method,
+    Run,
+    Stage,
+    State,
+    log_joint,
+    network_part,
+    noise_on_held_out,
+    optimise,
+)
 from doxa.posterior import Posterior, SamplePosterior
+
+_LOG_NOISE = "likelihood.log_noise"
+_ROWS = 1024  # that are looked at, of each part
+_LEAST = 0.1  # of σ² stays, whatever few rows say
+
+
+def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
+    """Weights [M, P] of a run's members with that noise, where it is learned and rows were held
+    out; as they are otherwise, and of a member alone."""
+    learned = isinstance(run.likelihood, Gaussian) and _LOG_NOISE in run.layout.names
+    if run.size == 1 or run.data.validation is None or not learned:
+        return theta
+    data, splits = run.rows, list(dict.fromkeys(run.split_of))
+    assert data.validation is not None
+    rows = [_some(data.validation[split]) for split in splits]
+    x, _ = data.take(torch.cat(rows), torch.tensor(data.run_of(splits[0])))
+    with torch.no_grad():
+        f = run.outputs(theta, x, network_part(state))  # [M, rows, ...]
+    each = f.double().var(0).split([len(own) for own in rows])
+    parts = zip(each, rows, strict=True)
+    spread = torch.stack(  # [splits, O]
+        [weighted_mean(part, data.weight_of(own)).flatten() for part, own in parts]
+    )
+    spread = spread[[splits.index(split) for split in run.split_of]].mean(0)  # as often as members
+    index = run.layout.index([_LOG_NOISE]).to(theta.device)
+    spread = spread.mean(0, keepdim=True) if len(index) == 1 else spread
+    log_noise = theta[:, index].double()
+    share = 1.0 - (1.0 - 1.0 / run.size) * spread / (2.0 * log_noise).exp().mean(0)
+    log_noise = log_noise + 0.5 * share.clamp_min(_LEAST).log()
+    return theta.index_copy(1, index, log_noise.to(theta.dtype))
+
+
+def _some(rows: Tensor) -> Tensor:
+    """At most so many, evenly."""
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).round().long()]
 
 
 @store.register("map")

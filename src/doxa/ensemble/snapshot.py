@@ -38,7 +38,7 @@ from doxa.method import (
     of_subset,
     optimise,
 )
-from doxa.method.fields import whole
+from doxa.method.method import whole
 from doxa.posterior import Posterior, SamplePosterior
 
 _KEPT = "snapshot."

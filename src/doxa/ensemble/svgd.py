@@ -36,7 +36,7 @@ from doxa.method import (
     potential,
     unfolded,
 )
-from doxa.method.fields import positive, whole
+from doxa.method.method import positive, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 

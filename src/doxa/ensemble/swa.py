@@ -33,7 +33,7 @@ from doxa.method import (
     optimise,
     refresh_batch_norm,
 )
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 

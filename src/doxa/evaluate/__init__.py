@@ -4,46 +4,48 @@ Scores of a predictive, calibration, selective prediction, out-of-distribution b
 closeness of two predictives.
 """
 
-from doxa.evaluate.calibration import Reliability, ece, reliability
-from doxa.evaluate.calibration_interval import EceInterval, ece_interval
-from doxa.evaluate.classification import (
+from doxa.evaluate.calibration import (
+    EceInterval,
+    PitHistogram,
+    QuantileReliability,
+    Reliability,
+    ece,
+    ece_interval,
+    pit,
+    pit_histogram,
+    quantile_reliability,
+    reliability,
+)
+from doxa.evaluate.closeness import agreement, closeness, total_variation, wasserstein2
+from doxa.evaluate.conformal import conformal
+from doxa.evaluate.ood import FeatureDensity, aupr, auroc, fpr95, ood_metrics, ood_scores
+from doxa.evaluate.pixels import Segmentation, segmentation
+from doxa.evaluate.recalibrate import recalibrate
+from doxa.evaluate.scores import (
     BrierParts,
+    CoverageCurve,
+    RiskCoverage,
     accuracy,
     brier,
     brier_decomposition,
     confusion,
-    top_k_accuracy,
-)
-from doxa.evaluate.closeness import agreement, closeness, total_variation, wasserstein2
-from doxa.evaluate.conformal import conformal
-from doxa.evaluate.density import FeatureDensity
-from doxa.evaluate.ood import ood_scores
-from doxa.evaluate.pixels import Segmentation, segmentation
-from doxa.evaluate.ranked import crps, crps_draws
-from doxa.evaluate.ranking import aupr, auroc, fpr95, ood_metrics
-from doxa.evaluate.recalibrate import recalibrate
-from doxa.evaluate.regression import (
-    CoverageCurve,
     coverage,
     coverage_curve,
+    crps,
+    crps_draws,
     interval_score,
+    log_likelihood,
     mae,
+    nll,
     pinball,
+    risk_coverage,
     rmse,
+    sharpness,
+    top_k_accuracy,
     width,
 )
-from doxa.evaluate.scores import log_likelihood, nll, sharpness
-from doxa.evaluate.selective import RiskCoverage, risk_coverage
-from doxa.evaluate.shifts import corrupted, shifted
+from doxa.evaluate.shifts import corrupted, shifted, sweep
 from doxa.evaluate.streaming import Streaming, metrics
-from doxa.evaluate.sweep import sweep
-from doxa.evaluate.uniformity import (
-    PitHistogram,
-    QuantileReliability,
-    pit,
-    pit_histogram,
-    quantile_reliability,
-)
 
 __all__ = [
     "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",

@@ -4,19 +4,24 @@ Every shift takes images [N, C, H, W] with values from 0 to 1 and a level, 0 bei
 image; what comes from outside the picture is black. Five severities of each are fixed here, in the
 spirit of Hendrycks & Dietterich (2019); they are not that benchmark's. The same seed gives the same
 noise at every level, so that a sweep changes the level and nothing else.
+
+What a posterior says as its inputs move away from the data, level by level.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from doxa.errors import DataError, MethodError, ShapeError, did_you_mean
+from doxa.evaluate.streaming import metrics
 from doxa.noise import generator
+from doxa.posterior import Posterior
 
 Shift = Callable[[Tensor, float, Generator], Tensor]
 
@@ -172,3 +177,50 @@ def _resample(x: Tensor, turn: tuple[tuple[float, ...], ...], moved: tuple[float
     grid = torch.stack([across / (0.5 * width), down / (0.5 * height)], -1).to(x.dtype)
     grid = grid.expand(x.shape[0], height, width, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def sweep(
+    posterior: Posterior,
+    x: Tensor,
+    y: Any,
+    shift: str | Callable[[Tensor, float], Tensor],
+    levels: Sequence[float] | None = None,
+    *,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    n: int | None = None,
+    seed: int = 0,
+) -> list[dict[str, float]]:
+    """One row a level: the metrics of `doxa.evaluate.metrics`, and how much of which doubt.
+
+    Parameters
+    ----------
+    x, y: test images [N, C, H, W] from 0 to 1, and what they show; any x for a shift of your own.
+    shift: a name from `shifts.SHIFTS`, or a function of (x, level).
+    levels: in the shift's units; default for a named one: untouched, then the five severities.
+    prepare: from shifted images to what the network was fitted on (standardisation).
+    n: samples in each prediction. seed: of the noise in the shift.
+
+    Returns
+    -------
+    Rows {"level", metrics…, "entropy", "mutual_information"}; "epistemic" and "aleatoric" (mean
+    variances) for regression.
+    """
+    if levels is None:
+        if not isinstance(shift, str):
+            raise DataError("a shift of your own has no severities here: give its levels")
+        levels = [0.0, *SEVERITIES.get(shift, ())]
+    if len(levels) == 0:
+        raise DataError("levels is empty: a sweep needs at least one")
+    table = []
+    for level in levels:
+        level = float(level)
+        moved = shifted(x, shift, level, seed) if isinstance(shift, str) else shift(x, level)
+        with torch.no_grad():
+            p = posterior.predict(moved if prepare is None else prepare(moved), n)
+        doubts = ("entropy", "mutual_information") if p.likelihood.classifies else (
+            "epistemic", "aleatoric",
+        )  # fmt: skip
+        known = [name for name in doubts if hasattr(p, name)]
+        doubt = {name: float(getattr(p, name).double().mean()) for name in known}
+        table.append({"level": level, **metrics(p, y), **doubt})
+    return table

@@ -23,13 +23,23 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError, Unavailable
-from doxa.evaluate.binning import bin_of, bin_sums, mass_bin_of
-from doxa.evaluate.classification import brier_each
-from doxa.evaluate.paired import check_count, check_predictive, labelled, predicted_mean
-from doxa.evaluate.ranked import crps_each
-from doxa.evaluate.regression import interval_and_target, pinball_each
-from doxa.evaluate.scores import log_likelihood_each
-from doxa.evaluate.selective import risk_coverage_of
+from doxa.evaluate.paired import (
+    bin_of,
+    bin_sums,
+    check_count,
+    check_predictive,
+    labelled,
+    mass_bin_of,
+    predicted_mean,
+)
+from doxa.evaluate.scores import (
+    brier_each,
+    crps_each,
+    interval_and_target,
+    log_likelihood_each,
+    pinball_each,
+    risk_coverage_of,
+)
 from doxa.predictive import Predictive
 
 

@@ -29,14 +29,14 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.exact import evidence
+from doxa.exact.evidence import Spectrum, Statistics
 from doxa.exact.features import MOST_MONOMIALS, Basis, network_features, random_features
 from doxa.exact.linear_posterior import LinearPosterior
-from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.method.fields import flag, one_of, positive, whole
 from doxa.method.memory import Workload, require
+from doxa.method.method import flag, one_of, positive, whole
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
 from doxa.errors import StoreError
+from doxa.exact.evidence import Spectrum, Statistics
 from doxa.exact.features import Basis, network_features
-from doxa.exact.statistics import Spectrum, Statistics
 from doxa.exact.targets import Shape, new_targets, units_log_jacobian
 from doxa.linalg import Dense
 from doxa.linalg.layout import Params

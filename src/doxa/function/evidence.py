@@ -8,18 +8,84 @@ with W the rows' weights: B has no eigenvalue below 1, so that its Cholesky fact
 and a row of weight 0, which only pads a short run, changes nothing. Rasmussen & Williams (2006),
 eq. 5.9. An evaluation is one Cholesky decomposition, its gradient one inverse from the factor; the
 kernel is passed over in blocks of rows, so that two matrices [N, N] are all that is held.
+
+A first look at the rows that each member is fitted to, for all members at once.
+
+Where hyper-parameters start: values that suit the size of the data, whatever its units.
+
+Lengthscales are the root mean square distance between rows, each column by its own spread;
+variances share the mean square of y. A row of weight 2 counts as two. The evidence has several
+tops, and many along a period: of some starts the best is taken, by the evidence of a few rows.
+
+A stage that climbs the evidence to its top: BFGS for all members, one evaluation a step.
+
+    d = H∇L,   θ ← θ + td,   with t made smaller until L gains enough (Armijo)
+    H ← (I − ρsyᵀ)H(I − ρysᵀ) + ρssᵀ,   s = td,  y = ∇L_old − ∇L_new,  ρ = 1/sᵀy
+
+Nocedal & Wright (2006), ch. 6. A step tries one θ + td; where it is not taken, the next tries a
+smaller t. The gradient is computed only where some member takes its step. A member has arrived
+where the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-9 nats a row; it then costs nothing.
+θ stays between state["low"] and state["high"] where there are such: what has reached one and would
+cross it rests (Bertsekas, 1982).
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from doxa.function.kernels import KernelFunction
+from doxa.data import Batch
+from doxa.errors import MethodError
+from doxa.function.kernels import Composed, KernelFunction
+from doxa.method import Clock, Info, Method, Run, Stage, State
+
+
+class Seen(NamedTuple):
+    """x and y of each member, [M, n, ...], in fitted units, and how much its rows count, [M, n] in
+    float64; None where all count alike. Members with fewer rows repeat their first, at weight 0."""
+
+    x: Any
+    y: Any
+    weight: Tensor | None
+
+    def shares(self, like: Tensor) -> Tensor:
+        """What each row is of all, [M, n], for tensors like this [M, n, ...]."""
+        weight = like.new_ones(like.shape[:2]) if self.weight is None else self.weight.to(like)
+        return weight / weight.sum(1, keepdim=True)
+
+
+def glance(run: Run, most: int | None = None) -> Seen:
+    """At all rows that count, or at so many of them, evenly spaced."""
+    weight = run.rows.weight
+    own = weight is not None and weight.ndim == 2  # then each member has its own, else each split
+    who = range(run.size) if own else range(len(run.rows.rows))
+    index, counts = [], []
+    for m in who:
+        rows = run.rows.rows[run.split_of[m] if own else m]
+        if weight is not None:
+            each = (weight[m] if own else weight).cpu()[rows.cpu()].double()
+            rows, each = rows[(each > 0).to(rows.device)], each[each > 0]
+        else:
+            each = torch.ones(len(rows), dtype=torch.float64)
+        some = evenly(len(rows), len(rows) if most is None else most)
+        index.append(rows.cpu()[some])
+        counts.append(each[some])
+    longest = max(map(len, index))
+    if weight is None and all(len(rows) == longest for rows in index):
+        found, how = torch.stack(index), None
+    else:
+        found = torch.stack([torch.cat([r, r[:1].expand(longest - len(r))]) for r in index])
+        how = torch.stack([torch.cat([c, c.new_zeros(longest - len(c))]) for c in counts])
+    if not own:
+        found = found[list(run.split_of)]
+        how = None if how is None else how[list(run.split_of)]
+    x, y = run.rows.take(found, torch.tensor(run.run_of).unsqueeze(1))
+    return Seen(x, y, None if how is None else how.to(run.device))
+
 
 BLOCK_BYTES = 2 << 20  # of covariances at a time, where they are passed over
 
@@ -195,3 +261,266 @@ class Evidence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
         return grads[0].unsqueeze(-1) * gradient, None
+
+
+FEW = 256  # rows that are looked at
+_SHORTER, _QUIETER = (1.0, 2.0, 4.0, 8.0), (1.0, 3.0)  # divisors of lengthscales and noise
+_PERIODS = 128  # of frequencies half a cycle apart over the range of x: periods to a 64th of it
+
+
+class Sizes(NamedTuple):
+    """Of each member's data: the spread of each column of x [..., D], the mean squares of its rows'
+    lengths and of y, the standard deviation of y (1 where it has none), all [..., 1]."""
+
+    spread: Tensor
+    length: Tensor
+    power: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, weight: Tensor | None) -> Sizes:
+        """Of rows x [..., n, D] and targets y [..., n, O]."""
+        w = torch.ones_like(x[..., 0]) if weight is None else weight
+        w = (w / w.sum(-1, keepdim=True)).unsqueeze(-1)
+        spread, deviation = (
+            (w * (t - (w * t).sum(-2, keepdim=True)).square()).sum(-2) for t in (x, y)
+        )
+        length = (w * x.square()).sum((-2, -1)).unsqueeze(-1)
+        power = (w * y.square()).sum(-2).mean(-1, keepdim=True)
+        return cls(spread.sqrt(), length, power, _or_one(deviation.mean(-1, keepdim=True).sqrt()))
+
+
+def kernel_start(
+    kernel: Composed,
+    x: Tensor,
+    sizes: Sizes,
+    lengthscale: Tensor | None,
+    variance: Tensor | None,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """Logarithms for a few rows x [..., n, D] of data of such sizes: [..., H]; what is given, [] or
+    [..., 1], is taken. counts: which of the rows are there, [..., n]."""
+    own = sizes.spread
+    some = own > 1e-12 * own.amax(-1, keepdim=True)
+    spread = torch.where(some, own, torch.ones_like(own))
+    varied = _or_one(some.double().sum(-1, keepdim=True))
+    whole = _or_one(own.square().sum(-1, keepdim=True)).sqrt()
+    values, layout, lead = {}, kernel.layout, x.shape[:-2]
+    for entry in layout.entries:
+        name, columns = entry.name.rpartition(".")[2], entry.shape[1]
+        found: Tensor | float
+        if name == "lengthscale" and entry.name.startswith("periodic"):
+            found = 1.0 if lengthscale is None else lengthscale  # of a sine: it has no units
+        elif name == "lengthscale":
+            found = math.sqrt(2) * (spread * varied.sqrt() if columns > 1 else whole)
+            found = found if lengthscale is None else lengthscale
+        elif name == "period":
+            found = 8.0 * (spread if columns > 1 else whole)
+        else:  # alpha; a variance, set below; an offset
+            found = _or_one(sizes.length) if name == "offset" else 1.0
+        value = torch.as_tensor(found, dtype=x.dtype, device=x.device).expand(*lead, columns).log()
+        values[entry.name] = value.unsqueeze(-2)
+    flat = layout.flatten(values)
+    terms = [s.start for name, s in layout.slices.items() if name.endswith(".variance")]
+    power = _or_one(sizes.power).squeeze(-1) / len(terms)
+    there = torch.ones_like(x[..., 0]) if counts is None else counts.to(x)
+    for term in terms:
+        alone = flat.clone()
+        alone[..., terms] = -torch.inf
+        alone[..., term] = 0.0
+        if kernel.text == "linear":
+            mean = sizes.length.squeeze(-1)
+        else:
+            mean = (there * kernel(alone, x, x, True)).sum(-1) / there.sum(-1)
+        size = _or_one(mean)  # of a term without its variance
+        first = power / size
+        if variance is not None:
+            first = variance.to(x).expand(*lead, 1).squeeze(-1)
+        flat[..., term] = first.log()
+    return flat
+
+
+def first_value(run: Run, method: Method, field: str) -> Tensor | None:
+    """A first value of each member, [M, 1] in float64, where it is given."""
+    if field in run.hyper:
+        return run.hyper[field].double().unsqueeze(1)
+    value = getattr(method, field)
+    if value is None:
+        return None
+    return torch.full((run.size, 1), value, dtype=torch.float64, device=run.device)
+
+
+def best_start(kernel: Composed, problem: Problem, theta: Tensor, scales: bool) -> Tensor:
+    """θ [M, H] with the periods, then the lengthscales (where `scales`) and the noise, divided by
+    the numbers under which the evidence of each member's problem is largest."""
+    layout, size = kernel.layout, kernel.layout.size
+    ends = [(name.rpartition(".")[2], s) for name, s in layout.slices.items()]
+    periods, lengths = ([s for end, s in ends if end == w] for w in ("period", "lengthscale"))
+    if periods:
+        tried = theta.repeat(_PERIODS, 1, 1)
+        less = torch.arange(1, _PERIODS + 1, dtype=theta.dtype, device=theta.device).log()
+        for own in periods:
+            tried[..., own] -= less[:, None, None]
+        theta = _best(problem, tried)
+    less = torch.cartesian_prod(
+        *(torch.tensor(each).double().log() for each in (_SHORTER, _QUIETER))
+    ).to(theta.device)
+    tried = theta.repeat(len(less), 1, 1)
+    for own in lengths if scales else ():
+        tried[..., own] -= less[:, None, :1]
+    tried[..., size:] -= less[:, None, 1:]
+    return _best(problem, tried)
+
+
+def _best(problem: Problem, tried: Tensor) -> Tensor:
+    """Of θ [T, M, H] the best for each member, [M, H]: all members at once, one of T at a time."""
+    each = [problem.value(theta, problem.solve(theta)) for theta in tried]
+    best = torch.stack(each).nan_to_num(-torch.inf).argmax(0)
+    return tried[best, torch.arange(tried.shape[1], device=tried.device)]
+
+
+def check_positive(kernel: KernelFunction, x: Tensor) -> None:
+    """A kernel that somebody brought is one: symmetric, with no negative eigenvalue, at the rows of
+    each member, [M, n, D]."""
+    found = kernel(kernel.start().to(x).expand(len(x), -1), x, x).detach()
+    size = float(found.diagonal(0, -2, -1).abs().max())
+    if not bool(torch.isfinite(found).all()):
+        raise MethodError("the kernel gives values that are not finite at the training rows")
+    if float((found - found.mT).abs().max()) > 1e-8 * size:
+        raise MethodError("the kernel is no covariance: k(a, b) differs from k(b, a)")
+    least = float(torch.linalg.eigvalsh(found).min())
+    if least < -1e-6 * size:
+        raise MethodError(
+            f"the kernel is not positive definite: the covariance of {x.shape[1]} training rows "
+            f"has an eigenvalue of {least:.3g}, and a variance cannot be negative; sums and "
+            "products of kernels are kernels, differences are not"
+        )
+
+
+def _or_one(value: Tensor) -> Tensor:
+    return torch.where(value > 0, value, torch.ones_like(value))
+
+
+_SUFFICIENT = 1e-4  # of the gain that the gradient promises
+_ARRIVED = 1e-9  # the promised gain, in nats a row
+_SMALLEST = 2.0**-12  # of t
+_FURTHEST = 2.0  # a step of a logarithm
+_GROUP_BYTES = 256 << 20  # of matrices [N, N] at a time
+_NAMES = (
+    "theta",
+    "value",
+    "grad",
+    "inverse",
+    "direction",
+    "share",
+    "guess",
+    "arrived",
+    "low",
+    "high",
+)
+_KEYS = ("theta", *(f"ascent.{name}" for name in _NAMES[1:]))
+
+Part = dict[str, Tensor]
+
+
+def quasi_newton(
+    problem_of: Callable[[Run, Batch], Problem], steps: int, name: str, rows: int | None = None
+) -> Stage:
+    """Ascend the evidence from state["theta"], of all rows, or of `rows` of them evenly spaced."""
+
+    def enter(run: Run, state: State) -> State:
+        theta = state["theta"]
+        one, eye = torch.ones_like(theta[:, 0]), torch.eye(theta.shape[1], device=theta.device)
+        eye = eye.to(theta).expand(run.size, -1, -1).clone()
+        start = dict(zip(_KEYS, (
+            theta, -torch.inf * one, torch.zeros_like(theta), eye, torch.zeros_like(theta), one,
+            one, 0 * one, state.get("low", theta - torch.inf), state.get("high", theta + torch.inf),
+        ), strict=True))  # fmt: skip
+        own = run.n.to(theta) if rows is None else one * rows
+        if "ascent.inverse" in state:  # of fewer rows, hence of less curvature
+            less = state["ascent.rows"] / own
+            start["ascent.inverse"] = state["ascent.inverse"] * less[:, None, None]
+            start["ascent.guess"] = state["ascent.guess"]
+        return state | start | {"ascent.rows": own}
+
+    def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+        problem = problem_of(run, batch)
+        if rows is not None:
+            problem = problem.thinned(rows)
+        whole = {name: state[key].clone() for name, key in zip(_NAMES, _KEYS, strict=True)}
+        still = (whole["arrived"] == 0).nonzero()[:, 0]
+        levels = 1 if problem.log_noise is None else problem.log_noise.shape[-1]
+        size = max(1, _GROUP_BYTES // (16 * levels * problem.x.shape[-2] ** 2))
+        for part in still.split(size) if len(still) else ():
+            at = {name: value[part] for name, value in whole.items()}
+            there = advanced(problem.members(part), at)
+            for key, value in there.items():
+                whole[key][part] = value
+        found = {key: whole[name] for name, key in zip(_NAMES, _KEYS, strict=True)}
+        return state | found, {"loss": whole["value"] / -problem.n}
+
+    return Stage(name, step, steps, "all", enter=enter, capturable=False)
+
+
+def advanced(problem: Problem, at: Part) -> Part:
+    """One evaluation of each member, and where that leads."""
+    theta, value, grad, share = (at[name] for name in ("theta", "value", "grad", "share"))
+    first = torch.isinf(value)
+    slope = (at["direction"] * grad).sum(1)
+    tried = (theta + share[:, None] * at["direction"]).clamp(at["low"], at["high"])
+    solved = problem.solve(tried)
+    reached = problem.value(tried, solved)
+    taken = reached >= value + _SUFFICIENT * share * slope
+    there = problem.gradient(tried, solved) if bool(taken.any()) else grad
+    taken = taken & torch.isfinite(there).all(1)
+    lost = first & ~taken  # there is no evidence where it starts
+    s, y = tried - theta, grad - there
+    inverse, guess = _curvature(at, s, y, taken & ~first)
+    steep = there.norm(dim=1).clamp_min(1.0)
+    inverse = torch.where(
+        (first & (guess > 0))[:, None, None], inverse / steep[:, None, None], inverse
+    )
+    new_theta, new_grad = (
+        torch.where(taken[:, None], a, b) for a, b in ((tried, theta), (there, grad))
+    )
+    # not taken: the top of the parabola through both values, if that is not too near either
+    promised = (share * slope).clamp_min(1e-300)
+    bend = 0.5 * promised / (promised - (reached - value)).clamp_min(1e-300)
+    smaller = share * bend.nan_to_num(0.1).clamp(0.1, 0.5)
+    stuck = ~taken & (smaller < _SMALLEST)  # forget the curvature, and climb by the gradient
+    eye = torch.eye(theta.shape[1], dtype=theta.dtype, device=theta.device)
+    gentle = (100 * new_grad.norm(dim=1)).clamp_min(1e-300)[:, None, None]
+    inverse = torch.where(stuck[:, None, None], eye / gentle, inverse)
+    below, above = new_theta <= at["low"], new_theta >= at["high"]
+    free = (~((below & (new_grad < 0)) | (above & (new_grad > 0)))).to(theta)
+    full = free * (inverse @ (free * new_grad).unsqueeze(-1)).squeeze(-1)
+    promise = 0.5 * (full * new_grad).sum(1)
+    shorter = (_FURTHEST / full.abs().amax(1).clamp_min(1e-300)).clamp_max(1.0)
+    over = (promise < _ARRIVED * problem.n) & taken | (stuck & (at["guess"] > 0)) | lost
+    return {
+        "theta": new_theta,
+        "value": torch.where(taken, reached, value),
+        "grad": new_grad,
+        "inverse": inverse,
+        "direction": full * shorter[:, None],
+        "share": torch.where(taken | stuck, torch.ones_like(share), smaller),
+        "guess": torch.where(stuck, torch.ones_like(guess), guess),
+        "arrived": over.to(share),
+        "low": at["low"],
+        "high": at["high"],
+    }
+
+
+def _curvature(at: Part, s: Tensor, y: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+    """H after a step, and whether it is still a guess."""
+    inner = (s * y).sum(1)
+    useful = moved & (inner > 1e-12 * s.norm(dim=1) * y.norm(dim=1))
+    inner = torch.where(useful, inner, torch.ones_like(inner))
+    eye = torch.eye(s.shape[1], dtype=s.dtype, device=s.device)
+    size = inner / y.square().sum(1).clamp_min(1e-300)  # of the curvature, before its shape
+    guessed = (at["guess"] > 0)[:, None, None]
+    inverse = torch.where(guessed, size[:, None, None] * eye, at["inverse"])
+    left = eye - s.unsqueeze(2) * y.unsqueeze(1) / inner[:, None, None]
+    inverse = left @ inverse @ left.mT + s.unsqueeze(2) * s.unsqueeze(1) / inner[:, None, None]
+    kept = torch.where(useful[:, None, None], inverse, at["inverse"])
+    return kept, torch.where(useful, torch.zeros_like(inner), at["guess"])

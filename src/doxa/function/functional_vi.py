@@ -5,7 +5,7 @@
 
 Sun, Zhang, Shi & Grosse (2019), functional variational Bayesian neural networks: X are measurement
 points, rows of the batch and points drawn at random around the data. ∇_f log q is the spectral
-Stein estimate (`doxa.function.stein`) from `samples` functions; ∇_f log p is in closed form for a
+Stein estimate from `samples` functions; ∇_f log p is in closed form for a
 Gaussian process, and again the Stein estimate for a prior that is known by its draws. Independent
 noise of standard deviation `smoothing` is added to the functions of both, so that both have
 densities. A weight of the KL of 1/n beside the mean over rows is the paper's λ: T = 1.
@@ -19,6 +19,22 @@ at a time; and between a network's and a GP's functions that supremum is infinit
 Garriga-Alonso & van der Wilk, 2020), since a network with finitely many weights lies in a set that
 the GP gives no mass to. `elbo` is therefore None. What is fitted is a network that resembles the
 GP's posterior at the measurement points, as finely as `smoothing` lets it be told apart.
+
+The score of a distribution that is known by its draws alone: the spectral Stein estimator.
+
+    ∇ log q(f) ≈ Σ_{j ≤ J} β_j ψ_j(f),   β_j = −E_q ∇ψ_j,   by Stein's identity
+    ψ_j(f) = (√S/λ_j) Σ_s u_js k(f, f_s),   K u_j = λ_j u_j,   K the draws' Gram matrix
+
+Shi, Sun & Zhu (2018), equations 9 to 13: ψ_j are Nyström's eigenfunctions of the kernel under q,
+here of exp(−‖f − f'‖²/2ℓ²) with ℓ the median distance between draws. At the draws themselves it is
+−(U Λ⁻¹ Uᵀ)_J G with G_t = Σ_s ∇_{f_s} k(f_s, f_t). J is the least number of eigenvalues that make
+up a `share` of their sum; the others are masked, so that shapes do not depend on values.
+
+In many dimensions the leading eigenfunctions hold less and less of a score, and the estimate
+shrinks: along 40 values of a smooth function from 100 draws it is some eight tenths of the score.
+A q that follows it comes out somewhat narrow.
+
+A Gaussian over weights whose prior is over functions: functional variational inference.
 """
 
 from __future__ import annotations
@@ -28,6 +44,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
@@ -35,14 +52,14 @@ from doxa import linalg, store
 from doxa.data import Batch, batch_rows
 from doxa.errors import MethodError, ModelError
 from doxa.function.evidence_prior import (
+    Measured,
+    box,
     by_evidence,
     first_kernel,
+    measured,
     noise_index,
     with_noise_of_evidence,
 )
-from doxa.function.functional_posterior import FunctionalPosterior
-from doxa.function.measurement import Measured, box, measured
-from doxa.function.stein import stein_score
 from doxa.method import (
     Clock,
     Run,
@@ -53,10 +70,105 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.fields import between, one_of, positive, whole
-from doxa.posterior import Posterior
-from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior
+from doxa.method.method import between, one_of, positive, whole
+from doxa.noise import Noise
+from doxa.posterior import GaussianPosterior, Posterior, register_posterior
+from doxa.priors.functions import KERNELS, FunctionPrior, GPPrior, flat_inputs
 from doxa.vi.gaussian import DrawnWeights, moved
+
+
+def stein_score(draws: Tensor, at: Tensor | None = None, share: float = 0.99) -> Tensor:
+    """∇ log q at the draws [M, S, K] themselves, or at other points [M, S', K].
+
+    Parameters
+    ----------
+    draws: S draws of K numbers from each of M distributions.
+    share: of the sum of the eigenvalues: those that make it up are kept.
+    """
+    squares = _squares(draws, draws)
+    width = _median(squares)  # ℓ², [M, 1, 1]
+    gram = (-0.5 * squares / width).exp()  # [M, S, S]
+    # Σ_s ∇_{f_s} k(f_s, f_t) = −(1/ℓ²) Σ_s k_st (f_s − f_t)
+    pull = (gram.sum(-1, keepdim=True) * draws - gram @ draws) / width  # [M, S, K]
+    # ascending; of draws that are no numbers, which stay so, the decomposition would raise
+    values, vectors = torch.linalg.eigh(gram.nan_to_num())
+    values = values.clamp_min(torch.finfo(gram.dtype).eps * gram.shape[-1])
+    kept = values.cumsum(-1) > (1 - share) * values.sum(-1, keepdim=True)
+    inverse = torch.where(kept, 1 / values, 0.0).unsqueeze(-1)  # [M, S, 1]
+    weights = vectors.mT @ pull * inverse  # −√S β_j, [M, S, K]
+    if at is None:
+        return -vectors @ weights
+    across = (-0.5 * _squares(at, draws) / width).exp()  # [M, S', S]
+    return -(across @ vectors * inverse.mT) @ weights
+
+
+def _squares(a: Tensor, b: Tensor) -> Tensor:
+    """Squared distances, [M, S, S']."""
+    centre = b.mean(1, keepdim=True)
+    a, b = a - centre, b - centre
+    both = a.square().sum(-1).unsqueeze(2) + b.square().sum(-1).unsqueeze(1)
+    return (both - 2 * a @ b.mT).clamp_min(0.0)
+
+
+def _median(squares: Tensor) -> Tensor:
+    """Of the squared distances between different draws, [M, 1, 1]."""
+    count = squares.shape[-1]
+    upper = torch.triu_indices(count, count, 1, device=squares.device)
+    own = squares[:, upper[0], upper[1]]
+    return own.median(-1).values.clamp_min(torch.finfo(squares.dtype).tiny)[:, None, None]
+
+
+@register_posterior
+class FunctionalPosterior(GaussianPosterior):
+    """A Gaussian over the weights, one a member, whose prior is over functions.
+
+    kernel: log (lengthscales, variance, period) of each member's Gaussian process, [K, D + 2],
+    where they were fitted; else None.
+    """
+
+    kind = "functional"
+
+    def __init__(self, *args: Any, kernel: Tensor | None = None, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self.kernel = kernel
+
+    def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
+        """Of the prior over functions that was fitted under."""
+        prior = self.method.function_prior
+        if prior == "weights":
+            return super()._draw_prior_functions(x, n, seed)
+        seed = self.sampling(n, seed, "samples")
+        x = self.check_inputs(x).unsqueeze(0)  # [1, N, ...]
+        output = tuple(self.network.output)
+        outputs = torch.Size(output).numel()
+        drawn = []
+        for k, count in enumerate(self.split(n)):
+            keys = [f"{self.ids[k]}/{j}" for j in range(count)]
+            noise = Noise(seed, "prior", keys, self.device, self.dtype)
+            named = not isinstance(prior, FunctionPrior)
+            own = GPPrior(prior) if named else prior
+            eps = noise.normal(own.noise_shape(x.shape[1], outputs)).unsqueeze(0)
+            if named and self.kernel is not None:
+                root = own.root(flat_inputs(x), hyper=self.kernel[k : k + 1])
+                drawn.append((root.unsqueeze(1) @ eps)[0])
+            else:
+                drawn.append(own.functions(x, eps, outputs)[0])
+        f = torch.cat(drawn).reshape(n, x.shape[1], *output)
+        return self.likelihood.location(f, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = {} if self.kernel is None else {"kernel": self.kernel}
+        return super().tensors() | own
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> GaussianPosterior:
+        new = super().restore(common, tensors, extra)
+        assert isinstance(new, FunctionalPosterior)
+        new.kernel = tensors.get("kernel")
+        return new
+
 
 _Q = ("mean", "rho")
 

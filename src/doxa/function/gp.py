@@ -9,10 +9,13 @@ by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of
 there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
 Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
 n³ an evaluation and two matrices of n²: up to about 10,000 rows.
+
+What an exact process takes, said before it is taken.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -22,28 +25,54 @@ import torch
 from torch import Tensor, nn
 
 from doxa import store
-from doxa.data import Batch
-from doxa.errors import DataError, MethodError, ModelError
+from doxa.data import Batch, free_memory
+from doxa.errors import DataError, MemoryBudgetError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
-from doxa.function.budget import announce, exact_bytes
-from doxa.function.composed import Composed, function_of
-from doxa.function.evidence import Evidence, Problem, evenly
-from doxa.function.glance import glance
-from doxa.function.kernels import KernelFunction, KernelSpec
-from doxa.function.process import GPPosterior, matrix, shared_level
-from doxa.function.quasi_newton import quasi_newton
-from doxa.function.start import (
+from doxa.function.evidence import (
     FEW,
+    Evidence,
+    Problem,
     Sizes,
     best_start,
     check_positive,
+    evenly,
     first_value,
+    glance,
     kernel_start,
+    quasi_newton,
 )
+from doxa.function.kernels import Composed, KernelFunction, KernelSpec, function_of
+from doxa.function.process import GPPosterior, matrix, shared_level
 from doxa.method import Clock, Method, Run, Stage, State, optimise
-from doxa.method.fields import flag, plain, positive, whole
 from doxa.method.memory import Workload
+from doxa.method.method import flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
+
+log = logging.getLogger("doxa")
+
+WORKING = 2  # matrices [N, N] that an evaluation of the evidence holds
+_SLACK = 256 << 20  # blocks of covariances, and what they leave for the backward pass
+
+
+def exact_bytes(rows: int, matrices: int) -> int:
+    """What `matrices` factors [N, N] in float64 and the work on them take."""
+    return 8 * rows**2 * (matrices + WORKING) + _SLACK
+
+
+def announce(rows: int, matrices: int, name: str, device: torch.device) -> int:
+    """The bytes that `matrices` factors [N, N] and the work on them take: told, and an error where
+    they are not there."""
+    need = exact_bytes(rows, matrices)
+    log.info("%s: %s rows take %.3g GiB (%s bytes)", name, rows, need / 2**30, need)
+    free = free_memory(device)
+    if need > free:
+        raise MemoryBudgetError(
+            f"{name} holds {matrices + WORKING} matrices of {rows} × {rows} rows: "
+            f"{need / 2**30:.3g} GiB ({need} bytes), and {free / 2**30:.3g} GiB are free; "
+            'fit fewer rows, or use "sparse-gp", which holds none of them'
+        )
+    return need
+
 
 _KERNELS = "a kernel's name, sums and products of names, or a gpytorch kernel"
 _NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
@@ -60,7 +89,7 @@ class GP(Method):
     ----------
     kernel: "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
         "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and
-        products of them such as "rbf * periodic + linear" (`function/composed.py`), or a gpytorch
+        products of them such as "rbf * periodic + linear" (`function/kernels.py`), or a gpytorch
         kernel, which starts from its own values and needs a registered builder to be saved.
     noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
     fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.

@@ -6,16 +6,119 @@
 
 Titsias (2009), Hensman et al. (2013); whitened, so that the prior of v is N(0, I) whatever the
 kernel. All members at once, outputs share the kernel and the points; in float64.
+
+Random features of a composed kernel: z_f with E z_f(x) z_f(x') = k(x, x'), at any rows.
+
+    rbf, matern, rq, periodic   √2 cos(ωᵀx/ℓ + b), ω of the kernel's spectrum (Bochner)
+    linear, polynomial          ±gᵀx and products of such, g ~ N(0, I)
+    relu1, relu2, relu3         ± the last hidden units of a random network of so many layers
+    k₁ + k₂,  k₁ k₂             z₁ + z₂,  z₁ z₂
+
+Rahimi & Recht (2007). A Matérn kernel of ν has Student-t frequencies with 2ν degrees of freedom, a
+rational quadratic mixes lengthscales by a gamma distribution (by Wilson and Hilferty's cube), and a
+periodic one is an RBF of (cos, sin)(2πx/p). They are the same numbers at every call.
+
+Whole functions drawn from a sparse layer: cheap at any number of rows, and one row at a time.
+
+    f(x) = a(x)ᵀ(m + Rε) + r(x),   r(x) = ψ(x)ᵀw · (√(k(x, x) − |a(x)|²)/|ψ(x)|),   ε, w ~ N(0, I)
+    ψ(x) = φ(x) − Φ(Z)ᵀL⁻ᵀa(x)
+
+After Wilson et al. (2020): what the inducing points do not know of f is drawn from a prior in
+random features φ (Rahimi & Recht, 2007), with its part at the inducing points taken away. The last
+factor makes the variance of every row exact; between rows the correlation of r is that of the
+features. Each feature z has E z(x)z(x') = k(x, x'): a wave √2 cos(ωᵀx + b) of a random frequency,
+a random projection of x; sums of kernels add features, products multiply them.
+
+Where inducing points start, among the rows, and how large y is.
+
+Rows as the last layer of a process sees them, and what they say of its q(v).
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from doxa.function.composed import Composed
+from doxa.errors import DataError
+from doxa.function.evidence import glance
+from doxa.function.kernels import Composed, Leaf, Node, Sum, label_of
+from doxa.likelihoods import Theta
+from doxa.linalg.layout import Params
+from doxa.method import Run, State
+from doxa.noise import Noise
+
+FEATURES = 1024  # in pairs of waves, a quarter turn apart
+_FREEDOM = {"matern": 5, "matern12": 1, "matern32": 3, "matern52": 5}  # 2ν
+
+
+def features(kernel: Composed, hyper: Tensor, x: Tensor) -> Tensor:
+    """φ(x) [1, N, F] of one member's hyper-parameters [1, H], with E φ(x)ᵀφ(x') = k(x, x')."""
+    values = kernel.layout.unflatten(hyper.exp())
+    return _of(kernel.tree, values, x) / math.sqrt(FEATURES)
+
+
+def _of(node: Node, values: Params, x: Tensor, inside: bool = False) -> Tensor:
+    """A tree's features; `inside` a product a single kernel has no variance."""
+    if isinstance(node, Sum):
+        return functools.reduce(operator.add, (_of(part, values, x) for part in node.parts))
+    if isinstance(node, Leaf):
+        found = _leaf(node, values, x)
+    else:
+        parts = (_of(part, values, x, True) for part in node.parts)
+        found = functools.reduce(operator.mul, parts)
+    variance = None if inside else values.get(f"{label_of(node)}.variance")
+    return found if variance is None else variance.sqrt() * found
+
+
+def _leaf(leaf: Leaf, values: Params, x: Tensor) -> Tensor:
+    noise = Noise(0, f"features/{leaf.label}", [0], x.device, x.dtype)
+    own = lambda name: values[f"{leaf.label}.{name}"]  # noqa: E731  # [1, 1, 1 or D]
+    sign = noise.uniform((1, FEATURES), 0, 1).sub(0.5).sign()
+    half = FEATURES // 2
+    turn = 2 * math.pi * noise.uniform((1, half), 0, 2)
+    turn = torch.cat([turn, turn + math.pi / 2], 2)
+    if leaf.name == "constant":
+        return sign.expand(1, x.shape[1], -1)
+    if leaf.name == "linear":
+        return sign * (x @ noise.normal((x.shape[2], FEATURES), 0, 3))
+    if leaf.name.startswith("polynomial"):
+        wide = torch.cat([x, own("offset").sqrt().expand(1, x.shape[1], 1)], 2)
+        each = [
+            wide @ noise.normal((wide.shape[2], FEATURES), 0, 4 + i)
+            for i in range(int(leaf.name[-1]))
+        ]
+        return sign * functools.reduce(operator.mul, each)
+    if leaf.name.startswith("relu"):
+        units = torch.cat([x / own("lengthscale"), torch.ones_like(x[..., :1])], 2)
+        for i in range(int(leaf.name[-1])):
+            weights = noise.normal((units.shape[2], FEATURES), 0, 4 + i)
+            units = math.sqrt(2.0) * (units @ weights).relu() / (math.sqrt(FEATURES) if i else 1.0)
+        return sign * units
+    if leaf.name == "cosine":  # one column each
+        column = (noise.uniform((half,), 0, 3)[0] * x.shape[2]).long() % x.shape[2]
+        angle = (2 * math.pi * x / own("period"))[:, :, column.repeat(2)]
+        return math.sqrt(2.0) * (angle + turn).cos()
+    if leaf.name == "periodic":
+        around = 2 * math.pi * x / own("period")
+        x = torch.cat([part / own("lengthscale") for part in (around.cos(), around.sin())], 2)
+    else:
+        x = x / own("lengthscale")
+    waves = noise.normal((x.shape[2], half), 0, 3)
+    if leaf.name in _FREEDOM:
+        freedom = _FREEDOM[leaf.name]
+        waves = waves * (freedom / noise.normal((freedom, half), 0, 4).square().sum(1)).sqrt()
+    if leaf.name == "rq":
+        alpha = own("alpha")
+        cube = 1 - 1 / (9 * alpha) + noise.normal((1, half), 0, 4) / (3 * alpha.sqrt())
+        waves = waves * (cube.clamp_min(0.0) ** 3).sqrt()
+    return math.sqrt(2.0) * ((x @ waves).repeat(1, 1, 2) + turn).cos()
+
 
 JITTER = 1e-8  # of the mean variance at the inducing points
 
@@ -106,3 +209,107 @@ def spread_out(x: Tensor, count: int, way: Tensor, weight: Tensor, rounds: int =
         total = torch.zeros_like(points).scatter_add(1, owners, x * weight.unsqueeze(2))
         points = torch.where(number > 0, total / number, points)
     return torch.where((there.sum(1) == count)[:, None, None], rows, points)
+
+
+def draw(layer: Layer, x: Tensor, noise: Noise, call: int, prior: bool = False) -> Tensor:
+    """Functions of one member's layer at rows x [1 or S, N, D], one for each of the noise's S keys:
+    [S, N, O]; `prior`: before the data."""
+    copies, rows, inputs = x.shape
+    flat = x.reshape(1, -1, inputs)  # so that the points are factored once
+    phi = features(layer.kernel, layer.hyper, flat)  # [1, S·N, F]
+    own = layer.kernel(layer.hyper, flat, flat, True)  # [1, S·N]
+    outputs, points = layer.mean.shape[1:]
+    weights = noise.normal((phi.shape[2], outputs), 0, 3 * call)  # [S, F, O]
+    if prior:
+        phi = _with_norm(phi, own)
+        return phi.reshape(copies, rows, -1) @ weights
+    root = factor(layer.kernel, layer.hyper, layer.points)
+    cross = layer.kernel(layer.hyper, layer.points, flat)
+    at_points = features(layer.kernel, layer.hyper, layer.points)
+    solved = torch.linalg.solve_triangular(root, torch.cat([cross, at_points], 2), upper=False)
+    a, known = solved.split([cross.shape[2], at_points.shape[2]], 2)  # [1, Z, S·N], [1, Z, F]
+    psi = _with_norm(phi - a.mT @ known, (own - a.square().sum(1)).clamp_min(0.0))
+    eps = noise.normal((outputs, points, 1), 0, 3 * call + 1)  # [S, O, Z, 1]
+    v = layer.mean + (layer.root @ eps).squeeze(-1)  # [S, O, Z]
+    a = a[0].reshape(points, copies, rows).movedim(1, 0)  # [1 or S, Z, N]
+    return (v @ a).mT + psi.reshape(copies, rows, -1) @ weights
+
+
+def _with_norm(phi: Tensor, square: Tensor) -> Tensor:
+    """Rows [1, N, F] of these squared lengths [1, N]."""
+    return phi * (square / phi.square().sum(2).clamp_min(1e-300)).sqrt().unsqueeze(2)
+
+
+MOST_POINTS = 100
+_SEEN = 2000  # rows that points are chosen from
+_ROUNDING = 1e-12  # a deviation below this share of the size of y is the mean's rounding error
+
+
+def starts(run: Run, inducing: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each member, from some of its rows: points [M, Z, D], the mean square of y and its
+    standard deviation, [M], both 1 of classes and counts. Rows of weight 0 are none.
+
+    Targets that vary by less than rounding have no deviation: their size stands in for it, so that
+    the noise starts at the scale of y, whatever its units."""
+    seen = glance(run, max(_SEEN, 4 * (inducing or MOST_POINTS)))
+    x = seen.x.double().flatten(2) if seen.x.ndim > 2 else seen.x.double().unsqueeze(2)
+    weight = torch.ones_like(x[..., 0]) if seen.weight is None else seen.weight
+    count = _count(int((weight > 0).sum(1).min()), inducing)
+    ways = run.noise("inducing").normal((math.prod(run.rows.x.shape[1:]),)).double()
+    points, one = spread_out(x, count, ways, weight), x.new_ones(run.size)
+    if not run.likelihood.scales_targets:
+        return points, one, one
+    y = seen.y.double().reshape(*x.shape[:2], -1)
+    share = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+    away = y - (share * y).sum(1, keepdim=True)
+    power, spread = ((share * part.square()).sum(1).mean(1) for part in (y, away))  # [M]
+    power = torch.where(power > 0, power, one)
+    return points, power, torch.where(spread > _ROUNDING**2 * power, spread, power).sqrt()
+
+
+def _count(fewest: int, inducing: int | None) -> int:
+    if inducing is not None and inducing > fewest:
+        raise DataError(
+            f"inducing={inducing} points are more than the {fewest} rows that are fitted: give at "
+            "most as many, or leave it out"
+        )
+    return min(inducing or MOST_POINTS, fewest)
+
+
+PREFIX = "likelihood."  # of the state's entries that are the likelihood's own
+
+
+@dataclass
+class Rows:
+    """Rows at the last layer: a [M, Z, B], f's marginals [M, B, O], Σ E log p [M], the KL of the
+    layers before [M], λ with the rows' weights [M, B, O] where it is no derivative, and the
+    variance of Σ E log p over the draws that it is estimated by [M]."""
+
+    basis: Tensor
+    mean: Tensor
+    variance: Tensor
+    fit: Tensor
+    kl: Tensor
+    bend: Tensor | None
+    fit_variance: Tensor
+
+    def sites(self, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ λ_i a_i a_iᵀ, [M, O, Z, Z], and Σ (g_i + λ_i μ_i) a_i, [M, O, Z]."""
+        a, mean = self.basis.detach(), self.mean.detach()
+        precision = (a.unsqueeze(1) * bend.mT.unsqueeze(2)) @ a.mT.unsqueeze(1)
+        return precision, (slope + bend * mean).mT @ a.mT
+
+
+def learned_in(state: State) -> State:
+    """The likelihood's learned parameters, by their own names."""
+    return {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
+
+
+def given(run: Run, params: State) -> Theta:
+    """The likelihood's parameters of each member, learned or given."""
+    return learned_in(params) | {k: v.double() for k, v in run.constants.items()}
+
+
+def matrix(x: Tensor, lead: int = 1) -> Tensor:
+    """[*lead, N] as [*lead, N, 1]."""
+    return x.unsqueeze(-1) if x.ndim == lead + 1 else x

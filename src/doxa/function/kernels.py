@@ -6,6 +6,14 @@ shall be saved comes from a registered builder:
 
     @register_kernel("rbf-plus-linear")
     def rbf_plus_linear() -> gpytorch.kernels.Kernel: ...
+
+A kernel's text as a tree: names, joined by + and *, with brackets.
+
+sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
+
+Kernels composed from their names: "rbf", "rbf + linear", "(rbf + linear) * periodic".
+
+Every term of a sum has a variance in front. The kernels themselves: `doxa/priors/functions.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +22,9 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Callable
+import operator
+import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -25,6 +35,107 @@ from torch.func import functional_call
 from doxa import store
 from doxa.errors import MethodError, did_you_mean
 from doxa.linalg.layout import Entry, Layout, Params
+from doxa.priors.functions import KINDS, Place, scalar
+
+_TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w-]*)|(.))")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A kernel by its name; `label` tells it from others of that name."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Product:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    parts: tuple[Node, ...]
+
+
+Node = Leaf | Product | Sum
+
+
+def leaves(node: Node) -> Iterator[Leaf]:
+    if isinstance(node, Leaf):
+        yield node
+    else:
+        for part in node.parts:
+            yield from leaves(part)
+
+
+def parse(text: str, known: Collection[str]) -> Node:
+    """The tree of a text, or a MethodError that says where it cannot be read."""
+    tokens = [name or sign for name, sign in _TOKEN.findall(text) if name or sign.strip()]
+    names = [token for token in tokens if _is_name(token)]
+    for name in names:
+        if name not in known:
+            raise MethodError(f"there is no kernel {name!r}{did_you_mean(name, known)}")
+    reader = _Reader(text, tokens, {name for name in names if names.count(name) > 1})
+    tree = reader.sum()
+    if reader.at < len(tokens):
+        raise reader.wrong("an end, + or *")
+    return tree
+
+
+def _is_name(token: str) -> bool:
+    return token[0].isalpha() or token[0] == "_"
+
+
+def _joined(kind: type[Sum] | type[Product], parts: list[Node]) -> Node:
+    """Brackets that change nothing go: a + (b + c) is a + b + c."""
+    flat = [inner for p in parts for inner in (p.parts if isinstance(p, kind) else (p,))]
+    return flat[0] if len(flat) == 1 else kind(tuple(flat))
+
+
+class _Reader:
+    """Reads tokens from the left; `repeated` names are numbered in their labels."""
+
+    def __init__(self, text: str, tokens: list[str], repeated: set[str]) -> None:
+        self.text, self.tokens, self.repeated = text, tokens, repeated
+        self.at = 0
+        self.seen: dict[str, int] = {}
+
+    def wrong(self, wanted: str) -> MethodError:
+        ended = self.at >= len(self.tokens)
+        found = "its end" if ended else f"{self.tokens[self.at]!r} (part {self.at + 1})"
+        return MethodError(f"{self.text!r} cannot be read: {wanted} is expected at {found}")
+
+    def _next_is(self, sign: str) -> bool:
+        found = self.at < len(self.tokens) and self.tokens[self.at] == sign
+        self.at += found
+        return found
+
+    def sum(self) -> Node:
+        parts = [self.product()]
+        while self._next_is("+"):
+            parts.append(self.product())
+        return _joined(Sum, parts)
+
+    def product(self) -> Node:
+        parts = [self.factor()]
+        while self._next_is("*"):
+            parts.append(self.factor())
+        return _joined(Product, parts)
+
+    def factor(self) -> Node:
+        if self._next_is("("):
+            inner = self.sum()
+            if not self._next_is(")"):
+                raise self.wrong("a closing bracket")
+            return inner
+        if self.at >= len(self.tokens) or not _is_name(self.tokens[self.at]):
+            raise self.wrong("a kernel's name")
+        name = self.tokens[self.at]
+        self.at += 1
+        self.seen[name] = self.seen.get(name, 0) + 1
+        return Leaf(name, f"{name}-{self.seen[name]}" if name in self.repeated else name)
+
 
 P = ParamSpec("P")
 Kernel = Any  # gpytorch's, which is imported by whoever brings one
@@ -181,3 +292,85 @@ def _is_positive(constraint: Any) -> bool:
     return isinstance(constraint, Positive | GreaterThan) and bool(
         torch.isinf(constraint.upper_bound).all()
     )
+
+
+PER_COLUMN = ("lengthscale", "period")
+MOST_COLUMNS = (
+    50  # that have a lengthscale each unless asked for: more are not told by the evidence
+)
+
+
+class Composed(KernelFunction):
+    """k(a, b) of a text, as a function of a flat vector of logarithms, in float64.
+
+    `columns` is the number of lengthscales and periods of each kernel: 1, or one a column.
+    """
+
+    def __init__(self, text: str, columns: int = 1) -> None:
+        self.text, self.tree = text, parse(text, KINDS)
+        entries = [Entry(f"{label_of(term)}.variance", (1, 1)) for term in _terms(self.tree)]
+        for leaf in leaves(self.tree):
+            for name in KINDS[leaf.name].parameters:
+                entries.append(
+                    Entry(f"{leaf.label}.{name}", (1, columns if name in PER_COLUMN else 1))
+                )
+        self.layout = Layout(tuple(entries))
+
+    def start(self) -> Tensor:
+        """Every parameter 1."""
+        return torch.zeros(self.layout.size, dtype=torch.float64)
+
+    def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
+        """flat [..., H], a [..., N, D], b [..., N', D] to [..., N, N'], or [..., N]."""
+        return self._value(self.tree, self.layout.unflatten(flat.exp()), Place(a, b, diag))
+
+    def _value(self, node: Node, values: Params, place: Place, inside: bool = False) -> Tensor:
+        """`inside` a product a single kernel has no variance."""
+        if isinstance(node, Sum):
+            return functools.reduce(
+                operator.add, (self._value(p, values, place) for p in node.parts)
+            )
+        if isinstance(node, Leaf):
+            own = {name: values[f"{node.label}.{name}"] for name in KINDS[node.name].parameters}
+            value = KINDS[node.name].of(place, own)
+        else:
+            parts = (self._value(part, values, place, True) for part in node.parts)
+            value = functools.reduce(operator.mul, parts)
+        variance = None if inside else values.get(f"{label_of(node)}.variance")
+        return value if variance is None else scalar(variance, place) * value
+
+    def to(self, device: torch.device) -> Composed:
+        return self
+
+    def named(self, flat: Tensor) -> dict[str, Any]:
+        """Hyper-parameters by name, in their own units, for people: flat [..., H]."""
+        values = self.layout.unflatten(flat.exp())
+        return {name: value.squeeze(-2).tolist() for name, value in values.items()}
+
+
+def label_of(node: Node) -> str:
+    """A term as a name."""
+    if isinstance(node, Leaf):
+        return node.label
+    sign = "+" if isinstance(node, Sum) else "*"
+    return sign.join(label_of(p) if isinstance(p, Leaf) else f"({label_of(p)})" for p in node.parts)
+
+
+def _terms(node: Node) -> list[Node]:
+    """What has a variance: the terms of every sum; a product with a sum in it has that sum's."""
+    if isinstance(node, Leaf):
+        return [node]
+    if isinstance(node, Product):
+        inner = [part for part in node.parts if not isinstance(part, Leaf)]
+        return [term for part in inner for term in _terms(part)] or [node]
+    return [term for part in node.parts for term in _terms(part)]
+
+
+def function_of(
+    spec: str | KernelSpec | nn.Module, inputs: int, ard: bool | None
+) -> KernelFunction:
+    """A text or a gpytorch kernel as a function of rows with so many columns."""
+    if not isinstance(spec, str):
+        return KernelFunction(build(spec))
+    own = inputs <= MOST_COLUMNS if ard is None else ard
+    return Composed(spec, inputs if own else 1)

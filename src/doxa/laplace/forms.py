@@ -3,6 +3,48 @@
 A form keeps nothing: sums are entries of the state, each with leading axis M, that begin with
 "curvature", and "slope", the gradient of the log-likelihood. Groups g are of outputs with a noise
 level of their own; r divides a group's curvature and slope.
+
+Factors τ on the precision of a Gaussian prior: one for all uncertain weights, or each tensor's.
+
+A state's "tau" is [M, K], with K = 1 for one that all share. Prior and posterior are of the chosen
+weights where only some of the uncertain ones have a matrix.
+
+Evidence of a Gaussian at the maximum, and type-II maximum likelihood on it (MacKay, 1992).
+
+    log p(D) ≈ log p(D | θ*) + log p(θ*) + (p/2) log 2π − ½ log |H|,    H = Σ_g G_g / r_g + τ Λ
+
+r_g scales the noise variance of a group of outputs, τ the prior's precision Λ, with a factor τ_k
+for each group k of weights. At the maximum
+
+    r_g = χ²_g / (n_g − γ_g),                     γ_g = tr(H⁻¹ G_g / r_g)
+    τ_k = γ_k / [(θ* − m)ᵀ Λ (θ* − m)]_k,         γ_k = p_k − tr[H⁻¹ τΛ]_kk
+
+with γ, by outputs or by weights, the number of well-determined parameters and χ²_g the sum of
+squared residuals in units of the noise. Learned noise lies outside the Hessian.
+
+What Laplace adds up over the data, and what it re-estimates from it, on stacked states.
+
+One pass gives, for each member, the curvature of the uncertain weights, the log-likelihood at θ*,
+and the squared residuals of each group of outputs that has a learned noise level of its own.
+
+Curvature of low rank: the directions that data determine most, and the prior in all others.
+
+    H ≈ F Fᵀ + Λ,    F Fᵀ ≈ the leading eigenpairs of G
+
+G = SᵀS has a row of S for each row of data and output, so its eigenpairs are those of the small
+matrix S Sᵀ. Rows come in pieces: each is put below the directions kept so far, and the leading ones
+of the two together are kept (Brand 2006), twice as many as are asked for. What is dropped is lost,
+so F Fᵀ lies below G: the posterior is too wide and the evidence too high, by ½ log(1 + λ/δ) for
+each direction of curvature λ that is left to a prior of precision δ. It is G where the rank is at
+least rows × outputs.
+
+The Hessian of −log p(D | θ) itself, for networks with few weights.
+
+    G = −Σ_i w_i ∂² log p(y_i | f(x_i; θ)) / ∂θ²
+
+It differs from Gauss–Newton by Σ_i (∂ log p_i/∂f)ᵀ ∂²f_i/∂θ², so it may have negative eigenvalues
+where the network is not at a maximum, and at a maximum of the log joint as far as the prior
+outweighs them. Columns are products with unit vectors, forward over reverse.
 """
 
 from __future__ import annotations
@@ -14,12 +56,282 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import grad, jvp, vmap
+from torch.utils._pytree import tree_map
 
-from doxa.laplace.curvature import Jacobians, gauss_newton, output_size
-from doxa.laplace.outputs import Outputs
-from doxa.laplace.scales import Scales
-from doxa.linalg import Dense, Diagonal, Structure
+from doxa.data import Batch, Pass, batch_rows
+from doxa.errors import NumericalError
+from doxa.laplace.curvature import (
+    Averaged,
+    Jacobians,
+    Outputs,
+    flatten_outputs,
+    gauss_newton,
+    output_size,
+)
+from doxa.likelihoods import Gaussian
+from doxa.linalg import Dense, Diagonal, Embedded, LowRankPrecision, Structure
 from doxa.method import Run, State
+from doxa.method.run import scaled_priors
+from doxa.model import likelihood_parameters
+from doxa.priors import Prior
+
+CHOSEN = "subnetwork"  # which of the uncertain weights have a matrix, [M, s], in the state
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Which of the factors each of p weights has.
+
+    sizes: of the tensors, in the order of the weights; None: one factor for all. chosen: which of
+    these weights there are, [M, s]; None: all.
+    """
+
+    sizes: tuple[int, ...] | None = None
+    chosen: Tensor | None = None
+
+    @classmethod
+    def of(cls, run: Run, state: State) -> Scales:
+        """Those that a state has."""
+        kind = "shared" if state["tau"].shape[1] == 1 else "layer"
+        return cls(_sizes(run, kind), state.get(CHOSEN))
+
+    def each(self, tau: Tensor) -> Tensor:
+        """τ of every weight, [M, p], or [M, 1] where they share it."""
+        if self.sizes is None:
+            return tau
+        wide = self._wide(tau)
+        return wide if self.chosen is None else wide.gather(1, self.chosen)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sums of [M, p] over the weights of each factor, [M, K]."""
+        if self.sizes is None:
+            return values.sum(1, keepdim=True)
+        if self.chosen is None:
+            return torch.stack([part.sum(1) for part in values.split(self.sizes, 1)], 1)
+        count = len(self.sizes)
+        own = self._wide(torch.arange(count, device=values.device)[None])
+        own = own.expand(len(values), -1).gather(1, self.chosen)
+        return torch.stack([torch.where(own == k, values, 0.0).sum(1) for k in range(count)], 1)
+
+    def _wide(self, tau: Tensor) -> Tensor:
+        assert self.sizes is not None
+        return torch.cat(
+            [own.expand(-1, n) for own, n in zip(tau.split(1, 1), self.sizes, strict=True)], 1
+        )
+
+
+def initial_scales(run: Run, kind: str) -> Tensor:
+    """τ = 1, [M, K]; kind: "shared" or "layer"."""
+    sizes = _sizes(run, kind)
+    count = 1 if sizes is None else len(sizes)
+    return torch.ones(run.size, count, device=run.device, dtype=torch.float64)
+
+
+def _sizes(run: Run, kind: str) -> tuple[int, ...] | None:
+    return None if kind == "shared" else tuple(run.layout.select(run.net.subset_names).sizes)
+
+
+def scale_names(run: Run) -> list[str]:
+    """The tensors of the subset, in the order of their factors."""
+    return [name for name in run.layout.names if name in set(run.net.subset_names)]
+
+
+def prior_curvature(run: Run, state: State) -> tuple[Tensor, Tensor]:
+    """The curvature Λ of the subset's prior as it was given, [M, p], and (θ − m)ᵀ Λ (θ − m) over
+    the weights of each factor, [M, K]."""
+    index, theta, scales = run.subset_index, state["theta"], Scales.of(run, state)
+    prior = run.prior.curvature(theta).expand_as(theta)[:, index].double()
+    away = (theta - run.prior.mean).double()[:, index]
+    if scales.chosen is not None:
+        prior, away = prior.gather(1, scales.chosen), away.gather(1, scales.chosen)
+    return prior, scales.sums(prior * away.square())
+
+
+def priors_used(run: Run, tau: Tensor) -> list[Prior | dict[str, Prior]]:
+    """Each member's Gaussian prior with its precision times τ [M, K] on the subset; weights outside
+    it are points under the prior as it was."""
+    each = tau.rsqrt().expand(-1, len(scale_names(run)))
+    return scaled_priors(run, {name: each[:, k] for k, name in enumerate(scale_names(run))})
+
+
+def reported_scales(run: Run, tau: Tensor) -> list[float] | list[dict[str, float]]:
+    """Each member's prior scale over the given one's, by tensor where they differ."""
+    if tau.shape[1] == 1:
+        return [float(own) for own in tau[:, 0].rsqrt()]
+    return [dict(zip(scale_names(run), own, strict=True)) for own in tau.rsqrt().tolist()]
+
+
+def prior_precision(run: Run, state: State) -> Tensor:
+    """τΛ, [M, p]."""
+    prior, _ = prior_curvature(run, state)
+    return Scales.of(run, state).each(state["tau"]) * prior
+
+
+BOUNDS = (1e-8, 1e8)  # of factors on the noise's variance and the prior's precision
+_TINY = 1e-2  # n − γ stays above this share of n: with more weights than rows, noise is not zero
+
+
+def reestimate(
+    effective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    rounds: int,
+    chi: Tensor,
+    count: Tensor,
+    quad: Tensor,
+    *,
+    noise: bool,
+    scale: bool,
+) -> tuple[Tensor, Tensor]:
+    """r [M, g] and τ [M, K] at the fixed point, for given θ*.
+
+    Parameters
+    ----------
+    effective: γ of outputs [M, g] and of weights [M, K], by r and τ. rounds: of it, at most.
+    chi, count: χ² and n, [M, g]. quad: (θ* − m)ᵀ Λ (θ* − m), [M, K].
+    noise, scale: whether r and τ are free; what is not stays 1.
+    """
+    ratio, tau = torch.ones_like(chi), torch.ones_like(quad)
+    for _ in range(rounds):
+        gamma, by_weights = effective(ratio, tau)
+        new_ratio, new_tau = ratio, tau
+        if noise:
+            free = torch.maximum(count - gamma, _TINY * count)
+            new_ratio = (chi / free).clamp(*BOUNDS)
+        if scale:
+            new_tau = (by_weights / quad.clamp_min(1e-300)).clamp(*BOUNDS)
+        moved = max(float((new_ratio / ratio).log().abs().max()),
+                    float((new_tau / tau).log().abs().max()))  # fmt: skip
+        ratio, tau = new_ratio, new_tau
+        if moved < 1e-13:
+            break
+    return ratio, tau
+
+
+NOISE = "likelihood.log_noise"
+ROUNDS = 2000  # of the fixed point, where they are cheap
+
+
+def learns_noise(run: Run) -> bool:
+    """A Gaussian noise level that is re-estimated outside the Hessian."""
+    return isinstance(run.likelihood, Gaussian) and NOISE in run.layout.slices
+
+
+def noise_groups(run: Run) -> int:
+    """How many groups of outputs have a noise level of their own."""
+    return run.layout.select([NOISE]).size if learns_noise(run) else 1
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a pass adds up: curvature of one kind ("ggn", "fisher", "hessian") in one form."""
+
+    form: Form
+    kind: str = "ggn"
+
+    def learns_noise(self, run: Run) -> bool:
+        """Whether noise is re-estimated. The empirical Fisher does not scale with it as G does, and
+        a Hessian is not told apart by outputs."""
+        kinds = ("ggn", "hessian") if noise_groups(run) == 1 else ("ggn",)
+        return learns_noise(run) and self.kind in kinds
+
+    def groups(self, run: Run) -> int:
+        return noise_groups(run) if self.learns_noise(run) else 1
+
+    def empty(self, run: Run) -> State:
+        groups = self.groups(run)
+        zeros = lambda *s: torch.zeros(run.size, *s, device=run.device, dtype=torch.float64)  # noqa: E731
+        slope = zeros(groups, len(run.subset_index))
+        return self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
+
+    @property
+    def averages(self) -> bool:
+        """Whether its curvature can be averaged over outputs."""
+        return self.kind == "ggn" and self.form.averages
+
+    def averaged(self, run: Run, state: State, away: Tensor) -> State:
+        """The state with the curvature of all rows averaged over outputs f + d, d [M, S, B, O]."""
+        bare = {k: v for k, v in state.items() if not k.startswith("curvature")}
+        batch = Pass(run.rows, run.split_of).batch(0)
+        made = self.add(run, bare | self.empty(run), batch, away)
+        sums = {k: v for k, v in made.items() if k.startswith("curvature")}
+        return self.form.complete(run, bare | sums | self.form.averaged(run, bare, away))
+
+    def add(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> State:
+        """The state with some rows' curvature, squared residuals and log-likelihood. The curvature
+        may be an average, over outputs f + d, d [M, S, B, O]."""
+        new = dict(state)
+        theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
+        groups = self.groups(run)
+        source = self.form.source(run, state)
+        for rows in source.chunks(batch_rows(batch)):
+            part = some_rows(batch, rows)
+            outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind)
+            outputs = outputs if away is None else Averaged(outputs, away[:, :, rows])
+            sums, flat = self.form.add(source, new, outputs, groups)
+            fit = outputs.log_prob(flat).double()
+            if part.weight is not None:
+                fit = fit * part.weight
+            new |= sums
+            new["fit"] = new["fit"] + fit.sum(1)
+            if self.learns_noise(run):
+                new["chi"] = new["chi"] + outputs.squares(flat, groups)
+        return new
+
+    def settle(self, run: Run, state: State, scale: bool, most: int = ROUNDS) -> State:
+        """Learned noise, and the prior's scale where asked, at their type-II maximum for θ*, or
+        after the most rounds that are to be made."""
+        state = self.form.complete(run, state)
+        prior, quad = prior_curvature(run, state)
+        tau, groups, scales = state["tau"], self.groups(run), Scales.of(run, state)
+        outputs = output_size(run.net.output) // groups  # in each group
+        count = run.n.double()[:, None].expand(-1, groups) * outputs
+        noise = self.learns_noise(run)
+        ratio, rescale = torch.ones_like(state["chi"]), torch.ones_like(tau)
+        if noise or scale:
+            found, rounds = self.form.effective(run, state, scales.each(tau) * prior, scales)
+            ratio, rescale = reestimate(
+                found, min(rounds, most), state["chi"], count, tau * quad, noise=noise, scale=scale
+            )
+        new = {**state, "tau": (tau * rescale).clamp(*BOUNDS)}  # however often it is re-estimated
+        if noise:
+            theta = state["theta"].clone()
+            theta[:, run.layout.slices[NOISE]] += 0.5 * ratio.log().to(theta.dtype)
+            change = count * ratio.log() + state["chi"] * (1 / ratio - 1)
+            new |= {
+                **self.form.divided(state, ratio),
+                "theta": theta,
+                "chi": state["chi"] / ratio,
+                "slope": state["slope"] / ratio[..., None],
+                "fit": state["fit"] - 0.5 * change.sum(1),
+            }
+        return new
+
+    def determined(self, run: Run, state: State, heat: Tensor) -> float:
+        """T γ/n, at noise and a scale of the prior that were found with another form."""
+        new, batches = state | self.empty(run), run.passes()
+        for t in range(batches.count):
+            new = self.add(run, new, batches.batch(t))
+        new = self.form.complete(run, new)
+        spread = self.form.covariance(run, new, prior_precision(run, state))
+        return determined(run, new, spread.scaled(heat.double()), heat)
+
+
+def some_rows(batch: Batch, rows: slice) -> Batch:
+    """Some rows of a batch, for all members."""
+    at = (rows,) if batch.shared else (slice(None), rows)
+    weight = None if batch.weight is None else batch.weight[..., rows]
+    pick = lambda tree: tree_map(lambda t: t[at], tree)  # noqa: E731
+    return Batch(pick(batch.x), pick(batch.y), batch.scale, weight, batch.shared)
+
+
+def determined(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
+    """T γ/n: how many parameters the data determine, a row, γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ).
+
+    `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
+    spread = spread.inner if isinstance(spread, Embedded) else spread
+    bound = (prior_precision(run, state) * spread.diagonal().double()).sum(1)
+    return float(((heat.double() * spread.size - bound) / run.n.double()).mean())
+
 
 # γ of outputs [M, g] and of weights [M, K], by r [M, g] and τ [M, K]
 Effective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -180,3 +492,126 @@ class Matrix(Form):
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
+
+
+@dataclass(frozen=True)
+class LowRank(Form):
+    """Directions [M, g, 2 rank, p], each as long as the root of its eigenvalue."""
+
+    rank: int
+
+    def empty(self, run: Run, groups: int) -> State:
+        shape = (run.size, groups, self._kept(run), len(run.subset_index))
+        return {"curvature": torch.zeros(shape, device=run.device, dtype=torch.float64)}
+
+    def _kept(self, run: Run) -> int:
+        return min(2 * self.rank, len(run.subset_index))
+
+    def add(
+        self, source: Jacobians, state: State, outputs: Outputs, groups: int
+    ) -> tuple[State, Tensor]:
+        flat, j = source(outputs.part.x, outputs.part.shared)
+        rows = outputs.root(flat, square=groups > 1).mT @ j.double()  # [M, B, R, p]
+        new = rows.transpose(1, 2) if groups > 1 else rows.flatten(1, 2)[:, None]
+        old = state["curvature"]
+        sums = {"curvature": leading(torch.cat([old, new], 2), old.shape[2])}
+        return sums | slope(state, j, flat, outputs, groups), flat
+
+    def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
+        rows = leading(state["curvature"].flatten(1, 2), min(self.rank, prior.shape[1]))
+        return LowRankPrecision(prior, rows.mT)
+
+    def effective(
+        self, run: Run, state: State, prior: Tensor, scales: Scales
+    ) -> tuple[Effective, int]:
+        rows = state["curvature"]
+        groups, each = rows.shape[1:3]
+        white = rows.flatten(1, 2) / prior.sqrt()[:, None]
+        if groups == 1 and scales.sizes is None:
+            values = torch.linalg.eigvalsh(white @ white.mT)[:, -self.rank :].clamp_min(0.0)
+            return spectral(values[:, None], torch.ones_like(values), scales), 2000
+        if groups == 1:  # those that the covariance has
+            white = leading(rows[:, 0], min(self.rank, prior.shape[1])) / prior.sqrt()[:, None]
+            each = white.shape[1]
+        parts = [white] if scales.sizes is None else white.split(scales.sizes, 2)
+        grams = torch.stack([part @ part.mT for part in parts], 1)  # of each factor, [M, K, k, k]
+
+        def effective(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+            """γ_g = tr [K (I + K)⁻¹]_gg with K = S Λ⁻¹ Sᵀ, rows of S over √r_g, Λ times τ; γ_k is
+            the trace with the part of K that the weights of factor k have."""
+            root = ratio.rsqrt().repeat_interleave(each, 1)
+            own = root[:, None, :, None] * grams * root[:, None, None] / tau[..., None, None]
+            k = own.sum(1)
+            eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+            inverse = torch.linalg.inv(eye + k)
+            share = (inverse * k).sum(-1)  # both are symmetric
+            by_weights = (inverse[:, None] * own).sum((-2, -1))
+            return share.reshape(-1, groups, each).sum(-1), by_weights
+
+        return effective, 100
+
+    def divided(self, state: State, ratio: Tensor) -> State:
+        return {"curvature": state["curvature"] / ratio.sqrt()[..., None, None]}
+
+    def bytes(self, run: Run, groups: int) -> int:
+        return 4 * 8 * run.size * groups * self._kept(run) * len(run.subset_index)
+
+    def product(self, run: Run) -> float | None:
+        size, kept = len(run.subset_index), self._kept(run)
+        return float(run.size * size * kept * max(kept, run.settings.batch_size))
+
+
+def leading(rows: Tensor, count: int) -> Tensor:
+    """The leading directions of SᵀS for S [..., n, p], by S Sᵀ: [..., count, p]. Their largest
+    entries are positive, so that no library chooses their signs; those of round-off are zero."""
+    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    noise = torch.finfo(rows.dtype).eps * values.shape[-1] * values[..., -1:]
+    found = (vectors * (values > noise)[..., None, :])[..., -count:].mT @ rows
+    largest = found.gather(-1, found.abs().argmax(-1, keepdim=True))
+    return torch.where(largest < 0, -found, found)
+
+
+_TOGETHER = 64  # columns
+
+
+@dataclass(frozen=True)
+class Hessian(Matrix):
+    """All of it, [M, 1, p, p]."""
+
+    diagonal: bool = False
+    averages = False
+
+    def add(
+        self, source: Jacobians, state: State, outputs: Outputs, groups: int
+    ) -> tuple[State, Tensor]:
+        part = outputs.part
+        forward = lambda p, b, x: flatten_outputs(source.model.forward(p, x, buffers=b), 0)  # noqa: E731
+        network = vmap(forward, in_dims=(0, 0, None if part.shared else 0))
+
+        def flat(own: Tensor) -> Tensor:
+            params = source.rest | source.layout.unflatten(own)
+            return network(params, source.buffers, part.x)
+
+        def loss(own: Tensor) -> Tensor:
+            each = outputs.log_prob(flat(own))
+            return -(each if part.weight is None else part.weight * each).sum()
+
+        own = source.layout.flatten(source.own)  # [M, p]: members meet in the sum only
+        eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
+        column = lambda v: jvp(grad(loss), (own,), (v.expand_as(own),))[1]  # noqa: E731
+        found = vmap(column, chunk_size=_TOGETHER)(eye).transpose(0, 1)  # [M, p, p]
+        sums = {
+            "curvature": state["curvature"] + found.double()[:, None],
+            "slope": state["slope"] - grad(loss)(own).double()[:, None],
+        }
+        return sums, flat(own).detach()
+
+    def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
+        total = state["curvature"].sum(1) + torch.diag_embed(prior)
+        least = torch.linalg.eigvalsh((total + total.mT) / 2)[:, 0]
+        if bool((least <= 0).any()):
+            raise NumericalError(
+                f"the Hessian of the log joint has the eigenvalue {float(least.min()):.3g}: the "
+                "weights are not at a maximum; train longer, use polish=, or curvature='ggn'"
+            )
+        return super().covariance(run, state, prior)

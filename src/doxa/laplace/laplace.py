@@ -17,6 +17,23 @@ held-out rows where there are any; where it is much worse, the Gaussian of class
 is for up to about 5,000 weights, and by default 2,000, "kronecker" for networks of Linear layers,
 convolutions and embeddings, "low-rank" for few rows, "diagonal" for any number of weights, at the
 price of all correlations. Dropout is off and BatchNorm frozen while curvature is computed.
+
+A full matrix over the few weights that are least certain, while the others are points.
+
+Of all weights those with the largest variance 1/(G_jj + Λ_jj) under the diagonal approximation are
+chosen, each member's own: of all subsets of that size, they leave the diagonal posterior nearest
+to that of all weights in Wasserstein distance (Daxberger, Nalisnick, Allingham, Antorán &
+Hernández-Lobato 2021). The matrix of the chosen is then exact, correlations and all.
+
+Training under a prior, and a noise level, that follow the evidence.
+
+    θ ← an optimiser's steps on log p(D | θ, σ) + log p(θ | τ)
+    τ, σ ← now and then, up log p(D | θ, σ) + log p(θ | τ) + (p/2) log 2π − ½ log |H(θ, τ, σ)|
+
+Immer, Bauer, Fortuin, Rätsch & Khan (2021). Curvature is that of all rows at the weights of the
+moment, and (τ, σ) go a few rounds of MacKay's fixed point, not to its end, also once training is
+over: the weights have yet to follow. Between, σ stays where the evidence put it: on rows that are
+fitted, noise looks small.
 """
 
 from __future__ import annotations
@@ -26,27 +43,39 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.laplace import asked, centre, maximum, scales, statistics, training, verdict
-from doxa.laplace.dual import Dual
-from doxa.laplace.forms import Form, Matrix
-from doxa.laplace.functional import FunctionalPosterior, Kernel
-from doxa.laplace.held_out import HeldOut
-from doxa.laplace.hessian import Hessian
+from doxa.laplace import centre, status
+from doxa.laplace import forms as scales
+from doxa.laplace import forms as statistics
+from doxa.laplace.curvature import Jacobians, Outputs, output_size
+from doxa.laplace.forms import (
+    CHOSEN,
+    NOISE,
+    Effective,
+    Form,
+    Hessian,
+    LowRank,
+    Matrix,
+    Scales,
+    Sums,
+    added,
+    slope,
+)
+from doxa.laplace.functional import Dual, FunctionalPosterior, Kernel
 from doxa.laplace.kronecker import Factors
-from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
-from doxa.laplace.subnetwork import Subnetwork
-from doxa.linalg import Structure
+from doxa.laplace.status import HeldOut
+from doxa.linalg import Dense, Embedded, Structure
 from doxa.method import (
     Clock,
     Info,
+    Known,
     Method,
     Run,
     Stage,
@@ -55,9 +84,114 @@ from doxa.method import (
     optimise,
     slice_state,
 )
-from doxa.method.fields import flag, one_of, positive, whole
-from doxa.method.objectives import joined
+from doxa.method.method import flag, one_of, positive, whole
+from doxa.method.state import joined
 from doxa.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Subnetwork(Form):
+    """G [M, g, size, size] over the chosen weights."""
+
+    size: int
+
+    def chosen(self, run: Run, state: State, prior: Tensor) -> State:
+        """The state with the chosen weights, from the diagonal in it and Λ [M, p]."""
+        precision = state["curvature"].sum(1) + prior
+        order = precision.argsort(dim=1, stable=True)[:, : self._size(run)]  # least: widest
+        return state | {CHOSEN: order.sort(1).values}
+
+    def _size(self, run: Run) -> int:
+        return min(self.size, len(run.subset_index))
+
+    def empty(self, run: Run, groups: int) -> State:
+        size = self._size(run)
+        return {"curvature": run.n.new_zeros(run.size, groups, size, size).double()}
+
+    def add(
+        self, source: Jacobians, state: State, outputs: Outputs, groups: int
+    ) -> tuple[State, Tensor]:
+        flat, j = source(outputs.part.x, outputs.part.shared)
+        index = state[CHOSEN][:, None, None].expand(*j.shape[:3], -1)
+        sums = added(state, j.gather(3, index), flat, outputs, groups, diagonal=False)
+        return sums | slope(state, j, flat, outputs, groups), flat
+
+    def covariance(self, run: Run, state: State, prior: Tensor) -> Embedded:
+        inner = _MATRIX.covariance(run, state, prior)
+        assert isinstance(inner, Dense)
+        return Embedded(inner, state[CHOSEN], len(run.subset_index))
+
+    def effective(
+        self, run: Run, state: State, prior: Tensor, scales: Scales
+    ) -> tuple[Effective, int]:
+        return _MATRIX.effective(run, state, prior, scales)
+
+    def bytes(self, run: Run, groups: int) -> int:
+        return 3 * 8 * run.size * groups * (self._size(run) ** 2 + len(run.subset_index))
+
+    def product(self, run: Run) -> float | None:
+        size, rows = self._size(run), run.settings.batch_size * output_size(run.net.output)
+        return float(run.size * size**2 * max(size, rows))
+
+
+_MATRIX = Matrix(diagonal=False)
+
+
+EVIDENCE_ROUNDS = 3
+
+
+def evidence_stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
+    """The stage of training, with so many re-estimations, evenly over its steps."""
+    objective = Objective(sums.learns_noise(run))
+    ascent = optimise(objective, run.steps)
+    times = {max(1, round(run.steps * k / (count + 1))) for k in range(1, count + 1)}
+
+    def mark(run: Run, state: State) -> State:
+        return reestimated(run, state, sums, tunes)
+
+    return replace(ascent, marks=dict.fromkeys(sorted(times), mark))
+
+
+def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
+    """Learned noise, and the prior's scale where that is free, by the evidence at these weights."""
+    rows = run.passes()
+    local = state | sums.empty(run)
+    for t in range(rows.count):
+        local = sums.add(run, local, rows.batch(t))
+    settled = sums.settle(run, local, tunes, most=EVIDENCE_ROUNDS)
+    return {**state, "theta": settled["theta"], "tau": settled["tau"]}
+
+
+class Objective:
+    """log p(D | θ) + log p(θ | τ) in training, with τ of the state; `fixed` noise does not move."""
+
+    def __init__(self, fixed: bool) -> None:
+        self.fixed = fixed
+
+    def __call__(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        fit = run.train(params["theta"], params, batch, clock)
+        at = params["theta"].detach()
+        tau = _of_all(run, params).to(at.dtype)
+        pull = run.prior.score(at)
+        # a Gaussian's log-density, less that under τ = 1
+        more = 0.5 * (tau.log() + (tau - 1) * pull * (at - run.prior.mean)).sum(1)
+        value = run.prior.log_prob(at) + more
+
+        def add(grad: Tensor) -> Tensor:
+            grad = torch.addcmul(grad, tau, pull)
+            if self.fixed:
+                grad[:, run.layout.slices[NOISE]] = 0.0
+            return grad
+
+        return fit.value, fit.changed, Known(value, {"theta": add})
+
+
+def _of_all(run: Run, params: State) -> Tensor:
+    """τ of every weight, [M, P]: 1 for those that are points, and for learned noise."""
+    every = torch.ones_like(params["theta"], dtype=torch.float64)
+    each = Scales.of(run, params).each(params["tau"])
+    return every.index_copy(1, run.subset_index, each.expand(-1, len(run.subset_index)))
+
 
 log = logging.getLogger("doxa")
 
@@ -93,14 +227,14 @@ class Laplace(Method):
     rank: of structure="low-rank", how many eigenpairs.
     link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
         "odds": functions are drawn, and log odds integrated over the Gaussian that they show
-        (`predictive/odds.py`); "samples": drawn functions are averaged; "probit", "bridge" and
-        "probit-marginal", laplace-torch's probit: in closed form (`laplace/links.py`).
+        (`predictive/classes.py`); "samples": drawn functions are averaged; "probit", "bridge" and
+        "probit-marginal", laplace-torch's probit: in closed form (`laplace/posterior.py`).
     rows: of structure="functional", how many rows, evenly; None: all.
     subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
     prior_scale: what is tuned: one factor, "shared" by all uncertain weights, or one for each
         "layer" (each tensor).
     evidence_steps: how many times, evenly over training, learned noise and the prior's scale are
-        re-estimated and training goes on under them (`laplace/training.py`); no rows are then held
+        re-estimated and training goes on under them (`laplace/laplace.py`); no rows are then held
         out by default. 0: after training alone.
     centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
         network, to where its average gradient is zero, and is as wide as its average curvature
@@ -129,12 +263,12 @@ class Laplace(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked.check_settings(self)
+        status.check_settings(self)
 
     def init(self, run: Run) -> State:
         method = self._settled(run)
-        asked.check_run(method, run, method._sums)
-        return {**run.init_network(), "tau": scales.started(run, self.prior_scale)}
+        status.check_run(method, run, method._sums)
+        return {**run.init_network(), "tau": scales.initial_scales(run, self.prior_scale)}
 
     @property
     def holds_out(self) -> bool:
@@ -150,7 +284,7 @@ class Laplace(Method):
 
     def _settled(self, run: Run) -> Laplace:
         """With the structure that a run's network asks for, where none was named."""
-        return replace(self, structure=asked.structure(self, run))
+        return replace(self, structure=status.choose_structure(self, run))
 
     @property
     def _sums(self) -> statistics.Sums:
@@ -170,13 +304,13 @@ class Laplace(Method):
         if run.net.batch_norm:
             log.info("laplace: BatchNorm uses its running statistics while curvature is computed")
         if self.evidence_steps:
-            yield training.stage(run, self._sums, self.tunes(run), self.evidence_steps)
+            yield evidence_stage(run, self._sums, self.tunes(run), self.evidence_steps)
         elif self.train:
             yield optimise(log_joint, run.steps)
         made = partial(Stage, capturable=False, product=self._sums.form.product(run))
         polish = self.polish
         if polish is None:
-            polish = maximum.polishing(run, self.train) if self.structure == "full" else 0
+            polish = centre.default_newton_steps(run, self.train) if self.structure == "full" else 0
         if polish:
             yield made("polish", self._polish, polish, "all")
         if self.subnetwork is not None:
@@ -200,17 +334,17 @@ class Laplace(Method):
         return self._sums.add(run, state, batch), {}
 
     def _settle(self, run: Run, state: State) -> State:
-        rounds = training.ROUNDS if self.evidence_steps else statistics.ROUNDS
+        rounds = EVIDENCE_ROUNDS if self.evidence_steps else statistics.ROUNDS
         return self._sums.settle(run, state, self.tunes(run), rounds)
 
     def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        return maximum.polish(run, state, batch, clock, self.tunes(run))
+        return centre.gauss_newton_step(run, state, batch, clock, self.tunes(run))
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         return self._settled(run)._finish(run, state)
 
     def _finish(self, run: Run, state: State) -> Posterior:
-        rows = verdict.judged(run)
+        rows = status.evaluation_rows(run)
         found = ["evidence" if self.tunes(run) else "given"] * run.size
         held_out = run.rows.validation is not None and rows is not None
         if held_out and self.tunes(run) and self.tune != "evidence":
@@ -219,13 +353,13 @@ class Laplace(Method):
             each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
         posterior = self._judged(run, state, rows)
-        if posterior.record.status == verdict.WORSE and self._may_move(run):
+        if posterior.record.status == status.WORSE and self._may_move(run):
             posterior = self._judged(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
         if run.likelihood.classifies:
             posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
         at_mode = posterior.covariance if posterior.at is None else self._spread(run, state)
-        maximum.judge(run, state, posterior, at_mode, run.field(self, "temperature"))
+        centre.check_maximum(run, state, posterior, at_mode, run.field(self, "temperature"))
         return posterior
 
     def _may_move(self, run: Run) -> bool:
@@ -233,22 +367,22 @@ class Laplace(Method):
         return self.centre == "auto" and classes
 
     def _judged(
-        self, run: Run, state: State, rows: verdict.Rows | None, moves: bool = False
+        self, run: Run, state: State, rows: status.EvaluationRows | None, moves: bool = False
     ) -> LaplacePosterior:
         posterior = self._posterior(run, state, moves)
         if rows is not None:
             heat = run.field(self, "temperature")
             share = statistics.determined(run, state, posterior.covariance, heat)
             nearer = None
-            if self.structure == "diagonal" and asked.has_factors(run):
+            if self.structure == "diagonal" and status.has_factors(run):
                 factors = statistics.Sums(Factors(), self.curvature)
                 nearer = partial(factors.determined, run, state, heat)
-            verdict.judge(posterior, rows, share, nearer)
+            status.compare_with_map(posterior, rows, share, nearer)
         return posterior
 
     def _spread(self, run: Run, state: State) -> Structure:
         """T H⁻¹, as a posterior keeps it."""
-        inverse = self._sums.form.covariance(run, state, scales.precision(run, state))
+        inverse = self._sums.form.covariance(run, state, scales.prior_precision(run, state))
         return self._kept(run, inverse)
 
     def _kept(self, run: Run, inverse: Structure) -> Structure:
@@ -259,7 +393,7 @@ class Laplace(Method):
         return spread.from_state(tidy)
 
     def _posterior(self, run: Run, state: State, moves: bool = False) -> LaplacePosterior:
-        prior, tau = scales.precision(run, state), state["tau"]
+        prior, tau = scales.prior_precision(run, state), state["tau"]
         inverse = self._sums.form.covariance(run, state, prior)
         kind = LaplacePosterior if not isinstance(inverse, Dual) else FunctionalPosterior
         posterior = kind(
@@ -273,12 +407,12 @@ class Laplace(Method):
         temperature = run.field(self, "temperature")
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             quad = (tau * scales.prior_curvature(run, state)[1]).sum(1)
-            above = 0.5 * maximum.newton_step(run, state, inverse)[1]
+            above = 0.5 * centre.newton_step(run, state, inverse)[1]
             posterior.log_evidence = self._log_evidence(
                 run, state, inverse.logdet(), prior, quad, above
             )
         if self.tunes(run):
-            posterior.record.diagnostics["prior_scale"] = scales.told(run, tau)
+            posterior.record.diagnostics["prior_scale"] = scales.reported_scales(run, tau)
         return posterior
 
     def _averaged(self, run: Run, state: State, away: Tensor) -> Structure:

@@ -8,10 +8,9 @@ from doxa.errors import ModelError
 from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Affine, Heads
-from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
 from doxa.likelihoods.infer import Inferred, infer
 from doxa.likelihoods.poisson import Poisson
-from doxa.likelihoods.student_t import StudentT
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     kind.name: kind

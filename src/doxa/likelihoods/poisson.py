@@ -17,10 +17,11 @@ from doxa.likelihoods.base import (
     Shape,
     Theta,
     check_match,
+    check_whole,
     diagonal,
+    require,
     sum_event,
 )
-from doxa.likelihoods.targets import check_whole, require
 
 _LARGE_RATE = 64.0
 _TERMS = 160  # 12 standard deviations above the mean at _LARGE_RATE

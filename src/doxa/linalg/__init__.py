@@ -6,12 +6,9 @@ what can be afforded, `Diagonal`, `LowRankPlusDiagonal` (or `LowRankPrecision`, 
 """
 
 from doxa.linalg.base import Structure, structure
-from doxa.linalg.dense import Dense
-from doxa.linalg.diagonal import Diagonal
-from doxa.linalg.embedded import Embedded
+from doxa.linalg.dense import Dense, Diagonal, Embedded
 from doxa.linalg.kronecker import Kronecker, KroneckerBlock
-from doxa.linalg.low_rank import LowRankPlusDiagonal
-from doxa.linalg.low_rank_precision import LowRankPrecision
+from doxa.linalg.low_rank import LowRankPlusDiagonal, LowRankPrecision
 
 __all__ = [
     "Dense",

@@ -2,6 +2,12 @@
 
 from a covariance  Σ = L Lᵀ:      R = L
 from a precision   Σ⁻¹ = L Lᵀ:    R = L⁻ᵀ, and Σ is never formed
+
+Independent parameters: Σ = diag(v).
+
+A covariance of a few parameters, while the others are known: Σ = E Σ_S Eᵀ.
+
+E puts the chosen elements, others for each member, into their places; elsewhere it has zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +18,58 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from doxa.linalg.base import Structure, cholesky, per_member
+from doxa.errors import NumericalError, ShapeError
+from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_variances
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Structure):
+    """Variances [K, P]. A zero variance is a known parameter: `solve` and `logdet` refuse it."""
+
+    name = "diagonal"
+
+    variance: Tensor
+
+    def __post_init__(self) -> None:
+        if self.variance.ndim != 2:
+            raise ShapeError(f"the variance must be [K, P], got {list(self.variance.shape)}")
+        refuse_variances(self.variance, "the variance")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.variance.shape[0], self.variance.shape[1]
+
+    def diagonal(self) -> Tensor:
+        return self.variance
+
+    def logdet(self) -> Tensor:
+        return self._positive().log().sum(-1)
+
+    def scaled(self, t: float | Tensor) -> Diagonal:
+        return Diagonal(self.variance * per_member(t, self.variance, "the scale")[:, None])
+
+    def _root(self, rows: Tensor) -> Tensor:
+        return rows * self.variance.sqrt()[:, None]
+
+    def _half(self, rows: Tensor) -> Tensor:
+        return self._root(rows)
+
+    def _matmul(self, rows: Tensor) -> Tensor:
+        return rows * self.variance[:, None]
+
+    def _solve(self, rows: Tensor) -> Tensor:
+        return rows / self._positive()[:, None]
+
+    def _positive(self) -> Tensor:
+        refuse((self.variance.detach() == 0).any(-1), "a variance is zero, so Σ is singular")
+        return self.variance
+
+    def state(self) -> dict[str, Tensor]:
+        return {"variance": self.variance}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Diagonal:
+        return cls(state["variance"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,3 +150,80 @@ def _lower_solve(factor: Tensor, right: Tensor, left: bool = True) -> Tensor:
     """L⁻¹ X, or X L⁻¹."""
     solution: Tensor = torch.linalg.solve_triangular(factor, right, upper=False, left=left)
     return solution
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded(Structure):
+    """Σ_S over the elements `index` [K, S] of `total` ones."""
+
+    name = "embedded"
+
+    inner: Dense
+    index: Tensor
+    total: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.inner.members, self.total
+
+    @property
+    def numbers(self) -> int:
+        return self.inner.size
+
+    def sample(self, eps: Tensor) -> Tensor:
+        """From as many numbers as there are chosen elements, or from one for every parameter."""
+        if eps.shape[-1] != self.inner.size:
+            return super().sample(eps)
+        return self.put(self.inner.sample(eps))
+
+    def diagonal(self) -> Tensor:
+        return self.put(self.inner.diagonal())
+
+    def logdet(self) -> Tensor:
+        """Of the chosen elements alone."""
+        return self.inner.logdet()
+
+    def scaled(self, t: float | Tensor) -> Embedded:
+        return Embedded(self.inner.scaled(t), self.index, self.total)
+
+    def picked(self, values: Tensor) -> Tensor:
+        """The chosen ones of [K, P]."""
+        return values.gather(1, self.index)
+
+    def _pick(self, rows: Tensor) -> Tensor:
+        """[K, T, P] to [K, T, S]."""
+        return rows.gather(2, self.index.unsqueeze(1).expand(-1, rows.shape[1], -1))
+
+    def put(self, values: Tensor) -> Tensor:
+        """[..., K, S] to [..., K, P]."""
+        index = self.index.expand(*values.shape[:-1], -1)
+        return values.new_zeros(*values.shape[:-1], self.total).scatter(-1, index, values)
+
+    def _put_rows(self, rows: Tensor) -> Tensor:
+        """[K, T, S] to [K, T, P]."""
+        return self.put(rows.transpose(0, 1)).transpose(0, 1)
+
+    def _root(self, rows: Tensor) -> Tensor:
+        return self._put_rows(self.inner._root(self._pick(rows)))
+
+    def _half(self, rows: Tensor) -> Tensor:
+        return self.inner._half(self._pick(rows))
+
+    def _matmul(self, rows: Tensor) -> Tensor:
+        return self._put_rows(self.inner._matmul(self._pick(rows)))
+
+    def _solve(self, rows: Tensor) -> Tensor:
+        raise NumericalError("parameters outside the chosen ones have no variance to divide by")
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Embedded:
+        return Embedded(self.inner.to(device, dtype), self.index.to(device), self.total)
+
+    def state(self) -> dict[str, Tensor]:
+        total = torch.full((self.inner.members,), self.total)
+        return {**self.inner.state(), "index": self.index, "total": total}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Embedded:
+        return cls(Dense.from_state(state), state["index"], int(state["total"][0]))

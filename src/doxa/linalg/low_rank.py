@@ -7,6 +7,16 @@ With G = D^{-1/2} F and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
     Σ     = R Rᵀ,  R = D^{1/2} (I + G V diag(1 / (1 + √(1 + s))) Vᵀ Gᵀ)
 
 The last is the square root of I + G Gᵀ written without dividing by s, which may be zero.
+
+A few directions that data have pinned down, on top of independent ones: Σ⁻¹ = D + F Fᵀ.
+
+With G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
+
+    Σ      = D^{-1/2} (I − U diag(s / (1 + s)) Uᵀ) D^{-1/2}                (Woodbury)
+    log|Σ| = −log|D| − Σ log(1 + s)
+    Σ      = R Rᵀ,  R = D^{-1/2} (I − U diag(1 − 1/√(1 + s)) Uᵀ)
+
+s is found in double precision: a direction may be pinned down by more than single precision holds.
 """
 
 from __future__ import annotations
@@ -118,3 +128,93 @@ class LowRankPlusDiagonal(Structure):
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> LowRankPlusDiagonal:
         return cls(state["variance"], state["factor"])
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPrecision(Structure):
+    """Precisions D [K, P], all positive, and factor F [K, P, R]."""
+
+    name = "low-rank-precision"
+
+    precision: Tensor
+    factor: Tensor
+
+    def __post_init__(self) -> None:
+        if self.factor.ndim != 3 or self.factor.shape[:2] != self.precision.shape:
+            raise ShapeError(
+                f"expected a diagonal [K, P] and a factor [K, P, R], got "
+                f"{list(self.precision.shape)} and {list(self.factor.shape)}"
+            )
+        refuse_variances(self.precision, "the diagonal of the precision")
+        refuse((self.precision.detach() == 0).any(-1), "the diagonal of the precision has a zero")
+        refuse(~self.factor.detach().isfinite().flatten(1).all(-1), "the factor is not finite")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.factor.shape[0], self.factor.shape[1]
+
+    @property
+    def rank(self) -> int:
+        return self.factor.shape[2]
+
+    def diagonal(self) -> Tensor:
+        share = self._scores / (1 + self._scores)
+        left = 1 - (self._basis.double().square() * share[:, None]).sum(-1)
+        return left.clamp(min=0).to(self.precision.dtype) / self.precision
+
+    def logdet(self) -> Tensor:
+        return -self.precision.log().sum(-1) - self._scores.log1p().sum(-1).to(self.precision.dtype)
+
+    def scaled(self, t: float | Tensor) -> LowRankPrecision:
+        t = per_member(t, self.precision, "the scale")
+        return LowRankPrecision(self.precision / t[:, None], self.factor / t.sqrt()[:, None, None])
+
+    def _root(self, rows: Tensor) -> Tensor:
+        return self._bent(rows) / self.precision.sqrt()[:, None]
+
+    def _half(self, rows: Tensor) -> Tensor:
+        return self._bent(rows / self.precision.sqrt()[:, None])
+
+    def _bent(self, rows: Tensor) -> Tensor:
+        """(I + G Gᵀ)^{-1/2} v."""
+        return self._less(rows, 1 - (1 + self._scores).rsqrt())
+
+    def _matmul(self, rows: Tensor) -> Tensor:
+        scale = self.precision.sqrt()[:, None]
+        return self._less(rows / scale, self._scores / (1 + self._scores)) / scale
+
+    def _less(self, rows: Tensor, share: Tensor) -> Tensor:
+        """v − U diag(share) Uᵀ v."""
+        return rows - (rows @ self._basis * share.to(rows.dtype)[:, None]) @ self._basis.mT
+
+    def _solve(self, rows: Tensor) -> Tensor:
+        return rows * self.precision[:, None] + rows @ self.factor @ self.factor.mT
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        whitened = self.factor.double() / self.precision.double().sqrt()[..., None]
+        scores, vectors = torch.linalg.eigh(whitened.mT @ whitened)
+        scores = scores.clamp(min=0)
+        basis = (
+            whitened @ vectors / scores.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()[:, None]
+        )
+        # directions of round-off are no unit vectors, and count nothing
+        counts = scores > torch.finfo(scores.dtype).eps * scores.amax(-1, keepdim=True)
+        return scores * counts, (basis * counts[:, None]).to(self.factor.dtype)
+
+    @property
+    def _scores(self) -> Tensor:
+        """s [K, R], in double precision."""
+        return self._spectrum[0]
+
+    @property
+    def _basis(self) -> Tensor:
+        """U [K, P, R]."""
+        return self._spectrum[1]
+
+    def state(self) -> dict[str, Tensor]:
+        return {"precision": self.precision, "factor": self.factor}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> LowRankPrecision:
+        return cls(state["precision"], state["factor"])

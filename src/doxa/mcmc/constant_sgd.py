@@ -40,7 +40,7 @@ from doxa.mcmc.stochastic import (
     report,
 )
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
-from doxa.method.fields import positive, whole
+from doxa.method.method import positive, whole
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")

@@ -22,7 +22,7 @@ from torch import Tensor
 from doxa import store
 from doxa.mcmc.stochastic import StochasticGradient, rates
 from doxa.method import Clock, Run, Stage, State
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
 
 
 @store.register("cyclical")

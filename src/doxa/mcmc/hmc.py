@@ -5,8 +5,8 @@
     accept with probability min(1, exp(H(θ, p) − H(θ', p')))
 
 Neal (2011). All chains advance together. Burn-in finds the step size and the mass, diagonal or
-dense, as `doxa.mcmc.adaptation` says. A trajectory of fixed length may return to where it began, or
-to its mirror image, and the chain then never forgets its energy: each transition's length is drawn
+dense, as `doxa.mcmc.hamiltonian` says. A trajectory of fixed length may return to where it began,
+or to its mirror image, and the chain then never forgets its energy: each transition's length is drawn
 uniformly between `jitter` and 1 times ε·leapfrog, by its step size, which costs no gradient.
 Exact up to Monte Carlo error; its cost is draws × leapfrog full-data gradients. `NUTS` finds the
 length by itself. Dropout is off and BatchNorm frozen.
@@ -23,13 +23,11 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.engine.parts import Recorded
-from doxa.mcmc.hamiltonian import Hamiltonian
-from doxa.mcmc.kernel import Move, acceptance
-from doxa.mcmc.leapfrog import DIVERGENT, Point, leapfrog
-from doxa.mcmc.mass import KINDS
+from doxa.engine.execute import Recorded
+from doxa.mcmc.hamiltonian import KINDS, Hamiltonian
+from doxa.mcmc.kernel import DIVERGENT, Move, Point, acceptance, leapfrog
 from doxa.method import Clock, Info, Run, State
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
 
 Trajectory = Callable[[Point, Tensor], Point]  # from a point, with this step size [M, 1]
 

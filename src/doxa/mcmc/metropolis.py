@@ -3,7 +3,7 @@
     θ' = θ + s · F ε,  ε ~ N(0, I);   accept with probability min(1, p(θ', D)^{1/T} / p(θ, D)^{1/T})
 
 Metropolis et al. (1953). F Fᵀ is the covariance of the draws in the windows of burn-in (Haario,
-Saksman & Tamminen, 2001; windows as in `doxa.mcmc.adaptation`). The scale follows a Robbins–Monro
+Saksman & Tamminen, 2001; windows as in `doxa.mcmc.hamiltonian`). The scale follows a Robbins–Monro
 recursion, log s ← log s + γ_t (α − α*), towards the acceptance that is best for random walks, 0.234
 (0.44 in one dimension; Roberts, Gelman & Gilks, 1997). Neither changes while draws are kept.
 Needs no gradient: for checks, and for targets of a few dimensions. Its cost grows with the number
@@ -20,11 +20,10 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.mcmc.kernel import Kernel, acceptance
-from doxa.mcmc.leapfrog import free, push
-from doxa.mcmc.mass import KINDS, learn_mass, observe, start_mass, window_marks
+from doxa.mcmc.hamiltonian import KINDS, learn_mass, observe, start_mass, window_marks
+from doxa.mcmc.kernel import Kernel, acceptance, free, push
 from doxa.method import Clock, Info, Mark, Marks, Run, State
-from doxa.method.fields import one_of, positive, whole
+from doxa.method.method import one_of, positive, whole
 
 
 @store.register("metropolis")

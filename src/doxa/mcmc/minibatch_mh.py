@@ -33,7 +33,7 @@ from doxa.mcmc.stochastic import (
     step_size,
 )
 from doxa.method import Clock, Info, Run, Stage, State, Step
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
 from doxa.posterior import Posterior
 
 _TARGET = {"langevin": 0.574, "walk": 0.234}  # optimal in high dimension (Roberts & Rosenthal 2001)

@@ -4,27 +4,228 @@
     take one of its points z with probability proportional to exp(−H(z))
 
 Hoffman & Gelman (2014), with multinomial draws and the generalised U-turn of Betancourt (2017), as
-in Stan; `doxa.mcmc.tree` has the trajectory. All chains advance together, and each transition lasts
+in Stan; `doxa.mcmc.nuts` has the trajectory. All chains advance together, and each transition lasts
 as long as its longest tree: no trajectory length to choose, at the price of waiting. Burn-in finds
-step size and mass as `doxa.mcmc.adaptation` says. Full-data gradients; dropout is off and BatchNorm
-frozen. A transition is no fixed sequence of operations, so that only its parts are recorded or
+step size and mass as `doxa.mcmc.hamiltonian` says. Full-data gradients; dropout is off and
+BatchNorm frozen. A transition is no fixed sequence of operations, so that only its parts are recorded or
 compiled, never the whole.
+
+The trajectory of a NUTS transition, grown by doubling until it turns back.
+
+A doubling adds a branch of 2^d leapfrog steps at one end. Its points weigh exp(H₀ − H); one of them
+is drawn, leaf by leaf (multinomial within the branch), and replaces the tree's with probability
+min(1, w_branch / w_tree), which favours the far end. A stretch from momentum p to p' with sum ρ
+turns back when p·ρ ≤ 0 or p'·ρ ≤ 0 (in the leapfrog's coordinates the mass is 1). That is asked of
+every balanced subtree, and of either half with the first point of the other: Betancourt (2017),
+and Stan's extra checks, which see what the ends alone would miss.
+
+Subtrees are not built recursively. Leaf i closes as many of them as i has trailing ones in binary;
+where each began was noted when it did, in as many places as a branch has levels (Phan, Pradhan &
+Jankowiak, 2019). All chains are at the same leaf of the same doubling: those that are done wait.
+
+`plant`, `sprout`, `close` and `join` are fixed sequences of tensor operations, from named values to
+named values, which can be recorded or compiled; `grow` is the loop that calls them. In names,
+"end" is a branch's outermost point, "taken" and "drawn" are the points drawn of tree and branch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.engine.parts import Recorded
-from doxa.mcmc.hamiltonian import Hamiltonian
-from doxa.mcmc.kernel import Move
-from doxa.mcmc.mass import KINDS
-from doxa.mcmc.tree import Parts, close, grow, join, plant, sprout
+from doxa.engine.execute import Part, Recorded
+from doxa.mcmc.hamiltonian import KINDS, Hamiltonian
+from doxa.mcmc.kernel import DIVERGENT, Move, Point, ValueAndGrad, acceptance, leapfrog
 from doxa.method import Clock, Info, Run, State
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
+
+_AHEAD = 5  # doublings whose leaves' random numbers are drawn when the tree is planted
+
+_PLACE = ("theta", "momentum", "grad")  # of an end, from which the trajectory goes on
+_TAKEN = ("theta", "grad", "log_density", "energy")  # of the point drawn
+_TALLY = ("accept", "leapfrogs", "divergent")
+
+
+class Parts(NamedTuple):
+    """The fixed sequences of operations, as they are executed."""
+
+    plant: Part
+    leaf: Part
+    close: Part
+    join: Part
+
+
+def grow(
+    parts: Parts,
+    start: Point,
+    metric: Tensor,
+    step: Tensor,
+    clock: Clock,
+    max_depth: int,
+    limit: int | None = None,
+) -> State:
+    """A whole transition from `start`, with steps of size `step` [M]: the point taken, and what
+    people want to know of it. `limit` ends it before `max_depth`, for which its parts were made."""
+    uniform = clock.uniform(2 * max_depth + 2**_AHEAD - 1)
+    seed = parts.plant({
+        "momentum": start.momentum, "log_density": start.log_density, "step": step,
+        "uniform": uniform,
+    })  # fmt: skip
+    forward, luck = seed["forward"].unbind(0), seed["luck"].unbind(0)
+    zero = seed["zero"]
+    fixed = {"metric": metric, "start": seed["start"]}
+    branch = {name: seed[f"branch.{name}"] for name in ("weight", "sum")}
+    here = {name: getattr(start, name) for name in _PLACE}
+    tree = {f"{side}.{name}": here[name] for side in ("left", "right") for name in _PLACE}
+    tree |= {"weight": zero, "sum": start.momentum, "depth": zero}
+    tree |= {f"taken.{name}": getattr(start, name) for name in _TAKEN[:3]}
+    tree["taken.energy"] = seed["start"]
+    now = {"active": seed["active"], "step": seed["step"], **here, **dict.fromkeys(_TALLY, zero)}
+    for level in range(min(max_depth, limit or max_depth)):
+        count = 2**level
+        if level < _AHEAD:
+            lucks = seed["lucks"][count - 1 : 2 * count - 1]  # [count, M]
+        else:
+            lucks = clock.uniform(count).log().T.contiguous()
+        held = {f"taken.{name}": tree[f"taken.{name}"] for name in _TAKEN}
+        end, first = _branch(parts, {**now, **branch, **fixed, **held}, lucks.unbind(0))
+        after = min(level + 1, max_depth - 1)
+        tree = parts.join({
+            **tree, **{f"end.{name}": end[name] for name in (*_PLACE, "weight", "sum")},
+            **{f"drawn.{name}": end[f"taken.{name}"] for name in _TAKEN},
+            "first": first, "active": end["active"], "luck": luck[level], "size": seed["size"],
+            "forward": forward[level], "next": forward[after],
+        })  # fmt: skip
+        now = {name: tree.pop(name) for name in ("active", "step", *_PLACE)}
+        now |= {name: end[name] for name in _TALLY}
+        if not bool(now["active"].any()):
+            break
+    tally = {name: now[name] for name in _TALLY}
+    return {
+        **{name: tree[f"taken.{name}"] for name in _TAKEN}, **tally, "depth": tree["depth"],
+        "saturated": now["active"].to(zero.dtype),
+        "accept": tally["accept"] / tally["leapfrogs"].clamp(min=1),
+    }  # fmt: skip
+
+
+def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[State, Tensor]:
+    """A leaf for each luck [M], and the first one's momentum; chains that turn or diverge on the
+    way leave `active`."""
+    noted: list[tuple[Tensor, Tensor, Tensor]] = []  # of where subtrees began, outermost first
+    first = branch["momentum"]
+    for i, luck in enumerate(lucks):
+        before, behind = branch["momentum"], branch["sum"]
+        branch = parts.leaf({**branch, "luck": luck})
+        note = branch["momentum"], behind, before
+        if i == 0:
+            first = note[0]
+        if i % 2 == 0:
+            noted[(i >> 1).bit_count() :] = [note]
+            continue
+        for level in range(1, (~i & (i + 1)).bit_length()):  # as many as i has trailing ones
+            outer = noted[((i + 1 - 2**level) >> 1).bit_count()]
+            branch |= parts.close({
+                "active": branch["active"], "last": branch["momentum"], "total": branch["sum"],
+                "begin": outer[0], "behind": outer[1],
+                "middle": note[0], "half": note[1], "before": note[2],
+            })  # fmt: skip
+            note = outer
+        if i + 1 < len(lucks) and not bool(branch["active"].any()):
+            break
+    return branch, first
+
+
+def plant(at: State, max_depth: int) -> State:
+    """A tree of one point, and where its first branch goes; the numbers `uniform` decide the
+    directions, and what is taken."""
+    momentum = at["momentum"]
+    energy = Point(momentum, momentum, at["log_density"], momentum).energy
+    zero = torch.zeros_like(energy)
+    size = at["step"].unsqueeze(1)
+    forward = (at["uniform"][:, :max_depth] < 0.5).T.unsqueeze(2).contiguous()  # [depth, M, 1]
+    lucks = at["uniform"][:, max_depth:].log().T.contiguous()
+    return {
+        "start": energy, "active": torch.isfinite(energy), "zero": zero,
+        "size": size, "step": torch.where(forward[0], size, -size), "forward": forward,
+        "luck": lucks[:max_depth], "lucks": lucks[max_depth:],
+        "branch.weight": zero - torch.inf, "branch.sum": torch.zeros_like(momentum),
+    }  # fmt: skip
+
+
+def sprout(density: ValueAndGrad, branch: State) -> State:
+    """One leaf: a leapfrog step, its weight, and whether it is the one taken."""
+    active = branch["active"]
+    theta, momentum, grad = (branch[name] for name in _PLACE)
+    here = Point(theta, momentum, branch["start"], grad)  # its density is not asked for again
+    there = leapfrog(density, here, branch["metric"], branch["step"])
+    energy = there.energy
+    error = energy - branch["start"]
+    fine = active & (error < DIVERGENT)
+    count = active.to(error.dtype)
+    weight = torch.where(fine, -error, -torch.inf)
+    total = torch.logaddexp(branch["weight"], weight)
+    take = fine & (branch["luck"] < weight - total)
+    moved = {name: _pick(fine, getattr(there, name), branch[name]) for name in _PLACE}
+    new = {"theta": there.theta, "grad": there.grad, "log_density": there.log_density,
+           "energy": energy}  # fmt: skip
+    return {
+        **branch, **moved, "active": fine, "weight": total,
+        "sum": branch["sum"] + moved["momentum"],
+        **{f"taken.{k}": _pick(take, v, branch[f"taken.{k}"]) for k, v in new.items()},
+        "accept": branch["accept"] + count * acceptance(-error),
+        "leapfrogs": branch["leapfrogs"] + count,
+        "divergent": branch["divergent"] + (active & ~fine).to(error.dtype),
+    }  # fmt: skip
+
+
+def close(at: State) -> State:
+    """Who is still active when a subtree ends: it began with the momentum `begin`, when the sum was
+    `behind`; its right half with `middle`, when it was `half`, after the momentum `before`. Of two
+    leaves the halves are single points, and the three questions are one."""
+    total, behind, half = at["total"], at["behind"], at["half"]
+    turned = _turns(at["begin"], at["last"], total - behind)
+    turned = turned | _turns(at["begin"], at["middle"], half - behind + at["middle"])
+    turned = turned | _turns(at["before"], at["last"], total - half + at["before"])
+    return {"active": at["active"] & ~turned}
+
+
+def join(at: State) -> State:
+    """The tree with a branch added, and where the next one begins."""
+    forward, active = at["forward"], at["active"]  # [M, 1], [M]
+    left, right = at["left.momentum"], at["right.momentum"]
+    far, near = torch.where(forward, left, right), torch.where(forward, right, left)
+    end, first, total = at["end.momentum"], at["first"], at["sum"] + at["end.sum"]
+    turned = _turns(far, end, total)
+    turned = turned | _turns(far, first, at["sum"] + first)
+    turned = turned | _turns(near, end, at["end.sum"] + near)
+    take = active & (at["luck"] < at["end.weight"] - at["weight"])
+    grown = active.unsqueeze(1)
+    ends = {}
+    for name in _PLACE:
+        for side, moves in (("right", grown & forward), ("left", grown & ~forward)):
+            ends[f"{side}.{name}"] = torch.where(moves, at[f"end.{name}"], at[f"{side}.{name}"])
+    ahead = {n: torch.where(at["next"], ends[f"right.{n}"], ends[f"left.{n}"]) for n in _PLACE}
+    weight = torch.logaddexp(at["weight"], at["end.weight"])
+    return {
+        **ends, **ahead, "step": torch.where(at["next"], at["size"], -at["size"]),
+        **{f"taken.{n}": _pick(take, at[f"drawn.{n}"], at[f"taken.{n}"]) for n in _TAKEN},
+        "weight": _pick(active, weight, at["weight"]), "sum": _pick(active, total, at["sum"]),
+        "depth": at["depth"] + active.to(weight.dtype), "active": active & ~turned,
+    }  # fmt: skip
+
+
+def _turns(p: Tensor, q: Tensor, total: Tensor) -> Tensor:
+    return ((p * total).sum(1) <= 0) | ((q * total).sum(1) <= 0)
+
+
+def _pick(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask if yes.ndim == 1 else mask.unsqueeze(1), yes, no)
+
 
 _EARLY = 7  # depth before a first mass is known, when long trees cost much and lead nowhere
 

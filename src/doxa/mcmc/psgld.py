@@ -50,7 +50,7 @@ from doxa.mcmc.stochastic import (
     step_size,
 )
 from doxa.method import Clock, Info, Run, State, Step
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
 
 
 @store.register("psgld")

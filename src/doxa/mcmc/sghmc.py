@@ -30,7 +30,7 @@ from doxa import store
 from doxa.errors import MethodError
 from doxa.mcmc.stochastic import StochasticGradient, step_size
 from doxa.method import Clock, Run, State
-from doxa.method.fields import between, positive, whole
+from doxa.method.method import between, positive, whole
 
 
 @store.register("sghmc")

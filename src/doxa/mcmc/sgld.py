@@ -29,7 +29,7 @@ from torch import Tensor
 from doxa import store
 from doxa.mcmc.stochastic import StochasticGradient, rates
 from doxa.method import Clock, Run, State
-from doxa.method.fields import between, positive, whole
+from doxa.method.method import between, positive, whole
 
 
 @store.register("sgld")

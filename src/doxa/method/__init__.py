@@ -1,20 +1,12 @@
 """The protocol: what a method is, what it sees of a fit, and the steps that methods share."""
 
-from doxa.method.clock import (
-    Clock,
-    Info,
-    State,
-    folded,
-    network_part,
-    slice_state,
-    unfolded,
-)
-from doxa.method.members import FitSettings, Number
 from doxa.method.method import Method, as_method
-from doxa.method.objectives import Known, Objective, log_joint, of_subset, potential, target
-from doxa.method.run import Run
-from doxa.method.stage import Mark, Marks, Stage, Step
-from doxa.method.steps import (
+from doxa.method.run import FitSettings, Number, Run
+from doxa.method.stage import (
+    Mark,
+    Marks,
+    Stage,
+    Step,
     average_from,
     averaged,
     first_averaged,
@@ -23,7 +15,22 @@ from doxa.method.steps import (
     refresh_batch_norm,
     statistics_of_draws,
 )
-from doxa.model.problem import Problem
+from doxa.method.state import (
+    Clock,
+    Info,
+    Known,
+    Objective,
+    State,
+    folded,
+    log_joint,
+    network_part,
+    of_subset,
+    potential,
+    slice_state,
+    target,
+    unfolded,
+)
+from doxa.model.model import Problem
 
 __all__ = [
     "Clock", "FitSettings", "Info", "Known", "Mark", "Marks", "Method", "Number", "Objective",

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from doxa.data import Batch
 from doxa.errors import ModelError
-from doxa.method.clock import Clock, State, folded, network_part, unfolded
-from doxa.method.fields import between, whole
-from doxa.method.method import Method
+from doxa.method.method import Method, between, whole
 from doxa.method.run import Run
-from doxa.method.stage import Stage
-from doxa.method.steps import noise_on_held_out, optimise
-from doxa.model.problem import Network, Problem
+from doxa.method.stage import Stage, noise_on_held_out, optimise
+from doxa.method.state import Clock, State, folded, network_part, unfolded
+from doxa.model.model import Network, Problem
 from doxa.model.rank_one import SCALED, with_rank_one
 from doxa.model.spread import exact_noise
 
@@ -76,7 +74,7 @@ class Components(Method):
 
     @abstractmethod
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        """What is ascended: see `doxa.method.objectives`."""
+        """What is ascended: see `doxa.method.state`."""
 
     def trained(self, run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         """The log-likelihood, each component's on its part of the batch and their mean, [M], and

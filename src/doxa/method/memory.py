@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from doxa.data import Data, free_memory
 from doxa.errors import MemoryBudgetError
-from doxa.model.problem import Problem
+from doxa.model.model import Problem
 
 if TYPE_CHECKING:
     from doxa.method.method import Method

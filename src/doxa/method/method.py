@@ -3,36 +3,314 @@
 A method is a frozen dataclass of hyper-parameters. It says what it fits (`prepare`), where it
 starts (`init`), which `Stage`s it runs, and what comes out (`finish`); each stage's step advances
 all members at once.
+
+What a method's field may hold, said once, where the field is declared.
+
+    draws: int = whole(100, least=1)
+    step: float | None = positive(None, per_run=True)
+    friction: float = between(0.1, 0, 1, ends="(]")
+    correction: str = one_of("freeze", "none", "gamma")
+
+Each helper gives a dataclass field with its default and a `Rule`. The check of a method's settings
+(`check_fields`), the flags of the command line and their help read that rule, and nothing else says
+what is allowed. A default of None allows None, which stands for what `fit` or the data decide.
+`per_run=True` lets a grid of runs vary the field: its values are then [M], one a member. What two
+fields ask of each other is checked by the method.
+
+Keywords that nothing takes: an error that says where they belong, or what was meant.
+
+What a method is about are its own settings, `doxa.HMC(draws=10)`; what every fit has are those of
+`fit`, `doxa.fit(..., members=4)`. Each says so of what is the other's.
+
+Which fits may compute in half precision: what climbs, and not what must be exact.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from doxa.data import Batch
-from doxa.errors import MethodError
-from doxa.method.clock import State, folded, network_part
-from doxa.method.fields import check_fields, rules
-from doxa.method.keywords import check_settings
+from doxa.errors import DoxaError, MethodError, UnknownSetting, did_you_mean
 from doxa.method.memory import Workload
 from doxa.method.run import Run
 from doxa.method.stage import Stage
-from doxa.model.problem import Problem
+from doxa.method.state import State, folded, network_part
+from doxa.model.model import Network, Problem
 from doxa.registry import get_method
 
 if TYPE_CHECKING:
     from doxa.posterior import Posterior
 
 
+Ends = Literal["[]", "[)", "(]", "()"]  # which ends of an interval belong to it
+
+_KEY = "doxa.rule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What one field may hold.
+
+    none: None is allowed. per_run: a grid of runs may vary it. because: the reason for the rule,
+    where its words alone would not say.
+    """
+
+    none: bool = False
+    per_run: bool = False
+    because: str = ""
+
+    def allows(self, value: Any) -> bool:
+        return self.none if value is None else self.holds(value)
+
+    def words(self, name: str) -> str:
+        """What is allowed, as it stands after "must be" and in the help."""
+        return self.described(name) + (", or None" if self.none else "")
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value that is not None is allowed."""
+        raise NotImplementedError
+
+    def described(self, name: str) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Rule):
+    """A whole number of any integer type, from `least` to `most`."""
+
+    least: int
+    most: int | None = None
+
+    def holds(self, value: Any) -> bool:
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            return False
+        return self.least <= int(value) and (self.most is None or int(value) <= self.most)
+
+    def described(self, name: str) -> str:
+        if self.most is None:
+            return f"a whole number, at least {self.least}"
+        return f"a whole number from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Rule):
+    """A finite number in an interval, or one of those listed in `also`."""
+
+    low: float
+    high: float = math.inf
+    ends: Ends = "[]"
+    also: tuple[float, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        if not isinstance(value, Real) or isinstance(value, bool):
+            return False
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number that no float holds
+            return False
+        above = number > self.low or (self.ends[0] == "[" and number == self.low)
+        below = number < self.high or (self.ends[1] == "]" and number == self.high)
+        return (math.isfinite(number) and above and below) or number in self.also
+
+    def described(self, name: str) -> str:
+        left, right = ("≤" if end in "[]" else "<" for end in self.ends)
+        if self.high == math.inf:
+            words = f"a number, {name} {'≥' if left == '≤' else '>'} {self.low:g}"
+            words = f"positive ({name} > 0)" if (self.low, left) == (0, "<") else words
+        else:
+            words = f"a number, {self.low:g} {left} {name} {right} {self.high:g}"
+        return ", or ".join([words, *(f"{number:g}" for number in self.also)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag(Rule):
+    """True or False; 0 and 1 are numbers."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, bool | np.bool_)
+
+    def described(self, name: str) -> str:
+        return "True or False"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Rule):
+    """One of some names (None may be among them), or an object of one of some types."""
+
+    choices: tuple[str | None, ...] = ()
+    kinds: Any = ()  # as isinstance takes them
+    called: str = ""  # the objects, in words
+
+    def holds(self, value: Any) -> bool:
+        named = isinstance(value, str) and value in self.choices
+        return named or isinstance(value, self.kinds)
+
+    def allows(self, value: Any) -> bool:
+        return (value is None and None in self.choices) or super().allows(value)
+
+    def described(self, name: str) -> str:
+        names = "one of " + ", ".join(map(repr, self.choices)) if self.choices else ""
+        return ", or ".join(filter(None, [names, self.called]))
+
+
+def whole(
+    default: int | None, least: int, most: int | None = None, *, per_run: bool = False
+) -> Any:
+    """A whole number, at least `least` and, where it is given, at most `most`."""
+    return _declared(default, Whole(none=default is None, per_run=per_run, least=least, most=most))
+
+
+def positive(default: float | None, *, per_run: bool = False) -> Any:
+    """A finite number above zero."""
+    return _declared(default, Number(none=default is None, per_run=per_run, low=0, ends="()"))
+
+
+def between(
+    default: float | None,
+    low: float,
+    high: float,
+    ends: Ends = "[]",
+    *,
+    also: tuple[float, ...] = (),
+    because: str = "",
+    per_run: bool = False,
+) -> Any:
+    """A number from `low` to `high`, with or without either end; `also` are values besides."""
+    rule = Number(
+        none=default is None, per_run=per_run, because=because,
+        low=low, high=high, ends=ends, also=also,
+    )  # fmt: skip
+    return _declared(default, rule)
+
+
+def flag(default: bool | None) -> Any:
+    """True or False."""
+    return _declared(default, Flag(none=default is None))
+
+
+_FIRST: Any = object()
+
+
+def one_of(*choices: str | None, default: Any = _FIRST, or_a: Any = (), called: str = "") -> Any:
+    """One of some names, the first unless `default` says which; or an object of a type (or one of
+    some), `called` in words."""
+    rule = Choice(choices=choices, kinds=or_a, called=called)
+    return _declared(choices[0] if default is _FIRST else default, rule)
+
+
+def plain(default: Any, kind: Any, called: str) -> Any:
+    """An object of a type (or one of some), `called` in words: the method looks into it itself."""
+    return _declared(default, Choice(none=default is None, kinds=kind, called=called))
+
+
+def rules(method: Any) -> dict[str, Rule]:
+    """The declared rules of a method or of its class, by field."""
+    declared = {f.name: f.metadata.get(_KEY) for f in dataclasses.fields(method)}
+    return {name: rule for name, rule in declared.items() if rule is not None}
+
+
+def check_fields(method: Any) -> None:
+    """Each field holds what it declares, or an error says what that is."""
+    for name, rule in rules(method).items():
+        value = getattr(method, name)
+        if not rule.allows(value):
+            endless = isinstance(value, float | np.floating) and not math.isfinite(value)
+            because = rule.because or ("it has to be finite" if endless else "")
+            said = f"{name} must be {rule.words(name)}, not {value!r}"
+            raise MethodError(f"{said}: {because}" if because else said)
+
+
+def _declared(default: Any, rule: Rule) -> Any:
+    return dataclasses.field(default=default, metadata={_KEY: rule})
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TAKEN: dict[str, tuple[str, ...]] = {}  # by functions that take a method, beside it
+
+
+def keywords(**checks: Callable[[str, Any], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a function that takes a `method`: unknown keywords are an error with a suggestion, and
+    what a person gives for those named here, other than the default, is checked first."""
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        known = signature.parameters
+        _TAKEN[function.__name__] = tuple(known)
+
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> R:
+            for name, value in given.items():
+                if name not in known:
+                    rest = {key: value for key, value in given.items() if key in known}
+                    arguments = signature.bind_partial(*args, **rest).arguments
+                    method = arguments.get("method", known["method"].default)
+                    said = _not_ours(function.__name__, name, value, method, tuple(known))
+                    raise UnknownSetting(said)
+                if name in checks and value is not known[name].default:
+                    given[name] = checks[name](name, value)
+            return function(*args, **given)
+
+        return checked
+
+    return decorated
+
+
+def _not_ours(function: str, name: str, value: Any, method: Any, known: Sequence[str]) -> str:
+    said = f"doxa.{function} has no keyword {name!r}"
+    cls = _class(method)
+    own = [] if cls is None else list(inspect.signature(cls).parameters)
+    if cls is not None and name in own:
+        return f"{said}: it is a setting of the method, doxa.{cls.__name__}({name}={value!r})"
+    return f"{said}{did_you_mean(name, [*known, *own])}"
+
+
+def _class(method: Any) -> type | None:
+    if isinstance(method, str):
+        try:
+            return get_method(method)
+        except DoxaError:
+            return None
+    return method if isinstance(method, type) else type(method)
+
+
+def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    """The settings given to a method's class are its own."""
+    parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    kinds = {parameter.kind for parameter in parameters.values()}
+    known = [name for name in parameters if name != "self"]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    for name, value in settings.items():
+        if name in known:
+            continue
+        said = f"{cls.__name__} has no setting {name!r}"
+        for function in sorted(_TAKEN):
+            if name in _TAKEN[function]:
+                said += f": give it to doxa.{function}(..., {name}={value!r})"
+                raise UnknownSetting(said)
+        raise UnknownSetting(f"{said}{did_you_mean(name, known)}")
+    if len(values) > len(known) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise UnknownSetting(
+            f"{cls.__name__} has {len(known)} settings, {len(values)} values were given: name them"
+        )
+
+
 class Method:
     """Base of all methods: subclasses are frozen dataclasses, whose fields declare what they may
-    hold (`doxa.method.fields`)."""
+    hold (`doxa.method.method`)."""
 
     name: ClassVar[str]
     default_members: ClassVar[int] = 1
@@ -149,3 +427,20 @@ def as_method(spec: str | Method | type[Method]) -> Method:
     if isinstance(spec, Method):
         return spec
     raise MethodError(f"method must be a name or a method object, not {spec!r}")
+
+
+def in_half(precision: str, method: Method, run: Run) -> bool:
+    """Of a precision that is not the full one: True, or an error where bfloat16 would be no
+    approximation to be content with."""
+    if precision != "bfloat16":
+        raise MethodError(f"precision must be 'full' or 'bfloat16', not {precision!r}")
+    if not method.half_precision or not isinstance(run.problem, Network):
+        raise MethodError(
+            f"{method.name} computes in full precision only: accept steps, curvature and kernels "
+            "are lost in the three digits of bfloat16; leave precision= out"
+        )
+    if run.dtype != torch.float32:
+        raise MethodError(
+            f"precision='bfloat16' is mixed with float32, not {run.dtype}: give dtype=torch.float32"
+        )
+    return True

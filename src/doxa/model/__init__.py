@@ -2,9 +2,17 @@
 
 from doxa.model.functional import Functional
 from doxa.model.layers import Noisy, Site
-from doxa.model.model import Applied, Inputs, Model, likelihood_parameters
-from doxa.model.problem import LogDensity, Network, OwnFunctions, Problem
-from doxa.model.subset import Subset
+from doxa.model.model import (
+    Applied,
+    Inputs,
+    LogDensity,
+    Model,
+    Network,
+    OwnFunctions,
+    Problem,
+    Subset,
+    likelihood_parameters,
+)
 
 __all__ = [
     "Applied", "Functional", "Inputs", "LogDensity", "Model", "Network", "Noisy", "OwnFunctions",

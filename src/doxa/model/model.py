@@ -5,37 +5,360 @@
 `Model` works on a copy of the user's network, which is never changed. Only this folder touches an
 `nn.Module`; everything downstream sees flat parameter vectors (`layout`), forward passes and
 per-example log-likelihoods.
+
+What a network returns: the tensor, or the tuple of heads, that a likelihood is about.
+
+A dict, a dataclass or a named tuple holds several things under names; the likelihood is about the
+one that `Model(net, output=...)` names, else about "logits", else about the only tensor.
+
+Which weights are uncertain: all, the last layer's, or those that a predicate, names or shell
+patterns choose ("*lora_*": a network's adapters).
+
+Only trainable weights are asked about: what has `requires_grad=False` is no weight, but part of the
+network that all members share.
+
+A copy of a network, and what is known of it: where each weight lies, what layers take and give.
+
+`Structure` is what a `Model` knows; what it computes is in `doxa.model.model`.
+
+What is being fitted: a network, a bare log density, or functions of the method's own.
+
+    Network        a `Model` and rows: log p(θ) + Σ log p(y | f(x; θ))
+    LogDensity     any log density of a flat vector; there are no rows
+    OwnFunctions   nothing but what the method brings (a GP, a linear model, a neural process)
+
+Each may carry `modules` that the method brought besides (a flow, an auxiliary network, a kernel).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from doxa.errors import DoxaError, ModelError
+from doxa import likelihoods, nets
+from doxa.errors import DoxaError, MethodError, ModelError
 from doxa.likelihoods import Heads
-from doxa.linalg.layout import Params
+from doxa.linalg.layout import Entry, Layout, Params
+from doxa.model.functional import Functional
 from doxa.model.inspection import (
+    Start,
+    draws_itself,
     duplicate,
     failure,
+    fresh_rows,
     inputs_of,
     inputs_of_rows,
+    look,
     masked_layers,
     noise_sites,
     probe,
+    trainable,
     watched,
 )
-from doxa.model.outputs import check_rows, pick
-from doxa.model.structure import Structure
-from doxa.model.subset import Subset
+from doxa.model.layers import Shape, Site, swap_dropout, unfuse_attention
+from doxa.model.plan import Plan
 from doxa.noise import drawing
+from doxa.priors import BoundPrior, Normal, bind
+
+Name = str | tuple[str, ...] | None
+
+
+def output_name(name: Any) -> str | tuple[str, ...]:
+    """The name of an output, or the names of several, checked."""
+    if isinstance(name, str):
+        return name
+    if not isinstance(name, tuple | list) or not all(isinstance(each, str) for each in name):
+        raise ModelError(
+            f"output must be the name of an output, or a tuple of names for several heads, not "
+            f"{name!r}"
+        )
+    return tuple(name)
+
+
+def pick(given: Any, name: Name, heads: bool) -> Any:
+    """What the likelihood is about, of what a network gave; `heads`: it has one for each output."""
+    if name is None and (isinstance(given, Tensor) or (heads and isinstance(given, tuple))):
+        return given
+    parts = _parts(given)
+    if parts is None:
+        if name is None:
+            return given
+        raise ModelError(
+            f"the network gives a {type(given).__name__}, which names no outputs: leave out "
+            f"output={name!r}"
+        )
+    if name is None:
+        name = _only(parts, heads)
+    missing = [n for n in ((name,) if isinstance(name, str) else name) if n not in parts]
+    if missing:
+        raise ModelError(f"the network gives no output named {missing[0]!r}; {_there_are(parts)}")
+    return parts[name] if isinstance(name, str) else tuple(parts[each] for each in name)
+
+
+def _parts(given: Any) -> dict[str, Any] | None:
+    """What was given under names, but for None; None where there are no names."""
+    if isinstance(given, Mapping):  # also a transformer's output, which leaves None out
+        parts = dict(given)
+    elif is_dataclass(given):
+        parts = {field.name: getattr(given, field.name) for field in fields(given)}
+    elif hasattr(given, "_asdict"):
+        parts = given._asdict()
+    elif isinstance(given, Tensor | list | tuple) or not hasattr(given, "__dict__"):
+        return None
+    else:
+        parts = vars(given)
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _only(parts: Mapping[str, Any], heads: bool) -> str:
+    """The output that needs no naming."""
+    tensors = [name for name, part in parts.items() if isinstance(part, Tensor)]
+    if not heads and "logits" in tensors:
+        return "logits"
+    if not heads and len(tensors) == 1:
+        return tensors[0]
+    example = repr(tuple(tensors)) if heads else repr(tensors[0]) if tensors else "…"
+    raise ModelError(
+        f"the network gives several outputs under names; {_there_are(parts)}: say which the "
+        f"likelihood is about, like Model(net, output={example})"
+    )
+
+
+def _there_are(parts: Mapping[str, Any]) -> str:
+    return f"there are {', '.join(map(repr, parts)) or 'none'}"
+
+
+def check_rows(one: Any, two: Any) -> None:
+    """Outputs for one row and for two must be tensors with the rows first."""
+    given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
+    for count, leaves in enumerate(given, 1):
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ModelError(
+                    "the network must give a tensor, or a tuple of tensors for several heads, not "
+                    f"{type(leaf).__name__}"
+                )
+            if leaf.ndim == 0 or leaf.shape[0] != count:
+                raise ModelError(
+                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
+                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
+                )
+
+
+Subset = str | Callable[[str], bool] | tuple[str, ...]
+
+
+def chosen(subset: Subset, names: Sequence[str], head: str | None) -> tuple[str, ...]:
+    """Those of a network's weights that are uncertain; `head` is the layer that runs last."""
+    if subset == "all":
+        return tuple(names)
+    if subset == "last_layer":
+        if head is None:
+            raise ModelError("subset='last_layer' needs model.build(x) first")
+        prefix = f"{head}." if head else ""
+        found = [name for name in names if name.startswith(prefix)]
+    elif callable(subset):
+        found = [name for name in names if subset(name)]
+    elif isinstance(subset, tuple) or _is_pattern(subset):
+        found = _matched(subset if isinstance(subset, tuple) else (subset,), names)
+    else:
+        raise ModelError(
+            "subset must be 'all', 'last_layer', a pattern such as '*lora_*', a tuple of names or "
+            f"a predicate, not {subset!r}"
+        )
+    if not found:
+        raise ModelError(
+            f"subset {subset!r} selects no trainable parameter; there are {list(names)}"
+        )
+    return tuple(found)
+
+
+def _is_pattern(subset: object) -> bool:
+    return isinstance(subset, str) and any(mark in subset for mark in "*?[")
+
+
+def _matched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names that are listed, or that a pattern matches."""
+    return [n for n in names if any(n == p or fnmatchcase(n, p) for p in patterns)]
+
+
+class _Turn:
+    """A lock that a copy has anew, and that the same thread may take again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Any:
+        return _Turn, ()
+
+
+class Structure:
+    """A network of its own, never the user's, with the likelihood and the prior of its weights.
+    The arguments are those of `Model`."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Any = None,
+        prior: Any = None,
+        subset: Subset = "all",
+        *,
+        output: Name = None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            given = f"the class {net.__name__}" if isinstance(net, type) else type(net).__name__
+            raise ModelError(f"net must be a torch.nn.Module, an object, not {given}")
+        self.assumed = likelihood is None  # nobody said what the outputs mean
+        self.likelihood = likelihoods.likelihood("gaussian" if self.assumed else likelihood)
+        self.prior = Normal(1.0) if prior is None else prior
+        self.default_prior = prior is None  # nobody chose it: a method may find its scale
+        self.subset = subset
+        self.named = None if output is None else output_name(output)
+        self.builder = nets.builder_of(net)
+        self.net = duplicate(net).eval()
+        swap_dropout(self.net)
+        unfuse_attention(self.net)
+        self.output: Any = None  # the shape of one row's output, once seen
+        self.rows_first = True  # every layer with noise, or trainables of its own, sees rows first
+        self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
+        self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
+        self.head: str | None = None  # the trainable layer that ran last
+        self.last: str | None = None  # the layer with weights that ran last, perhaps a frozen one
+        self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
+        self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
+        self.written: tuple[str, ...] = ()  # buffers that training writes, beside BatchNorm's
+        self.drew = False  # whether a training pass drew random numbers of its own
+        trainable = [p for p in self.net.parameters() if p.requires_grad]
+        kinds = {p.dtype for p in trainable}
+        if len(kinds) > 1:
+            raise ModelError(
+                f"parameters of mixed types {sorted(map(str, kinds))}; cast the network"
+            )
+        self.dtype = kinds.pop() if kinds else torch.get_default_dtype()
+        first = next(chain(self.net.parameters(), self.net.buffers()), None)
+        self.device = torch.device("cpu") if first is None else first.device
+        self._derive()
+
+    def _derive(self) -> None:
+        """What follows from the network alone, where it is another one."""
+        self.turn = _Turn()  # a pass puts its tensors into the network: one thread at a time
+        self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net)
+        # buffers that training changes: each member has its own
+        self.tracked = (*self.momenta, *(name for name in self.written if name in self.fixed))
+        self.draws = self.drew or draws_itself(self.net)
+        self.forget("layout", "layers", "plan", "bound_prior")
+
+    def forget(self, *names: str) -> None:
+        """What is found again when asked for; by default what depends on the likelihood."""
+        for name in names or ("layout", "bound_prior"):
+            self.__dict__.pop(name, None)
+
+    def unseen(self) -> Self:
+        """A copy with a network of its own, that has seen no row."""
+        new = copy.copy(self)
+        new.net, new.output = duplicate(self.net), None
+        new._derive()
+        return new
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
+        """A copy on another device and in another floating type; itself, if it lies there."""
+        tensors = [*self.net.parameters(), *self.net.buffers()]
+        cast = (t.dtype for t in tensors if t.is_floating_point() or t.is_complex())
+        if {self.dtype, *cast} == {dtype} and {t.device for t in tensors} == {torch.device(device)}:
+            return self
+        moved = copy.copy(self)
+        moved.net = duplicate(self.net).to(device=device, dtype=dtype)
+        moved.device, moved.dtype = torch.empty(0, device=device).device, dtype
+        moved._derive()
+        return moved
+
+    def meaning(self, likelihood: Any) -> Self:
+        """A copy whose outputs mean something else."""
+        changed = copy.copy(self)
+        changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
+        changed.forget()
+        return changed
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each weight lies; the likelihood's own parameters come last."""
+        entries, _ = trainable(self.net)
+        for name, value in self._likelihood_parameters().items():
+            entries.append(Entry(name, tuple(value.shape)))
+        if not entries:
+            raise ModelError(
+                "the network has no trainable parameter: requires_grad is False on all"
+            )
+        return Layout(tuple(entries))
+
+    @cached_property
+    def layers(self) -> Layout:
+        """Trainables that rewritten layers brought, which are no weights."""
+        return Layout(tuple(trainable(self.net)[1]))
+
+    def _likelihood_parameters(self) -> Params:
+        output = (1,) if self.output is None else self.output
+        return {f"likelihood.{k}": v for k, v in self.likelihood.parameters(output).items()}
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        if self.tracked:  # a replayed graph would not write them
+            return None
+        return Plan.of(self.net)
+
+    @cached_property
+    def bound_prior(self) -> BoundPrior:
+        return bind(self.prior, self.layout).to(self.device, self.dtype)
+
+    @property
+    def subset_names(self) -> tuple[str, ...]:
+        """Names of the network's parameters that are uncertain, in layout order."""
+        names = [name for name in self.layout.names if not name.startswith("likelihood.")]
+        return chosen(self.subset, names, self.head)
+
+    def width(self, layers: Collection[str] | None = None) -> int:
+        """Numbers in the widest activation of one row, from the first of some layers on."""
+        if not layers:
+            return max((size for _, size in self.widths), default=1)
+        names = [name for name, _ in self.widths]
+        first = min((names.index(n) for n in layers if n in names), default=0)
+        return max((size for _, size in self.widths[first:]), default=1)
+
+    def given(self) -> Tensor:
+        """The network's own weights and the likelihood's starting values, flat [P]."""
+        named = dict(self.net.named_parameters())
+        values = {name: named[name].detach() for name in self.layout.names if name in named}
+        values |= self._likelihood_parameters()
+        return self.layout.flatten({k: v.to(self.device, self.dtype) for k, v in values.items()})
+
+    def fresh(self, starts: Sequence[Start]) -> Tensor:
+        """Newly initialised weights for each (seed, member id), [M, P]."""
+        own = {k: v.to(self.dtype) for k, v in self._likelihood_parameters().items()}
+        rows = fresh_rows(self.net, self.layout, starts, own)
+        return rows.to(self.device, self.dtype)
+
+    def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
+        """The same of what layers brought, [M, Q]."""
+        return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
+
 
 Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
 
@@ -208,3 +531,101 @@ def likelihood_parameters(params: Mapping[str, Tensor]) -> Params:
     """The entries `likelihood.*`, without the prefix."""
     prefix = "likelihood."
     return {k[len(prefix) :]: v for k, v in params.items() if k.startswith(prefix)}
+
+
+_Modules = Mapping[str, Functional]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What every kind of problem answers."""
+
+    model: Model | None = field(default=None, kw_only=True)  # the network, where there is one
+    modules: _Modules = field(default_factory=dict, kw_only=True)
+
+    compared: ClassVar[str] = "functions"  # what chains are compared by
+    missing: ClassVar[str] = "this method needs a network, and there is none"
+
+    @property
+    def net(self) -> Model:
+        """The network, for a method that needs one."""
+        if self.model is None:
+            raise MethodError(self.missing)
+        return self.model
+
+    @property
+    def layout(self) -> Layout:
+        """How the weights lie in a flat row."""
+        return Layout(()) if self.model is None else self.model.layout
+
+    @property
+    def batch_norm(self) -> bool:
+        return self.model is not None and self.model.batch_norm
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether a training pass depends on which rows are in it together: BatchNorm, or another
+        buffer that is learned from a batch."""
+        return self.batch_norm or (self.model is not None and bool(self.model.tracked))
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some weights are uncertain."""
+        return self.model is not None and self.model.subset != "all"
+
+    def bring(self, **modules: nn.Module) -> Any:
+        """The same problem with modules of the method's own. They get a layout, members, device,
+        type and checkpoints as a network's weights do: each is an entry of `run.init_modules()`."""
+        own = {name: Functional(module) for name, module in modules.items()}
+        return replace(self, modules={**self.modules, **own})
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Any:
+        model = None if self.model is None else self.model.to(device, dtype)
+        moved = {name: module.to(device, dtype) for name, module in self.modules.items()}
+        return replace(self, model=model, modules=moved)
+
+
+@dataclass(frozen=True)
+class Network(Problem):
+    """A network, its likelihood and its prior."""
+
+    model: Model = field()  # not to be left out
+
+    def rewrite(
+        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
+    ) -> Network:
+        """With layers of a copy of the network replaced: see `Model.rewrite`."""
+        return replace(self, model=self.model.rewrite(rule, subset))
+
+    def freeze(self, subset: Subset) -> Network:
+        """With the weights of a subset alone: see `Model.freeze`."""
+        return replace(self, model=self.model.freeze(subset))
+
+
+@dataclass(frozen=True)
+class LogDensity(Problem):
+    """A bare log density: [M, P] to [M]."""
+
+    function: Callable[[Tensor], Tensor]
+    flat: Layout
+
+    compared = "parameters"
+    missing = (
+        "this method needs a network and data; a bare log density can be sampled with "
+        "methods that only ask for its value and gradient: hmc, nuts, metropolis"
+    )
+
+    @property
+    def layout(self) -> Layout:
+        return self.flat
+
+
+@dataclass(frozen=True)
+class OwnFunctions(Problem):
+    """What the method brings, and no network.
+
+    inputs, targets: the shapes of one row of x (a tree of them) and of y.
+    """
+
+    inputs: Any = None
+    targets: Any = None

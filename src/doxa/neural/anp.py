@@ -4,7 +4,7 @@
 
 Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh (2019), "Attentive neural processes":
 self-attention among the context in both paths, multi-head cross-attention in the deterministic one.
-The cost is that of attention, |C|·(|C| + targets). The bounds are in `doxa.neural.latent`.
+The cost is that of attention, |C|·(|C| + targets). The bounds are in `doxa.neural.np`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import nn
 
 from doxa import store
 from doxa.errors import MethodError
-from doxa.method.fields import whole
+from doxa.method.method import whole
 from doxa.neural.blocks import Attended, Pooled
-from doxa.neural.latent import Latent, LatentNet
+from doxa.neural.np import Latent, LatentNet
 
 
 @store.register("anp")

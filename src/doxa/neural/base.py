@@ -20,7 +20,7 @@ from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.likelihoods import Gaussian, HeteroscedasticGaussian
 from doxa.method import Clock, Method, Run, Stage, State, optimise
-from doxa.model.problem import OwnFunctions, Problem
+from doxa.model.model import OwnFunctions, Problem
 from doxa.neural.blocks import spanned
 from doxa.neural.posterior import NeuralPosterior, points_scales
 from doxa.noise import drawing

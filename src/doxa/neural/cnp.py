@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from doxa import store
-from doxa.method.fields import flag, positive, whole
+from doxa.method.method import flag, positive, whole
 from doxa.neural.base import Amortised
 from doxa.neural.blocks import Pooled, Task, at_targets, mlp, pairs
 

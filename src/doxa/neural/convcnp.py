@@ -22,7 +22,7 @@ from torch.nn.functional import relu
 
 from doxa import store
 from doxa.errors import DataError, MethodError
-from doxa.method.fields import positive, whole
+from doxa.method.method import positive, whole
 from doxa.neural.base import Amortised
 from doxa.neural.blocks import Task, spanned
 

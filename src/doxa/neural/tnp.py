@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from doxa import store
 from doxa.data import Batch
 from doxa.method import Clock, Run, State
-from doxa.method.fields import one_of, positive, whole
+from doxa.method.method import one_of, positive, whole
 from doxa.neural.anp import divides
 from doxa.neural.base import Amortised, members_axis
 from doxa.neural.blocks import Attention, Task, mlp, pairs

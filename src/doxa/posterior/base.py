@@ -3,6 +3,8 @@
 A `Posterior` predicts, draws functions, says whether it can be trusted (`status`), and saves
 itself. It is an equal mixture over its members. Subclasses say how parameters or functions are
 drawn.
+
+Kinds of posterior, by the names under which they are saved.
 """
 
 from __future__ import annotations
@@ -31,12 +33,30 @@ from doxa.data import (
     rows_of,
     warn_far,
 )
-from doxa.engine.threads import default_modes
+from doxa.engine.engine import default_modes
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
 from doxa.predictive import Predictive
+
+REGISTRY: dict[str, type[Posterior]] = {}
+
+
+def register_posterior(cls: type[Posterior]) -> type[Posterior]:
+    """Make a kind loadable by name."""
+    REGISTRY[cls.kind] = cls
+    return cls
+
+
+def posterior_class(kind: str) -> type[Posterior]:
+    if kind not in REGISTRY:
+        import doxa.registry
+
+        doxa.registry.import_all()
+    if kind not in REGISTRY:
+        raise StoreError(f"unknown kind of posterior {kind!r}; known: {sorted(REGISTRY)}")
+    return REGISTRY[kind]
 
 
 class Status(str):

@@ -10,9 +10,8 @@ from torch import Tensor
 from doxa.errors import StoreError, Unavailable
 from doxa.linalg.layout import Params
 from doxa.noise import repeated
-from doxa.posterior.function_draws import FunctionDraws
-from doxa.posterior.kinds import register_posterior
-from doxa.posterior.weights import WeightPosterior
+from doxa.posterior.base import register_posterior
+from doxa.posterior.weights import FunctionDraws, WeightPosterior
 
 
 @register_posterior

@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from doxa import checks, nets, store
 from doxa.data import FittedRows, Standardisation, free_memory
-from doxa.engine.threads import default_modes
+from doxa.engine.engine import default_modes
 from doxa.errors import ModelError, StoreError
 from doxa.likelihoods import Likelihood
 from doxa.model import Model
 from doxa.model.functional import Functional, made_small
 from doxa.model.inspection import trainable
 from doxa.model.layers import Site
-from doxa.model.problem import Network
+from doxa.model.model import Network
 from doxa.noise import drawing
-from doxa.posterior.base import Posterior, Record, Status, leaves
-from doxa.posterior.kinds import posterior_class
+from doxa.posterior.base import Posterior, Record, Status, leaves, posterior_class
 
 FORMAT = 1
 _MOST_SETTINGS = 10_000

@@ -2,6 +2,20 @@
 
 All predict the same way: parameter draws go through the engine in tiles of samples × rows, with
 whatever is common to all draws (a frozen trunk, the layers before the first dropout) computed once.
+
+Parameters of several functions, as a network's forward pass takes them.
+
+Kept parameter vectors: ensembles, chains, snapshots.
+
+They may lie on disk (`store.DrawsFile`, or a saved posterior that is larger than the memory for
+it): `samples` is then a mapped tensor on the CPU, and a prediction reads a tile's draws when it
+comes to them.
+
+A point for each member, and draws of the subset's weights around it.
+
+A Gaussian over the weights: variational inference, Laplace, SWAG.
+
+The scales of a hierarchical prior, given the weights that a posterior has drawn.
 """
 
 from __future__ import annotations
@@ -9,25 +23,72 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from doxa import linalg
 from doxa.data import free_memory, rows_of
 from doxa.engine import Engine, choose, tiles
-from doxa.engine.threads import threads_for
-from doxa.engine.work import Count
-from doxa.errors import MemoryBudgetError, ModelError, StoreError, Unavailable
+from doxa.engine.engine import Count, threads_for
+from doxa.errors import MemoryBudgetError, MethodError, ModelError, StoreError, Unavailable
 from doxa.linalg.layout import Layout, Params
-from doxa.model import Model
+from doxa.model import Model, likelihood_parameters
 from doxa.model.layers import plain_weights
-from doxa.noise import generator
-from doxa.posterior.base import Posterior, each, leaves
-from doxa.posterior.function_draws import FunctionDraws
+from doxa.noise import generator, repeated
+from doxa.posterior import chains
+from doxa.posterior.base import Posterior, each, leaves, register_posterior
 from doxa.predictive import Moments, Predictive
-from doxa.priors import bind
+from doxa.priors import Hierarchical, bind, each_prior
+from doxa.priors.hierarchical import SharedScale
+
+
+@dataclass
+class FunctionDraws:
+    """Parameters of `count` functions; those named in `constant` are common to all of them.
+
+    `buffers` are layers' noise and values, and BatchNorm's statistics. Parameters that are
+    elsewhere, such as on disk, come to the `device` with their part."""
+
+    params: Params
+    count: int
+    constant: frozenset[str] = frozenset()
+    buffers: Params = field(default_factory=dict)  # {name: [count, ...]}
+    device: torch.device | None = None  # None: where the parameters are
+
+    def part(self, s: slice) -> FunctionDraws:
+        """Some of the draws; a single one comes without its axis, so that layers run as in the
+        plain network."""
+        if s.stop - s.start == 1:
+            one = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
+            params = self._here(one)
+            return FunctionDraws(
+                params, 1, frozenset(params), {k: v[s] for k, v in self.buffers.items()}
+            )
+        if s == slice(0, self.count):
+            return FunctionDraws(self._here(self.params), self.count, self.constant, self.buffers)
+        some = {k: v if k in self.constant else v[s] for k, v in self.params.items()}
+        params = self._here(some)
+        count = len(range(*s.indices(self.count)))
+        return FunctionDraws(
+            params, count, self.constant, {k: v[s] for k, v in self.buffers.items()}
+        )
+
+    def _here(self, params: Params) -> Params:
+        return params if self.device is None else {k: v.to(self.device) for k, v in params.items()}
+
+    def theta(self) -> Params:
+        """Likelihood parameters of each draw; copies, so that who has them does not hold all the
+        other parameters."""
+        own = {k: v.clone() for k, v in self._here(likelihood_parameters(self.params)).items()}
+        return {
+            k: v.expand(self.count, *v.shape) if f"likelihood.{k}" in self.constant else v
+            for k, v in own.items()
+        }
+
 
 log = logging.getLogger("doxa")
 
@@ -328,3 +389,273 @@ def concatenate(parts: list[Any], dim: int) -> Any:
     if len(parts) == 1:
         return parts[0]
     return tree_map(lambda *t: torch.cat(t, dim), *parts)
+
+
+_GATHERED = 8 << 20  # bytes of draws that are copied at a time
+
+
+@register_posterior
+class SamplePosterior(WeightPosterior):
+    """Kept parameter vectors: ensembles, chains, snapshots, particles.
+
+    samples: [K members, T draws, P], in memory on the posterior's device, or on disk.
+    chain: a member's draws follow each other, so that it makes sense to ask whether they mix;
+        False where they are exchangeable (particles, snapshots). Default: where there are several.
+    per_draw: buffers and what layers learned are of each draw, [K, T, ...], not of each member.
+    """
+
+    kind = "sample"
+    flat = "samples"
+
+    def __init__(
+        self, *args: Any, samples: Tensor, chain: bool | None = None, per_draw: bool = False,
+        **kw: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **kw)
+        self.samples = samples
+        self.chain = samples.shape[1] > 1 if chain is None else chain
+        self.per_draw = per_draw
+
+    @property
+    def members(self) -> int:
+        return self.samples.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it predicts, which is not where draws on disk are."""
+        return self.samples.device if self.model is None else self.model.device
+
+    def check_restored(self) -> None:
+        if self.samples.ndim != 3 or not self.samples.shape[1]:
+            raise StoreError(f"samples have the shape {list(self.samples.shape)}")
+        if not (isinstance(self.chain, bool) and isinstance(self.per_draw, bool)):
+            raise StoreError("chain and per_draw are True or False")
+        super().check_restored()
+
+    def _lead(self) -> tuple[int, ...]:
+        return tuple(self.samples.shape[:2]) if self.per_draw else (self.members,)
+
+    def _reference(self) -> Tensor:
+        return self.samples
+
+    def point(self) -> Tensor:
+        return self.samples[:, -1].to(self.device)
+
+    def _count(self, n: int | None) -> int:
+        return self.samples.shape[0] * self.samples.shape[1] if n is None else n
+
+    def groups(self, n: int | None, seed: int) -> Iterator[FunctionDraws]:
+        members, kept, size = self.samples.shape
+        total = members * kept
+        if n is not None and n > total:
+            raise MethodError(f"{n} draws asked for, {total} kept; fit with more draws or members")
+        flat = self.samples.reshape(total, size)
+        if n is None or n == total:
+            yield self._group(flat, None)
+            return
+        counts = torch.tensor(self._split(n))  # evenly thinned within each member
+        member = torch.repeat_interleave(torch.arange(members), counts)
+        before = (counts.cumsum(0) - counts)[member]
+        place = (torch.arange(n) - before) * kept // counts[member]
+        for index in (member * kept + place).split(max(1, _GATHERED // flat[0].nbytes)):
+            yield self._group(flat[index.to(flat.device)], index)
+
+    def _group(self, flat: Tensor, index: Tensor | None) -> FunctionDraws:
+        """Draws [S, P] that have these numbers [S] of all; None: they are all."""
+        if not self.buffers and self.layers is None:
+            return FunctionDraws(self.layout.unflatten(flat), len(flat), device=self.device)
+        index = torch.arange(len(flat)) if index is None else index
+        kept = self.samples.shape[1]
+        place = (index if self.per_draw else index // kept).to(self.device)
+        each = (lambda v: v.flatten(0, 1)) if self.per_draw else (lambda v: v)
+        buffers = {name: each(v)[place] for name, v in self.buffers.items()}
+        params = self.layout.unflatten(flat)
+        if self.layers is not None:
+            params |= self.network.layers.unflatten(each(self.layers)[place])
+        return FunctionDraws(params, len(flat), buffers=buffers, device=self.device)
+
+    def _own_buffers(self, k: int, count: int) -> Params:
+        if not self.per_draw:
+            return super()._own_buffers(k, count)
+        return {name: v[k, -1].expand(count, *v.shape[2:]) for name, v in self.buffers.items()}
+
+    def _own_layers(self, k: int) -> Params:
+        if self.layers is None or not self.per_draw:
+            return super()._own_layers(k)
+        return self.network.layers.unflatten(self.layers[k, -1])
+
+    def to_arviz(self) -> Any:
+        return chains.to_arviz(self.layout.unflatten(self.samples), self.record.stats)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | {"samples": self.samples}
+
+    def extra(self) -> dict[str, Any]:
+        return super().extra() | {"chain": self.chain, "per_draw": self.per_draw}
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> SamplePosterior:
+        facts = {name: extra[name] for name in ("chain", "per_draw") if name in extra}
+        return cls(**common, **cls._shared(tensors, extra), samples=tensors["samples"], **facts)
+
+
+_DRAWN_BYTES = 256 << 20  # of draws made together: a share of what is free would decide bits
+
+
+class CentredPosterior(WeightPosterior):
+    """A draw is a member's centre plus a deviation of the weights of the subset: a Gaussian, or a
+    flow. What is outside the subset is common to a member's draws."""
+
+    @abstractmethod
+    def centre(self) -> Tensor:
+        """From where deviations are counted, [K, P]."""
+
+    @abstractmethod
+    def deviations(self, keys: list[str], seed: int, k: int | None = None) -> Tensor:
+        """Of all members, or of member k alone, [K, S, subset], for keys that run over members,
+        then draws."""
+
+    @property
+    def members(self) -> int:
+        return self.centre().shape[0]
+
+    def _reference(self) -> Tensor:
+        return self.centre()
+
+    def point(self) -> Tensor:
+        return self.centre()
+
+    @property
+    def subset(self) -> Layout:
+        return self.layout.select(self.network.subset_names)
+
+    def groups(self, n: int | None, seed: int) -> Iterator[FunctionDraws]:
+        counts = self._split(n)
+        budget = self.memory_budget or _DRAWN_BYTES
+        most = budget // (4 * self.subset.size * self.dtype.itemsize) or 1
+        if self.members * max(counts) <= most:
+            keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
+            away = self.deviations(keys, seed)  # [K, S, subset]
+            groups = [self._group(k, away[k, :c]) for k, c in enumerate(counts) if c]
+            yield from groups if groups[0].constant else [_merge(groups)]
+            return
+        for k, count in enumerate(counts):
+            for start in range(0, count, most):
+                keys = [f"{self.ids[k]}/{j}" for j in range(start, min(start + most, count))]
+                yield self._group(k, self.deviations(keys, seed, k)[0])
+
+    def _group(self, k: int, away: Tensor) -> FunctionDraws:
+        """Draws of member k; what is outside the subset is common to them."""
+        names = self.network.subset_names
+        params = self.layout.unflatten(self.centre()[k])
+        centre = self.subset.flatten(params)
+        params |= self.subset.unflatten(centre + away)
+        own = self._own_layers(k)
+        params |= own
+        constant = (frozenset(self.layout.names) - set(names)) | set(own)
+        return FunctionDraws(params, len(away), constant, buffers=self._own_buffers(k, len(away)))
+
+
+def _merge(groups: list[FunctionDraws]) -> FunctionDraws:
+    if len(groups) == 1:
+        return groups[0]
+    cat = lambda name: concatenate([getattr(g, name) for g in groups], 0)  # noqa: E731
+    return FunctionDraws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))
+
+
+@register_posterior
+class GaussianPosterior(CentredPosterior):
+    """A Gaussian over the subset's parameters, one a member; the rest are points.
+
+    mean: [K, P]; covariance: a `Structure` over the subset's elements, in layout order.
+    """
+
+    kind = "gaussian"
+    flat = "mean"
+
+    def __init__(self, *args: Any, mean: Tensor, covariance: linalg.Structure, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self.mean = mean
+        self.covariance = covariance
+
+    def check_restored(self) -> None:
+        if self.mean.ndim != 2:
+            raise StoreError(f"the mean has the shape {list(self.mean.shape)}")
+        super().check_restored()
+        size = len(self.layout.index(self.network.subset_names))
+        found = self.covariance.shape
+        if found != (self.members, size):
+            raise StoreError(f"a covariance of {found}, for {self.members} members, {size} weights")
+        if len({v.dtype for v in self.covariance.state().values() if v.is_floating_point()}) > 1:
+            raise StoreError("the covariance has numbers of several types")
+        self._check_covariance()
+
+    def _check_covariance(self) -> None:
+        """Its parts fit together: a draw and a variance along a direction can be computed."""
+        k, covariance = self.members, self.covariance
+        drawn = covariance.sample(self.mean.new_zeros(1, k, covariance.numbers))
+        along = covariance.quad(self.mean.new_zeros(k, 1, covariance.size))
+        if not (bool(torch.isfinite(drawn).all()) and bool(torch.isfinite(along).all())):
+            raise StoreError("the covariance is not finite")
+
+    def centre(self) -> Tensor:
+        return self.mean
+
+    def deviations(self, keys: list[str], seed: int, k: int | None = None) -> Tensor:
+        covariance = self.covariance if k is None else self.covariance.member(k)
+        return self._away(covariance, keys, seed)
+
+    def _away(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
+        """Deviations from the mean, [K, S, subset], for keys that run over members, then draws."""
+        size = (covariance.numbers,)
+        eps = repeated("normal", seed, "draws", keys, size, self.device, self.dtype)
+        each = eps.reshape(covariance.members, -1, covariance.numbers)  # [K, S, numbers]
+        return covariance.sample(each.transpose(0, 1)).transpose(0, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        state = {f"covariance.{k}": v for k, v in self.covariance.state().items()}
+        return super().tensors() | {"mean": self.mean} | state
+
+    def extra(self) -> dict[str, Any]:
+        bounds = {"elbo": self.elbo, "evidence": self.log_evidence}
+        return super().extra() | {"structure": self.covariance.name} | bounds
+
+    @classmethod
+    def restore(
+        cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
+    ) -> GaussianPosterior:
+        prefix = "covariance."
+        state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+        covariance = linalg.structure(extra["structure"], state)
+        new = cls(
+            **common, **cls._shared(tensors, extra), mean=tensors["mean"], covariance=covariance
+        )
+        new.elbo, new.log_evidence = extra.get("elbo"), extra.get("evidence")
+        return new
+
+
+def prior_scales(
+    posterior: WeightPosterior, n: int | None = None, seed: int = 0
+) -> dict[str, Tensor]:
+    """σ of each tensor under a `Hierarchical` prior, {name: [n]}: a draw of p(σ | w) for each of n
+    draws of the weights, by default all that were kept. Weights and scales together are then draws
+    of their joint posterior; for a method that gives points they are those scales' conditional.
+    """
+    network = posterior.network
+    spec = network.prior if posterior.priors is None else posterior.priors[0]
+    pairs = zip(network.layout.entries, each_prior(spec, network.layout), strict=True)
+    own = {entry: prior for entry, prior in pairs if isinstance(prior, Hierarchical)}
+    if not own:
+        raise Unavailable(
+            "no weight of this posterior has a Hierarchical prior, whose scales could be drawn"
+        )
+    draws, scales = posterior.draw(n), {}
+    for entry, prior in own.items():
+        (part,) = prior.bind(Layout((entry,))).parts
+        flat = part.centred(draws[entry.name].double().cpu().reshape(-1, entry.size))
+        assert isinstance(part.family, SharedScale)
+        drawn = part.family.scales(flat, generator("prior scales", seed, entry.name))
+        scales[entry.name] = drawn[..., 0]
+    return scales

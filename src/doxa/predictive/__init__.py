@@ -1,6 +1,5 @@
 """The answer at x: a distribution over y that everything downstream consumes."""
 
-from doxa.predictive.moments import Moments
-from doxa.predictive.predictive import Predictive
+from doxa.predictive.predictive import Moments, Predictive
 
 __all__ = ["Moments", "Predictive"]

@@ -13,9 +13,15 @@ from torch import Tensor
 
 from doxa.errors import DataError, ModelError, ShapeError
 from doxa.noise import digest, generator
-from doxa.predictive.form import Form, check_weights, mix, systematic
-from doxa.predictive.quantiles import bisect_whole, solve
-from doxa.predictive.summary import HeadsForm
+from doxa.predictive.form import (
+    Form,
+    HeadsForm,
+    bisect_whole,
+    check_weights,
+    mix,
+    solve,
+    systematic,
+)
 
 
 class Blend(Form):

@@ -19,10 +19,21 @@ from doxa.likelihoods import Affine, Heads, Likelihood
 from doxa.likelihoods import likelihood as resolve
 from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
 from doxa.noise import generator
-from doxa.predictive.components import as_draws, cast_votes, complete_theta, draw_functions
-from doxa.predictive.form import Form, check_rows, check_weights, mix, systematic
-from doxa.predictive.quantiles import bisect_whole, solve, widen
-from doxa.predictive.summary import HeadsForm
+from doxa.predictive.form import (
+    Form,
+    HeadsForm,
+    as_draws,
+    bisect_whole,
+    cast_votes,
+    check_rows,
+    check_weights,
+    complete_theta,
+    draw_functions,
+    mix,
+    solve,
+    systematic,
+    widen,
+)
 
 CHUNK_ELEMENTS = 1 << 24  # of f at a time; what is computed from it is a few times as large
 

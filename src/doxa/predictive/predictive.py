@@ -8,6 +8,15 @@ For regression the law of total variance splits the spread of y over the draws s
 and for classification entropy does the same, H[y] = E_s H[y | f_s] + I[y; f], the second term
 being the mutual information (BALD). Both hold exactly, because the left side is computed as the
 sum. Spreads over draws are those of the draws themselves (1/S, not 1/(S-1)).
+
+Weighted means and variances of values that come in chunks.
+
+With accumulated weight W and mean m, a chunk of weight w and mean m' is merged by
+(Chan, Golub and LeVeque, 1979), a = w / (W + w):
+
+    m <- (1 - a) m + a m',    v <- (1 - a) v + a v' + a (1 - a) (m' - m)^2
+
+Moments of a predictive from draws that come in chunks, so that no draw is kept.
 """
 
 from __future__ import annotations
@@ -21,12 +30,22 @@ from torch import Tensor
 
 from doxa import describe
 from doxa.errors import DataError, ShapeError
-from doxa.likelihoods import Categorical, Likelihood
+from doxa.likelihoods import Categorical, Heads, Likelihood, Theta
+from doxa.likelihoods import likelihood as resolve
 from doxa.predictive.blend import blend
-from doxa.predictive.components import as_draws
-from doxa.predictive.form import Form
+from doxa.predictive.form import (
+    Form,
+    HeadsForm,
+    MomentForm,
+    as_draws,
+    cast_votes,
+    complete_theta,
+    concatenate,
+    draw_functions,
+    mix,
+    moment_matched,
+)
 from doxa.predictive.mixture import build
-from doxa.predictive.summary import concatenate, moment_matched
 
 LikelihoodSpec = str | Likelihood | Sequence[str | Likelihood]
 
@@ -289,3 +308,125 @@ def _checked(level: float | None) -> float | None:
     if level is not None and not 0.0 < number < 1.0:
         raise DataError(f"level must lie between 0 and 1, got {level!r}")
     return level
+
+
+class Average:
+    """The weighted mean of values that come in chunks [c, ...]."""
+
+    def __init__(self) -> None:
+        self.weight: Tensor | None = None
+        self.mean: Tensor
+
+    def update(self, values: Tensor, weights: Tensor) -> None:
+        total, mean = weights.sum(), _average(values, weights)
+        if self.weight is None:
+            self.weight, self.mean = total, mean
+            return
+        share = _share(total, self.weight).to(mean.dtype)
+        self.mean = (1.0 - share) * self.mean + share * mean
+        self.weight = self.weight + total
+
+
+class Spread(Average):
+    """The weighted mean and variance of values that come in chunks [c, ...]."""
+
+    variance: Tensor
+
+    def update(self, values: Tensor, weights: Tensor) -> None:
+        mean = _average(values, weights)
+        variance = _average((values - mean).square(), weights)
+        if self.weight is None:
+            self.variance = variance
+        else:
+            share = _share(weights.sum(), self.weight).to(mean.dtype)
+            between = (mean - self.mean).square()
+            self.variance = (1.0 - share) * (self.variance + share * between) + share * variance
+        super().update(values, weights)
+
+
+def _share(new: Tensor, old: Tensor) -> Tensor:
+    return new / (old + new).clamp_min(torch.finfo(new.dtype).tiny)
+
+
+def _average(values: Tensor, weights: Tensor) -> Tensor:
+    total = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)  # a chunk may weigh nothing
+    return mix(values, (weights / total).to(values.dtype))
+
+
+class Moments:
+    """Streams chunks of draws into a predictive that keeps only moments:
+
+        moments = Moments(likelihood)
+        for f, theta in chunks:  # f [c, N, *output], theta {name: [c, *own]}
+            moments.update(f, theta)
+        p = moments.result()
+
+    With `f_variance` and a likelihood that has no closed form for it, `draws` functions are
+    drawn for each Gaussian; they depend on the seed and its number, not on the chunks.
+    """
+
+    def __init__(
+        self,
+        likelihood: str | Likelihood | Sequence[str | Likelihood],
+        seed: int = 0,
+        draws: int = 100,
+    ) -> None:
+        self.likelihood = resolve(likelihood).untempered()
+        self.seed, self.draws, self.count = seed, draws, 0
+        self._heads: list[Moments] = []
+        if isinstance(self.likelihood, Heads):
+            self._heads = [Moments(head, seed, draws) for head in self.likelihood.likelihoods]
+        self._function, self._noise, self._marginal = Spread(), Average(), Average()
+        self._entropy, self._votes = Average(), Average()
+
+    def update(
+        self,
+        f: Any,
+        theta: Theta | None = None,
+        f_variance: Any = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Add c draws. Weights [c] count relative to those of other chunks; 1 when None."""
+        if isinstance(self.likelihood, Heads):
+            for i, head in enumerate(self._heads):
+                own = self.likelihood.theta_of(i, theta or {})
+                variance = None if f_variance is None else f_variance[i]
+                head.update(f[i], own, variance, weights)
+            return
+        f, likelihood = as_draws(f), self.likelihood
+        likelihood.event(tuple(f.shape[2:]))
+        values = complete_theta(likelihood, theta, f)
+        weights = f.new_ones(f.shape[0]) if weights is None else torch.as_tensor(weights).to(f)
+        f_variance = None if f_variance is None else torch.as_tensor(f_variance).to(f)
+        first, self.count = self.count, self.count + f.shape[0]
+        if f_variance is not None and likelihood.integrates_normal:
+            self._marginal.update(likelihood.location_variance(f_variance, 1), weights)
+        elif f_variance is not None:
+            f, values, weights = draw_functions(
+                f, f_variance, values, weights, self.seed, self.draws, first
+            )
+        self._function.update(likelihood.mean(f, values, 1), weights)
+        self._noise.update(likelihood.variance(f, values, 1), weights)
+        self._entropy.update(likelihood.entropy(f, values, 1), weights)
+        if likelihood.classifies:
+            self._votes.update(cast_votes(likelihood, f), weights)
+
+    def result(self) -> Predictive:
+        return Predictive.of(self._result())
+
+    def _result(self) -> Form:
+        if self._heads:
+            return HeadsForm(self.likelihood, [head._result() for head in self._heads])
+        if self.count == 0:
+            raise DataError("no draws were added: call update first")
+        epistemic = self._function.variance
+        if self._marginal.weight is not None:
+            epistemic = epistemic + self._marginal.mean
+        return MomentForm(
+            self.likelihood,
+            self._function.mean,
+            self._noise.mean,
+            epistemic,
+            self._entropy.mean,
+            self._votes.mean if self.likelihood.classifies else None,
+        )

@@ -22,7 +22,7 @@ from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout
 from doxa.priors.bound import BoundPrior, Part, stack_bound
 from doxa.priors.families import Family, GaussianFamily
-from doxa.priors.kinds import (
+from doxa.priors.priors import (
     FanInNormal,
     FlowPrior,
     Hierarchical,

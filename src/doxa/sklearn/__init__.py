@@ -16,7 +16,6 @@ except ImportError as error:
         "doxa.sklearn needs scikit-learn 1.6 or later: pip install 'doxa[tables]'"
     ) from error
 
-from doxa.sklearn.classifier import BayesianClassifier
-from doxa.sklearn.regressor import BayesianRegressor
+from doxa.sklearn.estimators import BayesianClassifier, BayesianRegressor
 
 __all__ = ["BayesianClassifier", "BayesianRegressor"]

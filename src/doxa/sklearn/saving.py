@@ -1,7 +1,11 @@
-"""Estimators on disk, as safetensors and JSON, and as what pickle keeps: the same bytes."""
+"""Estimators on disk, as safetensors and JSON, and as what pickle keeps: the same bytes.
+
+The network that an estimator is given: a module, or a builder of one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,14 +16,34 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from doxa import nets, store
-from doxa.errors import StoreError
+from doxa.errors import ModelError, StoreError
 from doxa.noise import drawing
 from doxa.posterior.saving import from_artefact, rebuilt, to_artefact
-from doxa.sklearn.network import Builder, made
 from doxa.store.artefact import pack
 
 if TYPE_CHECKING:
     from doxa.sklearn.estimator import BayesianEstimator
+
+
+Builder = Callable[[int, int], nn.Module]  # (inputs, outputs) -> network
+
+
+def made(net: nn.Module | Builder, inputs: int, outputs: int) -> nn.Module:
+    """The network itself, or what its builder gives for (inputs, outputs)."""
+    if isinstance(net, nn.Module):
+        return net
+    if not callable(net):
+        raise ModelError(
+            f"net is a torch.nn.Module or a builder (inputs, outputs) -> Module, not {net!r}"
+        )
+    try:
+        built = net(inputs, outputs)
+    except TypeError as error:
+        raise ModelError(f"net was called as net({inputs}, {outputs}): {error}") from error
+    if not isinstance(built, nn.Module):
+        raise ModelError(f"net gave {type(built).__name__}, not a torch.nn.Module")
+    return built
+
 
 E = TypeVar("E", bound="BayesianEstimator")
 

@@ -7,13 +7,12 @@ dataclasses into JSON and back.
 Nothing is ever unpickled, and a file can only name classes that were registered in code.
 """
 
-from doxa.store.artefact import decoding, is_artefact, read_artefact, write_artefact
+from doxa.store.artefact import decoding, is_artefact, read_artefact, write_artefact, write_text
 from doxa.store.checkpoints import Checkpoint, Checkpoints
 from doxa.store.codec import decode, encode, register, register_lazily
 from doxa.store.draws import DrawsFile
 from doxa.store.lock import exclusive
 from doxa.store.parquet import parquet
-from doxa.store.text import write_text
 
 __all__ = [
     "Checkpoint",

@@ -8,6 +8,8 @@ A new one is written beside `path` under a temporary name; its files and directo
 and only then is it renamed. POSIX cannot rename onto a full directory, so an old artefact first
 steps aside to `.NAME.previous`; whoever is killed between the two renames leaves it there, and
 `read_artefact` finds it.
+
+A text file written whole or not at all: results as JSON, tables as Markdown.
 """
 
 from __future__ import annotations
@@ -367,3 +369,19 @@ def beside(target: Path, ending: str) -> Path:
     if len(os.fsencode(name)) > _LONGEST:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
     return target.with_name(f".{name}{ending}")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Replace a file by this text, atomically; its folder is made when missing."""
+    target = Path(path)
+    with readable_errors("written", target):
+        make_directory(target.parent)
+        temporary = beside(target, f".{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            sync(temporary)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(target.parent)
+    return target

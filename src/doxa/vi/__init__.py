@@ -1,5 +1,5 @@
 """Variational inference: the methods, one a file, and its tools: divergences and gradients."""
 
-from doxa.vi import gradients, kl
+from doxa.vi import kl
 
 __all__ = ["gradients", "kl"]

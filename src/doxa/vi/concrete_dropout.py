@@ -24,7 +24,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.method import Clock, Method, Problem, Run, Stage, State, noise_on_held_out, optimise
-from doxa.method.fields import between, one_of
+from doxa.method.method import between, one_of
 from doxa.model.layers import MaskedDropout, Slots, Value, mask
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.vi.mc_dropout import weight_of, with_masks

@@ -19,26 +19,198 @@ own. All other uncertain weights (norms, recurrent and attention layers, bare pa
 that two layers share) have noise of their own in the same fit, on the weights.
 
 Several draws of local noise in a network of linear layers, one after the other, are one pass whose
-layers draw their outputs several times (`doxa.model.nested`); of those of `auto` some share the
-first layer's noise (`doxa.vi.nesting`). Elsewhere, and of the other kinds, each draw is a pass.
+layers draw their outputs several times (`doxa.model.spread`); of those of `auto` some share the
+first layer's noise (`doxa.vi.estimators`). Elsewhere, and of the other kinds, each draw is a pass.
+
+Noise of layers in training, drawn in few calls; and which layers' weights are their own, and
+used by nothing else.
+
+Which networks may draw several times in one pass, and how often each layer does: a rule about
+the work.
+
+S draws of all weights are S passes through the network. In one pass (`doxa.model.spread`) a layer's
+products are taken once for each draw of its input: with n draws of the first layer's outputs, S of
+all others', and c_l multiplications a row in the l-th layer, a gradient has some
+
+    4 c_1 + 6 n c_2 + 6 S Σ_{l>2} c_l      where a point estimate's has   2 c_1 + 3 Σ_{l>1} c_l
+
+(means and variances; forward, by the weights and by the input, which the first has not). Layers
+are often narrow at the end. With n < S draws share their first layer's noise, and have more
+variance than if each had its own: so n is as large as the budget pays for, half of what draws of
+the weights would take or five point estimates' gradients if that is more, and two at least, which
+are a pair ±ε. Later layers share none: where several do, the gradient by μ has more variance than
+that of as many draws of the weights.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
-from doxa.data import Batch
+from doxa.data import Batch, batch_rows
 from doxa.errors import ModelError
 from doxa.linalg.layout import Layout, Params
 from doxa.method import Clock, Problem, Run
-from doxa.model.nested import NestedLinear, with_nested
-from doxa.model.problem import Network
-from doxa.model.spread import SPREAD, Local, Spread, exact_noise, with_spread
-from doxa.vi.layer_noise import alone, check_calls, layer_noise, under
-from doxa.vi.nesting import all_draws, nested_draws
+from doxa.model import Model
+from doxa.model.layers import Site
+from doxa.model.model import Network
+from doxa.model.spread import (
+    SPREAD,
+    Local,
+    NestedLinear,
+    Spread,
+    applied,
+    exact_noise,
+    with_nested,
+    with_spread,
+)
+from doxa.noise import Noise
+
+
+def layer_noise(
+    run: Run, batch: Batch, clock: Clock, sites: Collection[str] | None = None
+) -> Params:
+    """What layers take in training, or some of it, as `run.layer_noise`, but in one call for all
+    that does not depend on the rows, and one for each number of entries that a row has: calls take
+    their time."""
+    groups: dict[tuple[str, int], dict[str, Site]] = {}
+    for name, site in run.net.sites.items():
+        if site.use != "prediction" and (sites is None or name in sites):
+            groups.setdefault((site.kind, site.rows), {})[name] = site
+    found: Params = {}
+    for (kind, entries), own in groups.items():
+        sizes = [math.prod(site.shape) for site in own.values()]
+        if entries:
+            drawn = clock.rows(kind, batch_rows(batch) * entries, sum(sizes))
+        else:
+            drawn = (clock.noise if kind == "normal" else clock.uniform)(sum(sizes))
+        for (name, site), part in zip(own.items(), drawn.split(sizes, -1), strict=True):
+            found[name] = part.unflatten(-1, site.shape)
+    return found
+
+
+def alone(layer: nn.Module, layers: Mapping[str, nn.Module]) -> bool:
+    """Whether no other layer has the same weight."""
+    holders = [one for one in layers.values() for p in one.parameters(recurse=False)
+               if p is layer.weight]  # fmt: skip
+    return len(holders) == 1
+
+
+def check_calls(run: Run, paths: Iterable[str], advice: str) -> None:
+    """`ModelError` where the network uses the weight or bias of one of these layers besides calling
+    the layer: there it would have no noise. With other weights, and layers that give what they gave
+    before, the outputs must stay as they are."""
+    net, paths = run.net, list(paths)
+    weights = net.layout.unflatten(run.start()[0])
+    x = run.rows.take(run.rows.rows[0][:2], torch.tensor(0))[0]
+
+    def outputs(paths: list[str], own: Params) -> list[Tensor]:
+        def as_before(path: str) -> Any:
+            layer: Any = net.net.get_submodule(path)
+            weight = weights.get(under(path, "weight"), layer.weight)
+            bias = weights.get(under(path, "bias"), getattr(layer, "bias", None))
+            return lambda layer, args, _output: applied(layer, args[0], weight, bias)
+
+        hooks = [net.net.get_submodule(p).register_forward_hook(as_before(p)) for p in paths]
+        try:
+            with torch.no_grad():
+                return tree_flatten(net.forward(own, x))[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def elsewhere(paths: list[str]) -> bool:
+        moved = dict(weights)
+        for name in (under(path, leaf) for path in paths for leaf in ("weight", "bias")):
+            if name in weights:
+                value = weights[name]
+                noise = Noise(0, "calls", [0], value.device, value.dtype).normal((value.numel(),))
+                moved[name] = value + noise.reshape(value.shape)
+        pairs = zip(outputs(paths, dict(weights)), outputs(paths, moved), strict=True)
+        return not all(torch.allclose(a, b, 0.0, 0.0, equal_nan=True) for a, b in pairs)
+
+    if not elsewhere(paths):
+        return
+    for path in paths:
+        if elsewhere([path]):
+            raise ModelError(
+                f"the network uses the weight of layer {path!r} besides calling the layer, and "
+                f"noise is put on what the layer gives: {advice}"
+            )
+
+
+def under(path: str, leaf: str) -> str:
+    """The full name of a layer's tensor."""
+    return f"{path}.{leaf}" if path else leaf
+
+
+_LEAST = 5.0  # the budget where draws are few, in point estimates' gradients
+_Path = list[tuple[str, int, bool]]  # linear layers as they run: name, weights, whether uncertain
+
+
+def all_draws(net: Model, samples: int) -> dict[str, int] | None:
+    """{layer: draws of its outputs}, none shared. None where local noise on outputs, drawn several
+    times in a pass, is no draw of the weights: all uncertain weights must lie in linear layers that
+    see each row once, one after the other."""
+    path = _path(net)
+    if samples < 2 or path is None:
+        return None
+    return {name: samples for name, _, noisy in path if noisy}
+
+
+def nested_draws(net: Model, samples: int) -> dict[str, int] | None:
+    """The same with as many of the first layer as the budget pays for; None also where it would be
+    more work than draws of the weights."""
+    path, draws = _path(net), all_draws(net, samples)
+    if path is None or draws is None:
+        return None
+    point = _work([(name, size, False) for name, size, _ in path], {})
+    first, *others = draws
+    least = next(d for d in range(2, samples + 1) if samples % d == 0)
+    budget = min(samples, max(_LEAST, samples / 2)) * point
+    if others:
+        counts = [n for n in range(samples, least, -1) if samples % n == 0 and n % least == 0]
+        fits = (n for n in counts if _work(path, draws | {first: n}) <= budget)
+        draws[first] = next(fits, least)
+    return draws if _work(path, draws) <= samples * point else None
+
+
+def _path(net: Model) -> _Path | None:
+    """None where the network is no path, or where not all uncertain weights are on it."""
+    if net.plan is None or not net.plan.is_path:
+        return None
+    layers, rest = dict(net.net.named_modules()), set(net.subset_names)
+    calls = [name for name, _ in net.widths]
+    path: _Path = []
+    for name, numbers in net.widths:  # what each call of a layer gave for one row
+        layer = layers[name]
+        if type(layer) is not nn.Linear:
+            continue
+        noisy = under(name, "weight") in net.subset_names
+        once = calls.count(name) == 1 and numbers == layer.out_features and alone(layer, layers)
+        if noisy and not once:
+            return None
+        path.append((name, layer.weight.numel(), noisy))
+        if noisy:
+            rest -= {under(name, "weight"), under(name, "bias")}
+    return path if path and not rest else None
+
+
+def _work(path: _Path, draws: dict[str, int]) -> int:
+    """Multiplications a row of a gradient."""
+    total, before = 0, 1  # draws of a layer's input
+    for i, (name, size, noisy) in enumerate(path):
+        total += (2 if noisy else 1) * (3 if i else 2) * size * before
+        before = draws[name] if noisy else before
+    return total
+
 
 log = logging.getLogger("doxa")
 

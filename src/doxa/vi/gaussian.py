@@ -36,7 +36,7 @@ from doxa.method import (
     optimise,
     unfolded,
 )
-from doxa.method.fields import between, positive, whole
+from doxa.method.method import between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
 
 LOG_2PI_E = math.log(2 * math.pi * math.e)

@@ -54,7 +54,7 @@ from doxa.method import (
     first_averaged,
     noise_on_held_out,
 )
-from doxa.method.fields import between, positive
+from doxa.method.method import between, positive
 from doxa.optim import Adam
 from doxa.vi.gaussian import VariationalGaussian, moved
 

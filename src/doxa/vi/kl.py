@@ -4,6 +4,16 @@ In closed form for discrete distributions and for Gaussians (factorised, or with
 `doxa.linalg` as covariance); by Monte Carlo, with its standard error, for everything else, such as
 mixtures. All are *summed* over what the distribution is over, never averaged: a mean over weights
 is no divergence, and an ELBO that subtracts it is no bound.
+
+Gradients of an expectation under a Gaussian, by draws: G = ∇_{μ,σ} E_{N(μ, σ²)} f(θ).
+
+    pathwise        θ = μ + σε:   ∂_μ = f′(θ),              ∂_σ = f′(θ) ε
+    score function  ∂_μ = f(θ) (θ − μ)/σ²,   ∂_σ = f(θ) ((θ − μ)² − σ²)/σ³
+
+Both are unbiased; they differ in variance, which is why every method here takes the first. The
+second needs no derivative of f, so that f may be discrete; a baseline that does not depend on the
+draw (the mean of f over the others) takes out most of its variance. Kingma & Welling (2014);
+Williams (1992); Mohamed et al. (2020).
 """
 
 from __future__ import annotations
@@ -15,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.errors import DataError, ShapeError
+from doxa.errors import DataError, MethodError, ShapeError
 from doxa.linalg import Structure
 
 
@@ -72,3 +82,37 @@ def mean_of(values: Tensor) -> Estimate:
     if len(values) < 2:
         raise DataError("a standard error needs two draws at least")
     return Estimate(values.mean(0), values.std(0) / math.sqrt(len(values)))
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Gradient(NamedTuple):
+    """One estimate a draw, [S, ...] each: average them, and look at their variance."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def pathwise(f: Function, mean: Tensor, std: Tensor, eps: Tensor) -> Gradient:
+    """From standard normals eps, [S, ...]; f is differentiable, [S, ...] to [S]."""
+    theta = (mean + std * eps).detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(f(theta).sum(), theta)
+    return Gradient(slope, slope * eps)
+
+
+def score_function(
+    f: Function, mean: Tensor, std: Tensor, eps: Tensor, baseline: str = "others"
+) -> Gradient:
+    """The same from the values of f alone. baseline: "others", the mean of f over the other draws
+    (unbiased, Kool et al. 2019), or "none"."""
+    if baseline not in ("others", "none"):
+        raise MethodError(f"baseline must be 'others' or 'none', not {baseline!r}")
+    values = f(mean + std * eps)
+    if baseline == "others":
+        if len(values) < 2:
+            raise MethodError("a baseline from the other draws needs two at least")
+        values = values - (values.sum(0) - values) / (len(values) - 1)
+    values = values.reshape(-1, *(1,) * (eps.ndim - 1))
+    return Gradient(values * eps / std, values * (eps.square() - 1) / std)

@@ -35,14 +35,14 @@ from doxa.errors import MemoryBudgetError, MethodError, ModelError
 from doxa.likelihoods import Categorical, Gaussian
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Objective, Problem, Run, State, of_subset
-from doxa.method.fields import one_of, whole
+from doxa.method.method import one_of, whole
 from doxa.model import likelihood_parameters
 from doxa.model.inspection import draws_itself
 from doxa.model.layers import Noisy, Slots, Value, deviation, extended
-from doxa.model.problem import Network
+from doxa.model.model import Network
 from doxa.noise import generator
+from doxa.vi.estimators import under
 from doxa.vi.gaussian import GaussianVI
-from doxa.vi.layer_noise import under
 
 _MOST = 5000  # weights of a last layer whose covariance is held whole
 _PROBED = 64  # rows on which it is checked what follows the last layer

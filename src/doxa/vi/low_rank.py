@@ -20,8 +20,8 @@ from torch import Tensor
 
 from doxa import linalg, store
 from doxa.method import Run, State
-from doxa.method.fields import whole
 from doxa.method.memory import Workload
+from doxa.method.method import whole
 from doxa.model.layers import deviation
 from doxa.vi.gaussian import GaussianVI
 

@@ -44,9 +44,9 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.fields import between, one_of
+from doxa.method.method import between, one_of
 from doxa.model.layers import MaskedDropout, with_input_dropout
-from doxa.model.problem import Network
+from doxa.model.model import Network
 from doxa.posterior import ImplicitPosterior, Posterior
 
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

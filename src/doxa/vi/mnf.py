@@ -43,16 +43,16 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.fields import between, positive, whole
+from doxa.method.method import between, positive, whole
 from doxa.model.layers import MaskedDropout, deviation
+from doxa.model.model import Network
 from doxa.model.multiplicative import Multiplicative, with_multiplicative
-from doxa.model.problem import Network
 from doxa.model.rank_one import SCALED
 from doxa.model.spread import exact_noise
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.priors import BoundPrior
+from doxa.vi.estimators import alone, check_calls, layer_noise
 from doxa.vi.gaussian import entropy, moved
-from doxa.vi.layer_noise import alone, check_calls, layer_noise
 
 log = logging.getLogger("doxa")
 

@@ -25,7 +25,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.method import Clock, Run, State, folded, network_part
 from doxa.method.components import Components
-from doxa.method.fields import between, one_of, positive, whole
+from doxa.method.method import between, one_of, positive, whole
 from doxa.model.layers import deviation
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.vi import kl

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import doxa
-from doxa.function.wide.left_out import noise_of, residuals
+from doxa.function.wide.posterior import noise_of, residuals
 
 
 def data(rows: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import doxa
 from doxa.errors import MethodError, ModelError
-from doxa.function.wide import Architecture, finite_network, tangent
+from doxa.function.wide import Architecture, finite_network, ntk
 from doxa.laplace import curvature
 
 
@@ -51,7 +51,7 @@ def test_members_are_trained_linear_networks(
     rows at a time, of which eight are held."""
     row = 8 * 2 * 2 * 50  # bytes: two members, two outputs, 50 weights
     monkeypatch.setitem(curvature._CHUNK_BYTES, "cpu", 4 * row)
-    monkeypatch.setattr(tangent, "_HELD", 8 * row)
+    monkeypatch.setattr(ntk, "_HELD", 8 * row)
     x, y = sines(9)
     y = torch.cat([y, x[:, 1:2]], 1)
     new, net = sines(14)[0][9:], normed(2)

@@ -15,8 +15,7 @@ from wide_cases import BIAS_STD, PEER, WEIGHT_STD, peer_data
 from doxa.errors import ModelError, ShapeError
 from doxa.function.wide import Erf, Skip, empirical_ntk, read
 from doxa.function.wide import architecture as blocks_of
-from doxa.function.wide.activations import SMOOTH, smooth
-from doxa.function.wide.covariance import Kernels
+from doxa.function.wide.layers import SMOOTH, Kernels, smooth
 
 
 def connected(activation: nn.Module, depth: int = 3) -> nn.Module:

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from doxa.app.cells import Array
+from doxa.app.reading import Array
 
 _COLOUR = {1: 0, 3: 2}  # channels: PNG's colour type, grey or RGB
 

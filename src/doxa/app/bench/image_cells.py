@@ -21,12 +21,9 @@ from doxa.app.bench.image_methods import find
 from doxa.app.bench.image_settings import Settings, settings
 from doxa.app.bench.images import Images, load_images
 from doxa.app.bench.last_layer import OnFeatures, closeness_to
-from doxa.evaluate.density import FeatureDensity
-from doxa.evaluate.ood import ood_scores
-from doxa.evaluate.ranking import ood_metrics
-from doxa.evaluate.shifts import SHIFTS
+from doxa.evaluate.ood import FeatureDensity, ood_metrics, ood_scores
+from doxa.evaluate.shifts import SHIFTS, sweep
 from doxa.evaluate.streaming import Streaming
-from doxa.evaluate.sweep import sweep
 
 ANGLES = tuple(range(0, 181, 15))
 ROWS = 1000  # predicted at a time

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.evaluate.closeness import agreement, total_variation
-from doxa.evaluate.density import features
+from doxa.evaluate.ood import features
 from doxa.likelihoods import Categorical
 from doxa.posterior import Status
 from doxa.predictive import Predictive

@@ -52,7 +52,7 @@ def calibrate(
 ) -> None:
     """Correct a saved run on rows it has not seen, and save it as another run."""
     from doxa import store
-    from doxa.app import calibration, fitting, intake, saved_runs
+    from doxa.app import calibration, fitting, saved_runs, schema
     from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
@@ -65,7 +65,7 @@ def calibrate(
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
     asked = asked.of(columns.likelihood)
-    frame, read = intake.take_in_known(data, columns, dialect)
+    frame, read = schema.read_labelled(data, columns, dialect)
     digest = saved_runs.check_unseen(posterior, run, data)
     asked.check_rows(len(frame), "give a file with more rows")
     x, notes = columns.features(frame)

@@ -1,9 +1,17 @@
-"""`doxa compare`: several methods on the same rows, ranked, beside a reference posterior."""
+"""`doxa compare`: several methods on the same rows, ranked, beside a reference posterior.
+
+From a comparison to a saved run: the method that is kept, fitted to all rows.
+
+The fits of a comparison have each seen a part of the rows, and there is one a split: none of them
+is the one to keep. So the chosen method is fitted once more, with the same settings and seed, to
+every row of the table; the rows of `--test` stay out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -17,7 +25,8 @@ from doxa.app.commands.terminal import (
     status_of,
     table_of,
 )
-from doxa.app.narrow import print_table
+from doxa.app.comparison import Comparison
+from doxa.app.fitting import Plan, fit_arrays
 from doxa.app.options import (
     BatchSize,
     Categorical,
@@ -42,8 +51,71 @@ from doxa.app.options import (
     Validation,
     Verbose,
     listed,
-)  # fmt: skip
-from doxa.errors import MethodError
+    print_table,
+)
+from doxa.app.saved_runs import check_new
+from doxa.app.schema import Schema
+from doxa.errors import MethodError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+BEST = "best"
+
+
+class Kept(NamedTuple):
+    """Which method, or `BEST`, and where its run goes."""
+
+    method: str
+    folder: Path
+
+
+def check_keep(keep: str | None, methods: Sequence[str], out: Path | None) -> Kept | None:
+    """What `--keep` and `--out` ask for, before any work; None where nothing is kept."""
+    if keep is None:
+        return None
+    if keep not in (BEST, *methods):
+        hint = did_you_mean(keep, (BEST, *methods))
+        raise MethodError(f"--keep {keep!r} is not among the methods that are compared{hint}")
+    if out is None:
+        raise MethodError("--keep needs --out, the folder to save the run in")
+    if out.suffix.lower() in (".csv", ".tsv", ".parquet", ".pq"):
+        raise MethodError(
+            f"with --keep, --out is the folder of the run, not {out.name}; the table goes to "
+            f"--table {out.name}"
+        )
+    check_new(out)
+    return Kept(keep, out)
+
+
+def method_to_keep(found: Comparison, asked: str) -> str:
+    """The name of the method to keep; one that failed cannot be."""
+    row = found.best if asked == BEST else found[asked]
+    if row is None:
+        raise MethodError("no method could be fitted: there is nothing to keep")
+    if row.failed:
+        raise MethodError(f"{row.method} failed and cannot be kept: {row.reason}")
+    return row.method
+
+
+def keep_message(found: Comparison, name: str, rows: int) -> str:
+    best = found.best
+    why = "the best by held-out log likelihood" if best and best.method == name else "as asked"
+    return f"keeping {name} ({why}): fitted to all {rows} rows, with the same settings"
+
+
+def refit(columns: Schema, frame: pd.DataFrame, name: str, plan: Plan, found: Comparison) -> Any:
+    """The posterior of all rows, which remembers what it was chosen by."""
+    x, _ = columns.features(frame)
+    posterior = fit_arrays(columns, x, columns.targets(frame), name, (), plan)
+    row = found[name]
+    posterior.metadata["comparison"] = {
+        "methods": [each.method for each in found.rows],
+        "splits": found.splits,
+        "scores": {score: row.mean(score) for score in row.scores},
+    }
+    return posterior
 
 
 def compare(
@@ -113,8 +185,7 @@ def compare(
     """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
     cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
     from doxa import store
-    from doxa.app import comparison, fitting, intake, keeping, tables
-    from doxa.app import settings as method_settings
+    from doxa.app import comparison, fitting, schema, tables
     from doxa.app.comparison import page
 
     log_to_terminal(verbose)
@@ -125,14 +196,14 @@ def compare(
     if twice is not None:
         raise MethodError(f"--methods names {twice!r} twice")
     for name in names:
-        method_settings.make_method(name)
+        fitting.make_method(name)
     asked = comparison.reference_of(
         reference, draws=reference_draws, leapfrog=reference_leapfrog, chains=reference_chains
     )
-    kept = keeping.check(keep, names, place)
+    kept = check_keep(keep, names, place)
     if kept is not None:
         context.with_resource(store.exclusive(kept.folder))  # until the command ends
-        keeping.check(keep, names, place)  # a run may have been finished since
+        check_keep(keep, names, place)  # a run may have been finished since
     out_file = table_file if kept else table_file or place
     if out_file is not None:
         tables.check_writable(out_file)
@@ -142,8 +213,8 @@ def compare(
     table = table_of(
         target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
     )
-    frame, columns = intake.take_in(data, table)
-    held_out = None if test is None else intake.take_in_known(test, columns, table.dialect)[0]
+    frame, columns = schema.read_dataset(data, table)
+    held_out = None if test is None else schema.read_labelled(test, columns, table.dialect)[0]
     say_schema(columns, len(frame))
     found = comparison.compare_tables(
         columns, frame, held_out, names, plan, splits=splits, test_fraction=test_fraction,
@@ -158,9 +229,9 @@ def compare(
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
         out.print(f"report written to {escape(str(report))}", soft_wrap=True)
     if kept is not None:
-        name = keeping.chosen(found, kept.method)
-        out.print(keeping.words(found, name, len(frame)), highlight=False, soft_wrap=True)
-        posterior = keeping.refit(columns, frame, name, plan, found)
+        name = method_to_keep(found, kept.method)
+        out.print(keep_message(found, name, len(frame)), highlight=False, soft_wrap=True)
+        posterior = refit(columns, frame, name, plan, found)
         posterior.metadata.update(fitting.provenance(data, len(frame), plan, table.facts()))
         posterior.save(str(kept.folder))
         run = escape(str(kept.folder))

@@ -16,7 +16,6 @@ from doxa.app.commands.terminal import (
     say_schema,
     table_of,
 )
-from doxa.app.narrow import print_table
 from doxa.app.options import (
     BatchSize,
     Categorical,
@@ -36,6 +35,7 @@ from doxa.app.options import (
     Steps,
     Target,
     Verbose,
+    print_table,
 )
 from doxa.errors import ModelError
 
@@ -84,9 +84,9 @@ def evidence(
     """Fit every network under every prior, and rank them by Laplace evidence; beside it a bound on
     it, and the log-likelihood of held-out rows."""
     from doxa import nets
-    from doxa.app import intake, tables
+    from doxa.app import schema, tables
     from doxa.app.selection import evidence as compare
-    from doxa.app.selection.show import as_table
+    from doxa.app.selection.result import as_table
 
     log_to_terminal(verbose)
     if place is not None:
@@ -99,7 +99,7 @@ def evidence(
     table = table_of(
         target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
     )
-    frame, columns = intake.take_in(data, table)
+    frame, columns = schema.read_dataset(data, table)
     say_schema(columns, len(frame))
     networks = {
         "×".join(map(str, plan.hidden)) or "linear": nets.mlp(

@@ -1,10 +1,21 @@
-"""`doxa fit`: a table to a saved posterior."""
+"""`doxa fit`: a table to a saved posterior.
+
+A fit that was interrupted goes on by itself; another one is never continued, and never lost.
+
+What a fit was asked is written beside its checkpoints before it begins. The same command finds it
+and goes on: the result has the same bits as an uninterrupted one. A command that asks for something
+else is refused, with what differs; `--overwrite` starts anew.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -19,6 +30,7 @@ from doxa.app.commands.terminal import (
     status_of,
     table_of,
 )
+from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.app.options import (
     BatchSize,
     Calibrate,
@@ -50,8 +62,109 @@ from doxa.app.options import (
     TestShare,
     Validation,
     Verbose,
-)  # fmt: skip
-from doxa.errors import MethodError
+)
+from doxa.errors import MethodError, StoreError
+from doxa.store import write_text
+
+_STEP = re.compile(r"\d+-step-(\d+)")
+_OPTIONS = {"hidden": "--hidden", "settings": "--set"}
+
+
+def fit_facts(
+    target: str, method: str, settings: Sequence[str], origin: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that decides a fit: what `fitting.provenance` knows, and the rest of the command."""
+    source = {"sha256": origin["source"]["sha256"]}
+    return {
+        "source": source, "versions": origin["versions"], "target": target, "method": method,
+        "settings": list(settings), **origin["asked"],
+    }  # fmt: skip
+
+
+def resume_message(found: int | None, asked: bool) -> str:
+    """The message about the fit that `claim_checkpoint` found; `asked`: the user gave --resume."""
+    if found:
+        return f"going on with the interrupted fit, from step {found}\n"
+    if found == 0:
+        return "the interrupted fit had no checkpoint yet: starting from the beginning\n"
+    return "no checkpoint to go on from: starting from the beginning\n" if asked else ""
+
+
+def claim_checkpoint(
+    checkpoint: Path, asked: Mapping[str, Any], overwrite: bool = False
+) -> int | None:
+    """Claim the checkpoints' folder for a fit that was asked this.
+
+    Returns the step that an earlier, interrupted one has reached, 0 before its first checkpoint;
+    None where there was none. With `overwrite` one that was begun without it is removed.
+    """
+    now = json.loads(json.dumps(asked))
+    before, begun_anew = _read(checkpoint / ASKED)
+    if before == now and (begun_anew or not overwrite):
+        return reached(checkpoint)
+    if overwrite:
+        forget_checkpoint(checkpoint)
+    elif before is not None and reached(checkpoint):
+        raise StoreError(
+            f"{checkpoint} holds an interrupted fit that was asked something else: "
+            f"{'; '.join(_differences(before, now))}. Repeat that command to go on with it, use "
+            "--overwrite to start anew, or choose another --out"
+        )
+    found = reached(checkpoint) or None
+    write_text(checkpoint / ASKED, json.dumps({"asked": now, "overwrite": overwrite}, indent=1))
+    return found
+
+
+def reached(checkpoint: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    names = [path.name for path in checkpoint.iterdir()] if checkpoint.is_dir() else []
+    steps = {name: int(match[1]) for name in names if (match := _STEP.fullmatch(name))}
+    return steps[max(steps)] if steps else 0
+
+
+@contextmanager
+def remove_if_unstarted(checkpoint: Path) -> Iterator[None]:
+    """A fit that ends before its first checkpoint leaves nothing behind."""
+    try:
+        yield
+    except BaseException:
+        if not reached(checkpoint):
+            forget_checkpoint(checkpoint)
+        raise
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, bool]:
+    """What a fit was asked, None where nobody knows; and whether with `--overwrite`."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(saved["asked"], dict):
+            return None, False
+        return saved["asked"], saved["overwrite"] is True
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        return None, False  # `fit` tells another fit's checkpoint by its fingerprint
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What was asked then and now, in the words of the command."""
+    for name in {**before, **now}:
+        then: Any = before.get(name)
+        today: Any = now.get(name)
+        if then == today:
+            continue
+        if name == "source":
+            yield "the data file had other contents"
+        elif name == "versions":
+            yield from (f"{k} {v}, now {today.get(k)}" for k, v in then.items() if today[k] != v)
+        else:
+            option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+            yield f"{option} {_said(then)}, now {_said(today)}"
+
+
+def _said(value: Any) -> str:
+    if value in (None, [], ()):
+        return "not given"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
 
 DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
 
@@ -111,19 +224,18 @@ def fit(
     3 saved, but the fit diverged; 130 interrupted.
     """
     from doxa import store
-    from doxa.app import by_task, fitting, held_out, intake, resuming, saved_runs
-    from doxa.app import settings as method_settings
+    from doxa.app import fitting, held_out, predictions, saved_runs, schema
     from doxa.app.calibration import Calibration, calibrated
 
     log_to_terminal(verbose)
-    chosen = method_settings.make_method(method, settings or ())  # mistyped: before any reading
+    chosen = fitting.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
     shares = (test, split, calibrate, conformal)
-    by_task.check(method, task, target, any(share is not None for share in shares))
+    predictions.check_task_column(method, task, target, any(share is not None for share in shares))
+    dropped = predictions.dropped_tasks(drop, task)
     table = table_of(
-        target, likelihood, index, by_task.dropped(drop, task), categorical, numeric, missing, sep,
-        decimal, encoding,
-    )  # fmt: skip
+        target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding
+    )
     asked = Calibration(calibrate, conformal, conformal_kind)
     held_out.check_shares(test, split, asked, calibration_share)
     fitting.prepare_out(out_folder, overwrite)
@@ -132,7 +244,7 @@ def fit(
     checkpoint = fitting.prepare_out(out_folder, overwrite)  # a run may have been finished since
     if net is not None and not chosen.needs_network:
         raise MethodError(f"method {method!r} brings functions of its own: leave --net out")
-    frame, columns = intake.take_in(data, table)
+    frame, columns = schema.read_dataset(data, table)
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
     share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
@@ -150,7 +262,7 @@ def fit(
             out.print(words, highlight=False, soft_wrap=True)
     x, notes = columns.features(frame)
     y = columns.targets(frame)
-    tasks = by_task.labels(frame, task)
+    tasks = predictions.task_labels(frame, task)
     if tasks is not None:
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
@@ -160,15 +272,15 @@ def fit(
                   "conformal": conformal, "conformal_kind": conformal_kind,
                   "calibration_share": calibration_share}  # fmt: skip
     origin = fitting.provenance(data, len(frame), plan, table.facts() | remembered)
-    facts = resuming.facts(target, method, settings or (), origin)
-    out.print(resuming.said(resuming.begin(checkpoint, facts, overwrite), resume), end="")
+    facts = fit_facts(target, method, settings or (), origin)
+    out.print(resume_message(claim_checkpoint(checkpoint, facts, overwrite), resume), end="")
     start = time.perf_counter()
-    with resuming.kept(checkpoint):
+    with remove_if_unstarted(checkpoint):
         posterior = fitting.fit_arrays(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
             checkpoint_every, tasks,
         )  # fmt: skip
-    posterior.metadata.update(origin | by_task.remembered(task))
+    posterior.metadata.update(origin | predictions.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
     status = posterior.status

@@ -15,11 +15,11 @@ def list_methods(
 ) -> None:
     """The table of methods, or one method and its settings."""
     import doxa
-    from doxa.app import settings
+    from doxa.app import fitting
 
     if markdown:
         typer.echo(doxa.methods().markdown())
     elif name is None:
-        settings.show_methods(out)
+        fitting.show_methods(out)
     else:
-        settings.show_method(name, out)
+        fitting.show_method(name, out)

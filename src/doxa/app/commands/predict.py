@@ -46,7 +46,7 @@ def predict(
     Columns are found by name, in any order, and read as they were when fitting.
     Each row of the answer has its index, or its line in the file.
     """
-    from doxa.app import by_task, calibration, fitting, intake, predictions, tables
+    from doxa.app import calibration, fitting, predictions, schema, tables
     from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
@@ -56,16 +56,16 @@ def predict(
         tables.check_writable(out_file)
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    frame, said = intake.take_in_more(data, columns, dialect)
+    frame, said = schema.read_more(data, columns, dialect)
     known = None
     if context is not None:
-        known, more = intake.take_in_known(context, columns, dialect)
+        known, more = schema.read_labelled(context, columns, dialect)
         said += [f"{context.name}: {note}" for note in more]
-    by_task.check_context(posterior, context is not None)
+    predictions.check_context(posterior, context is not None)
     if known is None:
         table, notes = predictions.predict_table(posterior, columns, frame, level)
     else:
-        table, notes = by_task.predict_tasks(posterior, columns, frame, known, level)
+        table, notes = predictions.predict_tasks(posterior, columns, frame, known, level)
     own = calibration.conformal_level(posterior)
     if own is not None:
         what = "low to high holds" if columns.classes is None else "the set holds"

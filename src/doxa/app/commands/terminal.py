@@ -11,7 +11,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
-from doxa.app.narrow import print_table
+from doxa.app.options import print_table
 from doxa.errors import MethodError
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def table_of(
     encoding: str | None,
 ) -> Any:
     """What the options say of a table, checked."""
-    from doxa.app.intake import Asked
     from doxa.app.reading import Dialect
+    from doxa.app.schema import TableSpec
 
-    return Asked(
+    return TableSpec(
         target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
         tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
     )  # fmt: skip

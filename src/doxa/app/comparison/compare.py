@@ -2,22 +2,30 @@
 
 Every method gets the same rows, network, prior and likelihood. MAP is fitted first, listed or not:
 costs are multiples of its. Times are of fitting all splits together.
+
+Which rows are learnt from and which are held out, split by split.
+
+One method on every split: fitted in one stacked run where it can be, scored, its cost taken.
+
+The comparison of methods on a table: its columns' meaning, and a table of held-out rows.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 import doxa
 from doxa import likelihoods, nets
-from doxa.app.comparison.candidates import Fitted, Task, attempt, fit_splits, score
 from doxa.app.comparison.reference import (
     MOST_ROWS,
     Reference,
@@ -28,12 +36,183 @@ from doxa.app.comparison.reference import (
     reference_of,
     too_dear,
 )
-from doxa.app.comparison.result import Comparison, Row, ranked
-from doxa.app.comparison.splits import Split, indexable, random_splits, rows_in
-from doxa.app.cost import cost_words
-from doxa.errors import DataError, MethodError, ModelError
+from doxa.app.comparison.result import Comparison, Cost, Row, ranked
+from doxa.app.fitting import Plan, cost_words, make_net
+from doxa.app.held_out import shuffled
+from doxa.app.schema import Schema
+from doxa.app.tables import Array
+from doxa.errors import DataError, DoxaError, MemoryBudgetError, MethodError, ModelError
+from doxa.evaluate import metrics
 from doxa.evaluate.closeness import closeness
+from doxa.evaluate.scores import log_likelihood_each
 from doxa.predictive import Predictive
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Split(NamedTuple):
+    """Row numbers."""
+
+    train: Array
+    test: Array
+
+
+def random_splits(
+    n: int, fraction: float, splits: int, seed: int, labels: Array | None = None
+) -> list[Split]:
+    """`splits` random divisions of n rows, each holding out the same number.
+
+    With class labels each class is held out in proportion, so that a rare one is on both sides.
+    """
+    if splits < 1:
+        raise DataError(f"--splits must be at least 1, not {splits}")
+    if not 0.0 < fraction < 1.0:
+        raise DataError(f"--test-fraction must be between 0 and 1, not {fraction}")
+    held = round(n * fraction)
+    if held < 1 or n - held < 1:
+        raise DataError(f"{n} rows cannot be split with --test-fraction {fraction}")
+    made = []
+    for k in range(splits):
+        order = shuffled(n, np.random.default_rng([seed, k]), labels)
+        made.append(Split(np.sort(order[held:]), np.sort(order[:held])))
+    return made
+
+
+def indexable(values: Any) -> Any:
+    """Something that row numbers index: lists and frames become arrays."""
+    return values if isinstance(values, np.ndarray | torch.Tensor) else np.asarray(values)
+
+
+def rows_in(x: Any, y: Any) -> int:
+    """How many rows both have, at least two."""
+    if len(x) != len(y):
+        raise DataError(f"x has {len(x)} rows and y {len(y)}")
+    if len(x) < 2:
+        raise DataError(f"{len(x)} rows cannot be split into training and held-out ones")
+    return len(x)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every method is given: data, belief and how to fit."""
+
+    x: Any
+    y: Any
+    splits: Sequence[Split]
+    net: nn.Module
+    likelihood: Any
+    prior: Any = None
+    standardize: bool = True
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def held_out(self, k: int) -> tuple[Any, Any]:
+        return self.x[self.splits[k].test], self.y[self.splits[k].test]
+
+    def fit(self, method: Any, rows: Sequence[Array], **options: Any) -> list[Any]:
+        """A posterior for each set of training rows, in one stacked run."""
+        brings_functions = not method.needs_network
+        asked = {"seed": self.seed, **self.options, **options}
+        if not method.holds_out:  # rows held out for nothing would only be missed
+            asked.pop("validation", None)
+        sweep = doxa.fit(
+            None if brings_functions else self.net,
+            (self.x, self.y),
+            method,
+            likelihood=self.likelihood,
+            prior=None if brings_functions else self.prior,
+            standardize=self.standardize,
+            runs=doxa.Runs(rows=rows),
+            **asked,
+        )
+        return list(sweep)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The posteriors of a method, one a split, and what they cost."""
+
+    posteriors: list[Any]
+    cost: Cost
+
+
+def fit_splits(task: Task, method: Any, **options: Any) -> Fitted:
+    """All splits stacked; one at a time where the method or the memory does not allow that."""
+    rows = [split.train for split in task.splits]
+    device = task.options.get("device")
+    cuda = device is not None and torch.device(device).type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    start, worked, stacked = time.perf_counter(), time.process_time(), True
+    try:
+        posteriors = task.fit(method, rows, **options)
+    except (MethodError, MemoryBudgetError, torch.OutOfMemoryError):
+        if len(rows) == 1:
+            raise
+        stacked = False
+        first = {"seed": task.seed, **task.options, **options}["seed"]
+        posteriors = [
+            task.fit(method, [each], **options | {"seed": first + k})[0]  # as they have stacked
+            for k, each in enumerate(rows)
+        ]
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
+    kept = [t for t in posteriors[0].tensors().values() if t.is_floating_point()]
+    cost = Cost(
+        seconds=seconds,
+        processor_seconds=worked,
+        predict_seconds=math.nan,
+        parameters=sum(t.numel() for t in kept),
+        posterior_bytes=sum(t.numel() * t.element_size() for t in kept),
+        peak_bytes=torch.cuda.max_memory_allocated(device) if cuda else None,
+        stacked=stacked,
+    )
+    return Fitted(posteriors, cost)
+
+
+def score(task: Task, name: str, method: Any, fitted: Fitted) -> Row:
+    """The row of a method: its predictions of every split's held-out rows, scored."""
+    start = time.perf_counter()
+    predictions = [
+        posterior.predict(task.held_out(k)[0]) for k, posterior in enumerate(fitted.posteriors)
+    ]
+    predict_seconds = time.perf_counter() - start
+    scores: dict[str, list[float]] = {}
+    each = []
+    for k, p in enumerate(predictions):
+        y = task.held_out(k)[1]
+        for key, value in metrics(p, y).items():
+            scores.setdefault(key, []).append(float(value))
+        each.append(log_likelihood_each(p, y).cpu().numpy())
+    status, reason = worst_status(fitted.posteriors)
+    return Row(
+        method=name,
+        status=status,
+        reason=reason,
+        settings=repr(method),
+        scores={key: tuple(values) for key, values in scores.items()},
+        each=tuple(each),
+        cost=replace(fitted.cost, predict_seconds=predict_seconds),
+    )
+
+
+def attempt(name: str, method: Any, work: Callable[[], Any]) -> Any:
+    """What `work` gives, or the row of a method that could not: the others go on."""
+    try:
+        return work()
+    except (DoxaError, torch.OutOfMemoryError) as error:
+        reason = " ".join(str(error).split())
+        return Row(method=name, status="failed", reason=reason, settings=repr(method))
+
+
+def worst_status(posteriors: Sequence[Any]) -> tuple[str, str]:
+    """ "ok", or what is wrong and on how many splits."""
+    wrong = [posterior.status for posterior in posteriors if posterior.status != "ok"]
+    if not wrong:
+        return "ok", ""
+    status, count = str(wrong[0]), len(posteriors)
+    return status if count == 1 else f"{status} ({len(wrong)} of {count})", wrong[0].reason
+
 
 log = logging.getLogger("doxa")
 Say = Callable[[str], None]
@@ -185,3 +364,41 @@ def _chains(options: Mapping[str, Any], method: Any) -> int:
 
 def _parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
+
+
+def compare_tables(
+    schema: Schema,
+    frame: pd.DataFrame,
+    test: pd.DataFrame | None,
+    methods: Sequence[str],
+    plan: Plan,
+    *,
+    splits: int = 5,
+    test_fraction: float = 0.2,
+    reference: str | Reference | None = "auto",
+    say: Say | None = None,
+) -> Comparison:
+    """The same for a table; with a table of held-out rows there is one split."""
+    x, _ = schema.features(frame)
+    y = schema.targets(frame)
+    chosen: int | list[Split] = splits
+    if test is not None:
+        n = len(x)
+        x = np.concatenate([x, schema.features(test)[0]])
+        y = np.concatenate([y, schema.targets(test)])
+        chosen = [Split(np.arange(n), np.arange(n, len(x)))]
+    return compare_arrays(
+        x,
+        y,
+        methods,
+        net=make_net(plan, schema.inputs, schema.outputs),
+        likelihood=schema.likelihood,
+        splits=chosen,
+        test_fraction=test_fraction,
+        reference=reference,
+        seed=plan.seed,
+        say=say,
+        validation=plan.held_out,
+        progress=True,
+        **plan.options(),
+    )

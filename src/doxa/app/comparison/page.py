@@ -10,8 +10,16 @@ from pathlib import Path
 import numpy as np
 
 import doxa
-from doxa.app.comparison.result import Comparison, Row
-from doxa.app.comparison.show import CLOSENESS, SHOWN, multiple, number, sizes, with_error
+from doxa.app.comparison.result import (
+    CLOSENESS,
+    SHOWN,
+    Comparison,
+    Row,
+    multiple,
+    number,
+    sizes,
+    with_error,
+)
 from doxa.app.report.build import check_place
 from doxa.app.report.charts.marks import Line, Points
 from doxa.app.report.charts.plot import Axis, Plot, figure

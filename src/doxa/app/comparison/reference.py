@@ -5,7 +5,7 @@ is one. So its function-space R-hat is reported (below 1.05 it counts as converg
 floor: the distances between two halves of its chains, which are two independent answers to the
 same question. Each half has half the draws, so that the floor errs on the large side.
 
-Is it affordable? `doxa.app.cost` says what a leapfrog step of all chains costs, and there are
+Is it affordable? `doxa.app.fitting` says what a leapfrog step of all chains costs, and there are
 (burn-in + draws) × leapfrog of them. "auto" runs the reference where that makes at most three
 minutes: with the default settings parameters × rows up to about 700,000.
 """
@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import doxa
-from doxa.app.cost import gradient_seconds
+from doxa.app.fitting import gradient_seconds
 from doxa.app.tables import Array
-from doxa.diagnose.chains import ess_bulk, rhat
 from doxa.errors import MethodError
 from doxa.evaluate.closeness import Closeness, closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.posterior import SamplePosterior
+from doxa.posterior.chains import ess_bulk, rhat
 from doxa.predictive import Predictive
 
 if TYPE_CHECKING:
-    from doxa.app.comparison.candidates import Task
+    from doxa.app.comparison.compare import Task
 
 CONVERGED = 1.05
 AFFORDABLE_SECONDS = 180.0

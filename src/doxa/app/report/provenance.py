@@ -15,11 +15,10 @@ import numpy as np
 from torch.utils._pytree import tree_flatten
 
 from doxa.app.held_out import checksum
-from doxa.app.intake import take_in_known
 from doxa.app.reading import Dialect
 from doxa.app.report.subject import Rows, rows_of_frame
 from doxa.app.report.words import count
-from doxa.app.schema import Schema
+from doxa.app.schema import Schema, read_labelled
 from doxa.errors import DataError
 
 FITTED = "the rows it was fitted to"
@@ -79,7 +78,7 @@ def without_seen(test: Rows, train: Rows) -> tuple[Rows | None, list[str]]:
 def _read(schema: Schema, path: Path | None, told: str, dialect: Dialect) -> Rows | None:
     if path is None:
         return None
-    frame, said = take_in_known(path, schema, dialect)
+    frame, said = read_labelled(path, schema, dialect)
     return rows_of_frame(schema, frame, path.name, told, said)
 
 

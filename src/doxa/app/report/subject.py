@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa.app.cells import place_of
+from doxa.app.reading import place_of
 from doxa.app.report.names import Names
 from doxa.app.schema import Schema
 from doxa.data import as_tensors, rows_of

@@ -19,8 +19,8 @@ from doxa.app.report.words import chance_of_share, count, percent, points
 from doxa.diagnose import Diagnosis, Finding, doctor
 from doxa.diagnose.advice import MORE_ROWS, Advice, any_of, recalibrate
 from doxa.diagnose.calibration import judged_coverage
+from doxa.diagnose.data import binomial
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
-from doxa.diagnose.significance import binomial
 from doxa.errors import DoxaError
 
 MOST_ROWS = 20_000  # for the doctor, who then stays quick

@@ -6,6 +6,10 @@
 MacKay (1992); Immer et al. (2021). Both are of all training rows and need none held out; how well
 they rank is seen beside the log-likelihood of held-out rows. Priors of one family, splits and
 restarts of one network are runs of one stacked fit; networks of different shapes follow each other.
+
+What was asked: networks and priors under labels, and rows that are divided.
+
+`tune`: the best point of a grid, whose points are runs of one fit.
 """
 
 from __future__ import annotations
@@ -14,22 +18,94 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import doxa
 from doxa import likelihoods
-from doxa.app.comparison.candidates import worst_status
-from doxa.app.comparison.splits import Split, indexable, rows_in
-from doxa.app.selection import asked
+from doxa.app.comparison.compare import Split, indexable, random_splits, rows_in, worst_status
 from doxa.app.selection.result import Candidate, Evidence, ranked
 from doxa.app.tables import Array
-from doxa.errors import DoxaError, MethodError
+from doxa.driver.runs import Runs
+from doxa.errors import DataError, DoxaError, MethodError, ModelError
 from doxa.evaluate.scores import log_likelihood
+from doxa.fit import fit
 from doxa.method import Method, as_method
-from doxa.priors import Normal
+from doxa.posterior import Posterior
+from doxa.priors import Normal, Prior
+from doxa.priors import prior as named_prior
+
+FOUND = "scale found"
+
+
+def data_pair(data: Any) -> tuple[Any, Any]:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise DataError("data is a pair (x, y) of arrays or tensors")
+    return data[0], data[1]
+
+
+def labelled_networks(nets: Any) -> dict[str, nn.Module]:
+    if isinstance(nets, nn.Module):
+        nets = [nets]
+    if not isinstance(nets, Mapping):
+        nets = {f"net {k}": net for k, net in enumerate(nets)}
+    wrong = [f"{k!r}: {type(v).__name__}" for k, v in nets.items() if not isinstance(v, nn.Module)]
+    if wrong or not nets:
+        given = wrong[0] if wrong else "none"
+        raise ModelError(f"nets is a network, a list, or {{label: network}}, not {given}")
+    return {str(label): net for label, net in nets.items()}
+
+
+def prior_candidates(priors: Any) -> dict[str, Any]:
+    """{label: prior, or None where its scale is to be found}."""
+    if isinstance(priors, str | Prior) or not hasattr(priors, "__len__") or not len(priors):
+        raise ModelError(f"priors is a list, or {{label: prior}}, not {priors!r}")
+    pairs = priors.items() if isinstance(priors, Mapping) else [(None, p) for p in priors]
+    made: dict[str, Any] = {}
+    for label, given in pairs:
+        number = isinstance(given, Real) and not isinstance(given, bool)
+        belief = Normal(float(given)) if number else None if given is None else named_prior(given)
+        name = str(label if label is not None else FOUND if given is None else words(belief))
+        if name in made:
+            raise ModelError(f"prior {name!r} is given twice; a mapping gives each a label")
+        made[name] = belief
+    return made
+
+
+def words(belief: Any) -> str:
+    return repr(belief) if isinstance(belief, Prior) else f"{len(belief)} patterns"
+
+
+def likelihood_candidates(prior_candidates: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Priors that can be runs of one fit: of one family, on the same weights."""
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, belief in prior_candidates.items():
+        table = belief if isinstance(belief, Mapping) else {"*": belief}
+        key = tuple((pattern, getattr(p, "family", None)) for pattern, p in table.items())
+        groups.setdefault(key, {})[name] = belief
+    return list(groups.values())
+
+
+def outer_splits(
+    outer_splits: int | Sequence[Split], rows: int, share: float, seed: int, labels: Array | None
+) -> Sequence[Split]:
+    """The rows, divided; classes in proportion."""
+    if not isinstance(outer_splits, int):
+        return [Split(np.asarray(train), np.asarray(test)) for train, test in outer_splits]
+    if share == 0:
+        return [Split(np.arange(rows), np.arange(0))]
+    return random_splits(rows, share, outer_splits, seed, labels)
+
+
+def inner_splits(split: Split, share: float, seed: int, k: int) -> Split:
+    """The training rows, once more divided."""
+    parts = random_splits(len(split.train), share, 1, seed + 7919 * (k + 1))[0]
+    return Split(split.train[parts.train], split.train[parts.test])
+
 
 log = logging.getLogger("doxa")
 Say = Callable[[str], None]
@@ -89,7 +165,7 @@ def evidence(
     '(5,)'
     """
     began = time.monotonic()
-    x, y = (indexable(part) for part in asked.pair(data))
+    x, y = (indexable(part) for part in data_pair(data))
     rows = rows_in(x, y)
     if "members" in options or "runs" in options or "checkpoint" in options:
         raise MethodError(
@@ -98,14 +174,14 @@ def evidence(
         )
     if restarts < 1:
         raise MethodError(f"restarts must be at least 1, not {restarts}")
-    named, beliefs = asked.labelled(nets), asked.beliefs(priors)
+    named, beliefs = labelled_networks(nets), prior_candidates(priors)
     inner = None
     meant = None if likelihood is None else likelihoods.likelihood(likelihood)
     classes = meant is not None and meant.classifies and y.ndim == 1
     labels = torch.as_tensor(y).cpu().numpy() if classes else None
-    chosen = asked.splits(splits, rows, test_fraction, seed, labels)
+    chosen = outer_splits(splits, rows, test_fraction, seed, labels)
     if validation is not None:
-        inner = [asked.inner(split, validation, seed, k) for k, split in enumerate(chosen)]
+        inner = [inner_splits(split, validation, seed, k) for k, split in enumerate(chosen)]
     common = {"likelihood": likelihood, "subset": subset, "standardize": standardize}
     task = Task(
         x, y, chosen, inner, common | {"seed": seed, **options},
@@ -119,7 +195,7 @@ def evidence(
         size = sum(p.numel() for p in net.parameters() if p.requires_grad)
         runs = len(task.row_sets) * restarts * len(beliefs)
         say(f"{k + 1}/{len(named)} {label}: {size:,} weights, {runs} runs")
-        for group in asked.families(beliefs):
+        for group in likelihood_candidates(beliefs):
             found += _attempt(task, label, net, size, group, say)
     if all(row.failed for row in found):
         raise MethodError(f"no candidate could be fitted; {found[0].name}: {found[0].reason}")
@@ -214,3 +290,57 @@ def _candidates(
         replace(row, elbo=tuple(p.elbo for p in own), elbo_held_out=task.score(own, task.splits))
         for row, own in zip(made, each, strict=True)
     ]
+
+
+def tune(
+    model: Any,
+    data: Any,
+    method: str | Method | type[Method],
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    by: str = "validation",
+    refit: bool = False,
+    **options: Any,
+) -> Posterior:
+    """The best point of a grid as one call, for any method: all points are runs of one fit.
+
+    Parameters
+    ----------
+    grid: {field: values}, every combination of them: fields of the method that a grid may vary,
+        "lr", "prior", "likelihood" (noise levels), as for `doxa.Runs`.
+    by: "validation" (the mean log predictive density of rows held out, the same for all points),
+        "objective" (mc-dropout's), "elbo" or "evidence".
+    refit: whether the best point is fitted again, to all rows, with nothing held out.
+    options: of `doxa.fit`. Unless said otherwise a fifth of the rows is held out where they
+        choose, and none where a bound or an evidence does, which is about all rows.
+
+    Returns
+    -------
+    The posterior of the best point; `posterior.metadata["tuned"]` has what was chosen, by what, and
+    a row for each point with its score.
+    """
+    if "runs" in options:
+        raise MethodError(
+            "tune makes the runs of its grid itself; for splits use "
+            "doxa.fit(..., runs=doxa.Runs(rows=..., grid=...)).select(by=...)"
+        )
+    if not grid:
+        raise MethodError('the grid is empty: give values to try, {"p": [0.01, 0.05]}')
+    shown = {"validation": 0.2 if by == "validation" else None} | options
+    sweep = fit(model, data, method, runs=Runs(grid=grid), **shown)
+    table = sweep.table(by)
+    chosen = next(i for i, row in enumerate(table) if row["chosen"])
+    posterior: Posterior = sweep[chosen]
+    if refit:
+        point = {name: [value] for name, value in sweep.specs[chosen].hyper.items()}
+        shown["validation"] = None
+        posterior = fit(model, data, method, runs=Runs(grid=point), **shown)[0]
+    told = [{k: _plain(v) for k, v in row.items()} for row in table]
+    own = {name: told[chosen][name] for name in grid}
+    posterior.metadata["tuned"] = {"by": by, "chosen": own, "table": told}
+    return posterior
+
+
+def _plain(value: Any) -> Any:
+    """What a file can hold."""
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)

@@ -3,37 +3,316 @@
 Several acquisitions and seeds are runs of one stacked fit in each round: every learner has its own
 rows, its own seed and its own book. What a round does is a function of the seed, the round and the
 labels so far, so a campaign that was stopped goes on as if it had not been.
+
+Who knows the labels: a table of them, a function, or a person (nobody yet).
+
+When to stop asking: no budget, good enough, no gain, nothing left.
+
+One round of active learning for several learners at once.
+
+The fit of a round is one stacked fit: each learner is a run with rows and a seed of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import checks, store
 from doxa.data import as_tensor, as_tensors, gathered, rows_of
-from doxa.decide.acquisition import Acquisition
-from doxa.decide.active.book import Book, Labels, load, save
-from doxa.decide.active.learned import Learned, Learner
-from doxa.decide.active.oracle import oracle_of
-from doxa.decide.active.rounds import Work, name_of
-from doxa.decide.active.stopping import Stopping
+from doxa.decide.acquisition import Acquisition, acquisition
+from doxa.decide.active.book import SMALLER_IS_BETTER, Book, Labels, Learned, Learner, load, save
+from doxa.decide.select import block_rows, joint, kept, score, select
 from doxa.driver.bar import shown
+from doxa.driver.runs import Runs, RunSpec
 from doxa.errors import DataError, MethodError, StoreError
+from doxa.evaluate.streaming import Streaming
+from doxa.fit import fit
 from doxa.likelihoods import likelihood as as_likelihood
 from doxa.method import Method, as_method
 from doxa.model import Model
-from doxa.model.meaning import looked_at
-from doxa.noise import generator
+from doxa.model.checks import looked_at
+from doxa.noise import digest, generator
 from doxa.posterior import load as load_posterior
+
+Oracle = Callable[[Tensor], Any]
+
+
+class Table:
+    """Labels that are all at hand: asking again costs nothing."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+
+    def __call__(self, asked: Tensor) -> Tensor:
+        return self.labels[asked]
+
+
+def oracle_of(given: Any, rows: int) -> Oracle | None:
+    """A function from rows [k] to labels [k, …]; None where a person will answer."""
+    if given is None or callable(given):
+        return given
+    table = as_tensor(given, "the oracle's table").cpu()
+    if table.ndim == 0 or len(table) != rows:
+        raise DataError(f"the oracle's table has shape {list(table.shape)}, the pool {rows} rows")
+    return Table(table)
+
+
+def labels_of(oracle: Oracle, asked: list[int]) -> dict[int, Any]:
+    """{row: label} from an oracle, one for each row."""
+    given = oracle(torch.tensor(asked))
+    labels = as_tensor(given, "what the oracle gave").cpu()
+    if labels.ndim == 0 or len(labels) != len(asked):
+        count = 1 if labels.ndim == 0 else len(labels)
+        raise DataError(
+            f"the oracle gave {count} labels for {len(asked)} rows (the first: row {asked[0]})"
+        )
+    bad = ~torch.isfinite(labels.double()).reshape(len(labels), -1).all(1)
+    if bool(bad.any()):
+        raise DataError(
+            f"the oracle's label for row {asked[int(bad.nonzero()[0, 0])]} is no number"
+        )
+    return dict(zip(asked, labels.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The rules; the first that holds ends a campaign.
+
+    budget: labels in all. target: a value of `metric` that is good enough. patience: rounds without
+    a better value than before. metric: one of `doxa.evaluate.metrics`, on the test rows.
+    """
+
+    budget: int | None = None
+    target: float | None = None
+    patience: int | None = None
+    metric: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "patience"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name))
+
+    @property
+    def needs_scores(self) -> bool:
+        return self.target is not None or self.patience is not None
+
+    def reason(self, book: Book) -> str:
+        """Why to stop now; "" to go on."""
+        sign = -1.0 if self.metric in SMALLER_IS_BETTER else 1.0
+        values = [sign * self._value(found) for found in book.rounds] if self.needs_scores else []
+        if self.target is not None and values and values[-1] >= sign * self.target:
+            return f"{self.metric} reached {self.target:g}"
+        if self.patience is not None and len(values) > self.patience:
+            before = max(values[: -self.patience])
+            if max(values[-self.patience :]) <= before:
+                return f"no better {self.metric} for {self.patience} rounds"
+        if self.budget is not None and len(book.answers) >= self.budget:
+            return f"the budget of {self.budget} labels is spent"
+        if len(book.answers) == book.rows:
+            return "the pool is empty: every row has a label"
+        return ""
+
+    def _value(self, found: dict[str, float]) -> float:
+        if self.metric not in found:
+            known = ", ".join(name for name in found if name not in ("labels", "seconds"))
+            raise MethodError(
+                f"no score {self.metric!r} to stop by: pass test=(x, y)"
+                + (f", or choose among {known}" if known else "")
+            )
+        return found[self.metric]
+
+
+log = logging.getLogger("doxa")
+
+
+@dataclass
+class Work:
+    """What does not change during a campaign."""
+
+    model: Any
+    method: Method
+    x: Any
+    rows: int
+    stopping: Stopping
+    step: int
+    warm: bool
+    n: int | None
+    sample: int | None
+    diversity: str
+    beta: float
+    test: Any
+    options: dict[str, Any]
+    folder: Path | None
+    labels: Labels = field(default_factory=Labels)
+    ways: dict[str, str | Acquisition] = field(default_factory=dict)
+    starts: dict[int, list[int]] = field(default_factory=dict)
+
+    def facts(self, ways: Sequence[Any], seeds: Sequence[int], start: Any) -> dict[str, Any]:
+        """What a campaign in a folder must have been started with to be gone on with."""
+        return {
+            "rows": self.rows, "method": repr(self.method), "by": [name_of(way) for way in ways],
+            "seeds": [int(seed) for seed in seeds], "start": repr(start)[:2000],
+            "step": self.step, "warm": self.warm, "n": self.n, "sample": self.sample,
+            "diversity": self.diversity, "beta": self.beta,
+            "options": {name: repr(value)[:200] for name, value in sorted(self.options.items())},
+        }  # fmt: skip
+
+    def advance(self, found: Learned, oracle: Oracle | None) -> bool:
+        """Answers to what is open, or else a round of those who have not stopped; False where
+        nothing is left to do."""
+        learners = found.learners
+        waiting = [one for one in learners if one.book.asked]
+        if waiting:
+            if oracle is None:
+                found.waiting = True
+                return True
+            for one in waiting:
+                known = self._known(learners)  # no row is asked twice, whoever asks
+                new = [row for row in one.book.asked if row not in known]
+                fresh = labels_of(oracle, new) if new else {}
+                given = known | {row: self.labels.checked(row, fresh[row]) for row in new}
+                one.book.answer({row: given[row] for row in one.book.asked})
+                if not isinstance(oracle, Table):
+                    self._save(found)  # what an oracle was asked is not asked again
+            self._save(found)
+            return True
+        for one in learners:
+            if not one.book.answers:
+                one.book.ask(self.starts[one.seed])
+        active = [one for one in learners if not one.book.asked and not one.book.stopped]
+        ready = []
+        for one in active:
+            if self.labels.one_class(one.book.answers.values()):
+                self._draw(one)
+            else:
+                ready.append(one)
+        if ready:
+            self._round(ready, learners)
+        self._save(found)
+        return any(one.book.asked for one in learners)
+
+    def _draw(self, one: Learner) -> None:
+        """More rows at random: labels of one class teach nothing that rows could be chosen by."""
+        book = one.book
+        count = len(book.answers)
+        book.stopped = self.stopping.reason(book)
+        if book.stopped:
+            book.stopped += "; all labels are of one class, and nothing was fitted"
+            return
+        log.warning(
+            "all %d labels of seed %d are of one class: the next rows are drawn at random, until "
+            "there are two", count, one.seed,
+        )  # fmt: skip
+        book.ask(self._choose(one, "random"))
+
+    def _round(self, active: list[Learner], learners: list[Learner]) -> None:
+        began = time.perf_counter()
+        self._fit(active, self._known(learners))
+        fitted = (time.perf_counter() - began) / len(active)
+        for one in active:
+            began = time.perf_counter()
+            book = one.book
+            if book.rounds and book.rounds[-1]["labels"] == len(book.answers):
+                book.rounds.pop()  # it was the last one, and now there is a larger budget
+            scores = {} if self.test is None else scored(one.posterior, self.test, self.n)
+            book.rounds.append({"labels": len(book.answers), **scores})
+            book.stopped = self.stopping.reason(book)
+            if not book.stopped:
+                book.ask(self._choose(one, self.ways[one.by]))
+            book.rounds[-1]["seconds"] = round(fitted + time.perf_counter() - began, 3)
+
+    def _fit(self, active: list[Learner], known: dict[int, Any]) -> None:
+        union = torch.tensor(sorted({row for one in active for row in one.book.answers}))
+        place = {int(row): i for i, row in enumerate(union)}
+        y = torch.tensor([known[int(row)] for row in union])
+        y = y.to(torch.get_default_dtype()) if y.is_floating_point() else y
+        x = tree_map(lambda t: t[union.to(t.device)], self.x)
+        rows = [torch.tensor([place[row] for row in one.book.answers]) for one in active]
+        seeds = [_seed(one) for one in active]
+        options = {"progress": False, **self.options}
+        if self.warm and all(one.posterior is not None for one in active):
+            options["init"] = [one.posterior for one in active]
+        sweep = fit(self.model, (x, y), self.method, runs=_Own(rows, seeds=seeds), **options)
+        for one, posterior in zip(active, sweep, strict=True):
+            one.posterior = posterior
+
+    def _choose(self, one: Learner, way: str | Acquisition) -> list[int]:
+        """The next rows of one learner."""
+        book, seed = one.book, _seed(one)
+        free = book.free
+        left = (self.stopping.budget or book.rows) - len(book.answers)
+        k = min(self.step, left, len(free))
+        if self.sample is not None and self.sample < len(free):
+            order = torch.randperm(len(free), generator=generator("pool", seed))
+            free = free[order[: max(k, self.sample)].sort().values]
+        if way == "random":
+            return free[select(torch.zeros(len(free)), k, "random", seed=seed)].tolist()
+        x = tree_map(lambda t: t[free.to(t.device)], self.x)
+        found: Any
+        if way in ("batch_bald", "batch-bald") or self.diversity == "coreset":
+            found = joint(one.posterior, x, self.n)
+        else:
+            found = score(one.posterior, x, way, n=self.n)
+        chosen = select(found, k, way, diversity=self.diversity, beta=self.beta, seed=seed)
+        return free[chosen].tolist()
+
+    def _known(self, learners: list[Learner]) -> dict[int, Any]:
+        return {row: label for one in learners for row, label in one.book.answers.items()}
+
+    def _save(self, found: Learned) -> None:
+        if self.folder is None:
+            return
+        if self.warm:
+            for i, one in enumerate(found.learners):
+                if one.posterior is not None:
+                    one.posterior.save(self.folder / f"posterior-{i}")
+        save(self.folder, [one.book for one in found.learners], found.facts)
+
+
+class _Own(Runs):
+    """Runs whose seeds are their own, one for each set of rows."""
+
+    def expand(self, seed: int) -> list[RunSpec]:
+        assert self.rows is not None and self.seeds is not None
+        pairs = zip(self.rows, self.seeds, strict=True)
+        return [RunSpec(rows, {}, own, i) for i, (rows, own) in enumerate(pairs)]
+
+
+def scored(posterior: Any, test: tuple[Any, Tensor], n: int | None) -> dict[str, float]:
+    """`doxa.evaluate.metrics` of the test rows, a block at a time."""
+    x, y = test
+    count = kept(posterior, n)
+    size = block_rows(posterior, count)
+    stream = Streaming()
+    for start in range(0, len(y), size):
+        some = tree_map(lambda t, start=start: t[start : start + size], x)
+        stream.update(posterior.predict(some, count), y[start : start + size])
+    return stream.result()
+
+
+def _seed(one: Learner) -> int:
+    """Of one round of one learner."""
+    return digest("active", one.seed, len(one.book.answers)) & 0x7FFFFFFF
+
+
+def name_of(way: str | Acquisition) -> str:
+    """What an acquisition is called; an unknown name is an error before any work."""
+    if isinstance(way, str) and way.replace("-", "_") not in ("random", "batch_bald"):
+        acquisition(way)
+    return way if isinstance(way, str) else getattr(way, "__name__", type(way).__name__)
 
 
 def learn(

@@ -7,24 +7,191 @@ on the total information of T experiments, with p(h_T | θ, π) = Π_t p(y_t | �
 θ₀, …, θ_L ~ p(θ): Foster et al. (2021), equations 11 and 12. Training ascends sPCE, through y where
 that is reparametrisable, else by the score function. All rollouts run side by side; the contrasts
 of all steps are one tensor. On a GPU an update is captured once and replayed.
+
+Policies: the next design as a function of what has been seen, decided beforehand.
+
+    d_t = π(h_{t−1}),   h_t = {(d_1, y_1), …, (d_t, y_t)}
+
+Deep adaptive design (Foster et al., 2021) is a network over the set of outcomes,
+π(h) = emit(Σ_s encode(d_s, y_s)): the order of outcomes does not matter, and choosing a design
+costs one forward pass. `Fixed` designs are the same for everyone, `Random` ones are drawn.
+
+What a whole run of experiments under a policy tells, between two bounds.
+
+sPCE and sNMC of `adaptive.py`, in constant memory: contrasts pass in blocks, and their sum is
+kept in logarithms.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doxa import checks
 from doxa.decide.design.draws import from_uniform, source, uniform
-from doxa.decide.design.experiment import Experiment
-from doxa.decide.design.policy import Policy
+from doxa.decide.design.experiment import Box, Experiment, Reals, Space, as_numbers
 from doxa.errors import MethodError, NumericalError
+
+_EDGE = 0.01  # of a box's width: where the sigmoid of a fixed design goes on as a line, to the end
+_BEND, _SLOPE = math.log((1 - _EDGE) / _EDGE), _EDGE * (1 - _EDGE)
+
+
+class Policy(nn.Module, ABC):
+    """`start` a history of n experiments, ask for a `design`, `observe` what came of it."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self.space = space
+
+    @abstractmethod
+    def start(self, n: int, like: Tensor) -> Any:
+        """A history of n experiments without outcomes."""
+
+    @abstractmethod
+    def design(self, history: Any, t: int) -> Tensor:
+        """[n, *shape]"""
+
+    def observe(self, history: Any, design: Tensor, y: Tensor) -> Any:
+        return history
+
+
+def _bounds(policy: nn.Module, space: Space) -> bool:
+    """Whether a space has ends; they become buffers of the policy."""
+    if isinstance(space, Reals):
+        return False
+    if not isinstance(space, Box):
+        raise MethodError(
+            f"a policy is learned by gradients: it needs a Box or Reals, and {space} is neither"
+        )
+    policy.register_buffer("low", space.low.clone())
+    policy.register_buffer("high", space.high.clone())
+    return True
+
+
+def _squashed(raw: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return low + (high - low) * raw.sigmoid()
+
+
+class Adaptive(Policy):
+    """A network over the set of what has been seen.
+
+    Parameters
+    ----------
+    space: a `Box`, which designs never leave, or `Reals`.
+    outcome: the shape of one outcome.
+    hidden: widths of the encoder's hidden layers. encoding: the size of the sum.
+    emitter: widths of the emitter's hidden layers.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        space: Space,
+        outcome: Sequence[int] = (),
+        hidden: Sequence[int] = (128,),
+        encoding: int = 16,
+        emitter: Sequence[int] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(space)
+        self.bounded = _bounds(self, space)
+        size = max(1, math.prod(space.shape))
+        self.encoding = checks.whole("encoding", encoding)
+        self.encode = _layers([size + max(1, math.prod(outcome)), *hidden, encoding])
+        self.emit = _layers([encoding, *emitter, size])
+        generator = source("cpu", "policy", seed)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                bound = layer.in_features**-0.5
+                nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+    def start(self, n: int, like: Tensor) -> Tensor:
+        return like.new_zeros(n, self.encoding)
+
+    def design(self, history: Tensor, t: int) -> Tensor:
+        raw = self.emit(history).reshape(len(history), *self.space.shape)
+        return _squashed(raw, self.low, self.high) if self.bounded else raw
+
+    def observe(self, history: Tensor, design: Tensor, y: Tensor) -> Tensor:
+        flat = [design.reshape(len(design), -1), y.reshape(len(y), -1).to(design)]
+        return history + self.encode(torch.cat(flat, 1))
+
+
+def _layers(widths: Sequence[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(pairwise(widths)):
+        layers += [nn.ReLU()] * (i > 0) + [nn.Linear(a, b)]
+    return nn.Sequential(*layers)
+
+
+class Fixed(Policy):
+    """T designs for everyone, optimised together from `designs`, or from a random start. The ends
+    of a box are designs like others: they can be given, reached and left."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self, space: Space, steps: int, designs: Tensor | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(space)
+        self.bounded = _bounds(self, space)
+        if designs is None:
+            like = torch.zeros((), dtype=space.dtype)
+            designs = space.draw(checks.whole("steps", steps), source("cpu", "fixed", seed), like)
+        designs = space.check(as_numbers(designs, "designs", space.dtype))
+        if self.bounded:
+            share = (designs - self.low) / (self.high - self.low)
+            inner = share.clamp(_EDGE, 1 - _EDGE)
+            outer = (share - inner) / _SLOPE
+            outer = outer + 0.1 * ((share >= 1).to(outer) - (share <= 0).to(outer))  # ends for sure
+            designs = inner.logit() + outer
+        self.raw = nn.Parameter(designs.clone())
+
+    def start(self, n: int, like: Tensor) -> int:
+        return n
+
+    def design(self, history: int, t: int) -> Tensor:
+        found = self.raw[t]
+        if (
+            self.bounded
+        ):  # a sigmoid with straight ends, cut at those of the box; its gradient is not
+            inner = found.clamp(-_BEND, _BEND)
+            beyond = (found - inner.detach()) * _SLOPE * (self.high - self.low)
+            inner = _squashed(inner, self.low, self.high)
+            found = torch.where(found.abs() > _BEND, inner.detach() + beyond, inner)
+            found = found + (found.maximum(self.low).minimum(self.high) - found).detach()
+        return found.expand(history, *found.shape)
+
+
+class Random(Policy):
+    """Designs drawn from the space, new for each experiment."""
+
+    def __init__(self, space: Space, seed: int = 0) -> None:
+        super().__init__(space)
+        self.seed = seed
+        self.register_buffer(
+            "like", torch.zeros((), dtype=space.dtype)
+        )  # the type and device of its draws
+
+    def start(self, n: int, like: Tensor) -> tuple[int, torch.Generator, Tensor]:
+        return n, source(like.device, "random policy", self.seed), like
+
+    def design(self, history: tuple[int, torch.Generator, Tensor], t: int) -> Tensor:
+        n, generator, like = history
+        return self.space.draw(n, generator, like)
+
 
 log = logging.getLogger("doxa")
 Report = Callable[[int, float], bool | None]
@@ -206,3 +373,67 @@ def _captured(update: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
         return value
 
     return replay
+
+
+_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}  # log densities held at a time
+
+
+@dataclass(frozen=True)
+class Information:
+    """Of a policy's whole run, in nats: bounds with standard errors."""
+
+    lower: float
+    lower_error: float
+    upper: float
+    upper_error: float
+    rollouts: int
+    inner: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lower:.3f} ± {self.lower_error:.3f} (sPCE) to {self.upper:.3f} ± "
+            f"{self.upper_error:.3f} (sNMC), {self.rollouts} runs, {self.inner} contrasts"
+        )
+
+
+@torch.no_grad()
+def information(
+    experiment: Experiment,
+    policy: Policy,
+    steps: int,
+    *,
+    rollouts: int = 512,
+    inner: int = 10_000,
+    groups: int = 16,
+    seed: int = 0,
+) -> Information:
+    """sPCE and sNMC of a policy, from groups of rollouts with contrasts of their own; in constant
+    memory whatever `inner` is."""
+    groups = min(
+        checks.whole("groups", groups, least=2), checks.whole("rollouts", rollouts, least=2)
+    )
+    checks.whole("inner", inner)
+    like = next(chain(policy.parameters(), policy.buffers()))
+    n = math.ceil(rollouts / groups)
+    generator = source(like.device, "information", seed)
+    theta = experiment.prior.draw(groups * n, generator, like)
+    noise = uniform((steps, groups * n, *outcome_shape(experiment, policy, like)), like, generator)
+    seen = rollout(experiment, policy, theta, noise)
+    block = _BLOCK.get(like.device.type, 1 << 17)
+    step = max(1, block // (steps * n * max(1, math.prod(theta.shape[1:]))))
+    pools = []
+    for g in range(groups):
+        rows = slice(g * n, (g + 1) * n)
+        part = Rollout(seen.designs[:, rows], seen.outcomes[:, rows], seen.log_p[rows], True)
+        pool = torch.full_like(part.log_p, -torch.inf)
+        for start in range(0, inner, step):
+            few = experiment.prior.draw(min(step, inner - start), generator, like)
+            pool = torch.logaddexp(pool, log_history(experiment, part, few).logsumexp(0))
+        pools.append(pool)
+    pool, own = torch.stack(pools), seen.log_p.unflatten(0, (groups, n))
+    lower = own - torch.logaddexp(own, pool) + math.log(inner + 1)
+    upper = own - pool + math.log(inner)
+    error = lambda terms: float(terms.flatten().std()) / (groups * n) ** 0.5  # noqa: E731
+    return Information(
+        float(lower.mean()), error(lower), float(upper.mean()), error(upper), groups * n, inner
+    )

@@ -20,8 +20,7 @@ from torch import Tensor
 from doxa import checks
 from doxa.decide.design.draws import source
 from doxa.decide.design.eig import eig
-from doxa.decide.design.experiment import Experiment
-from doxa.decide.design.space import Box, Reals, Sequence, Space, compared
+from doxa.decide.design.experiment import Box, Experiment, Reals, Sequence, Space, compared
 from doxa.errors import MethodError, did_you_mean
 from doxa.fit import fit
 

@@ -7,8 +7,7 @@ is the kernel of one at its weights.
 
 from doxa.function.wide.architecture import Architecture
 from doxa.function.wide.empirical import empirical_ntk, ntk_product
-from doxa.function.wide.finite import Erf, Skip, finite_network
-from doxa.function.wide.reading import read
+from doxa.function.wide.reading import Erf, Skip, finite_network, read
 
 __all__ = [
     "Architecture", "Erf", "Skip", "empirical_ntk", "finite_network", "ntk_product", "read",

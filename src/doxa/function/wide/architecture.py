@@ -6,6 +6,8 @@
 A block of rows of x by rows of x' goes through all layers before the next, so that memory beyond
 the result is bounded; with gradients, what a block needs is computed again on the way back. K of
 rows with themselves is symmetric, and half of its blocks are copied.
+
+An architecture's kernel as a function of hyper-parameters: log σ_w and log σ_b.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,9 +23,18 @@ from torch.utils.checkpoint import checkpoint
 
 from doxa import store
 from doxa.errors import ModelError, ShapeError
-from doxa.function.wide import covariance
-from doxa.function.wide.covariance import Kernels, Scale
-from doxa.function.wide.layers import Activation, Conv, Dense, Layer, Residual, through
+from doxa.function.wide import layers as covariance
+from doxa.function.wide.layers import (
+    Activation,
+    Conv,
+    Dense,
+    Kernels,
+    Layer,
+    Residual,
+    Scale,
+    through,
+)
+from doxa.linalg.layout import Entry, Layout
 
 _BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # of one tensor: what stays in a CPU's cache
 
@@ -65,7 +76,7 @@ class Architecture:
         self, x: Tensor, other: Tensor, weight_std: Scale, bias_std: Scale, ntk: bool = True
     ) -> Kernels:
         """All at once, of rows [..., N, D], or [..., N, C, *P] of images."""
-        start = covariance.inputs(x, other, self.space, self.paired, ntk)
+        start = covariance.input_covariance(x, other, self.space, self.paired, ntk)
         return through(self.layers, start, weight_std, bias_std)
 
     def matrix(
@@ -181,3 +192,32 @@ def _check_gaussian(layers: tuple[Layer, ...], gaussian: bool) -> bool:
         else:
             gaussian = {"made": True, "lost": False}.get(layer.gaussian, gaussian)
     return gaussian
+
+
+@dataclass(frozen=True)
+class WideFunction:
+    """k(a, b) of rows [..., N, D], which are images of this shape where the network convolves."""
+
+    architecture: Architecture
+    shape: tuple[int, ...]
+    kind: str = "nngp"
+    layout: ClassVar[Layout] = Layout((Entry("weight_std", (1,)), Entry("bias_std", (1,))))
+
+    def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
+        """flat [..., 2] to [..., N, N'], or K(a_i, a_i) [..., N]."""
+        weight_std, bias_std = flat.exp().unbind(-1)
+        left, lead = self._rows(a), a.ndim - 2
+        if diag:
+            return self.architecture.diagonal(left, weight_std, bias_std, lead)
+        right = None if a is b else self._rows(b)
+        return self.architecture.matrix(left, right, weight_std, bias_std, self.kind, lead)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, self.shape) if self.architecture.space else x
+
+    def to(self, device: torch.device) -> WideFunction:
+        return self
+
+    def named(self, flat: Tensor) -> dict[str, Any]:
+        """Hyper-parameters by name: flat [..., 2]."""
+        return {name: flat[..., i].exp().tolist() for i, name in enumerate(self.layout.names)}

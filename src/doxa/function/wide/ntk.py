@@ -16,25 +16,265 @@ and σ are found by the evidence of a GP whose kernel is Θ, of which it has non
 y, where it is learned, by rows left out (`left_out.py`). Up to about 5,000 rows: it holds K, Θ and
 a factor. With kernel="empirical" it is the network that `fit` is given that is trained, of finite
 width and linear in its weights around each member's start: `tangent_fit.py`.
+
+The tangent kernel of a network of finite width at each member's weights, scaled.
+
+    k(x, x') = s² Θ̂(x, x'),    Θ̂ = (1/O) Σ_o J_o(x) J_o(x')ᵀ,    J_o = ∂f_o/∂θ
+
+the mean over its outputs, which is what Θ is the limit of (Jacot et al. 2018; Novak et al. 2022).
+It is made of Jacobians of some rows at a time: J of all of them is never held.
+
+Linearised networks as a belief about functions, and what they say after training.
+
+    f(x) = J(x)δ,   δ ~ N(0, s²I):    f ~ GP(0, s²Θ̂)
+
+is a network less its function at the start, linear in its weights around there (Chizat et al. 2019
+leave that function out, too). Θ = K = s²Θ̂ in the equations of `ntk.py`: weights are drawn around a
+start, and trained. s and the noise are found by evidence times N(·, 1) priors on their logarithms,
+around the s at which s²Θ̂ has y's variance on average, and around 1 in fitted units.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.errors import MethodError
-from doxa.function.wide.belief import Belief
-from doxa.function.wide.fitting import InfinitelyWide
-from doxa.function.wide.posterior import WidePosterior
-from doxa.function.wide.tangent_fit import Tangent
-from doxa.function.wide.trained import NTKPosterior
+from doxa.data import Batch
+from doxa.errors import MethodError, ShapeError
+from doxa.function.evidence import Problem, Solved, evenly, solve
+from doxa.function.wide.fitting import Belief, InfinitelyWide, Scales
+from doxa.function.wide.posterior import NTKPosterior, WidePosterior, spread_of
+from doxa.laplace.curvature import Jacobians
+from doxa.linalg.layout import Entry, Layout
 from doxa.method import Run, State
-from doxa.method.fields import one_of, positive
-from doxa.posterior import Posterior
+from doxa.method.method import one_of, positive
+from doxa.model import Model
+from doxa.posterior import Posterior, register_posterior
+
+_HELD = 256 << 20  # bytes of Jacobians that are multiplied with all others
+
+
+@store.register("packed-rows")
+@dataclass(frozen=True)
+class Packed:
+    """How inputs of any kind lie in one matrix.
+
+    names: of a dict's tensors, numbers of a tuple's, None of one tensor. shapes: of a row of each.
+    kinds: types of those that are no floats, else "".
+    """
+
+    names: tuple[str, ...] | tuple[int, ...] | None
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, x: Any) -> Packed:
+        names: Any = None
+        if not isinstance(x, Tensor):
+            names = tuple(sorted(x)) if isinstance(x, dict) else tuple(range(len(x)))
+        parts = [x] if names is None else [x[name] for name in names]
+        kinds = ["" if p.is_floating_point() else str(p.dtype).split(".")[1] for p in parts]
+        return cls(names, tuple(tuple(p.shape[1:]) for p in parts), tuple(kinds))
+
+    def pack(self, x: Any, lead: int = 1) -> Tensor:
+        """Rows as vectors [..., N, D], in float64, with `lead` axes up to the rows."""
+        parts = [x] if self.names is None else [x[name] for name in self.names]
+        for part, shape in zip(parts, self.shapes, strict=True):
+            if tuple(part.shape[lead:]) != shape:
+                raise ShapeError(
+                    f"a tangent kernel is of rows of one shape, {list(shape)}, and x has "
+                    f"{list(part.shape[lead:])}"
+                )
+        return torch.cat([part.reshape(*part.shape[:lead], -1).double() for part in parts], -1)
+
+    def unpack(self, rows: Tensor, dtype: torch.dtype) -> Any:
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        found = [
+            part.reshape(*part.shape[:-1], *shape).to(getattr(torch, kind) if kind else dtype)
+            for part, shape, kind in zip(
+                rows.split(sizes, -1), self.shapes, self.kinds, strict=True
+            )
+        ]
+        if self.names is None:
+            return found[0]
+        if self.names and isinstance(self.names[0], str):
+            return dict(zip(self.names, found, strict=True))
+        return tuple(found)
+
+
+class TangentFunction:
+    """k(hyper, a, b) of rows that are packed, for hyper [K, 1 + P]: log s and the weights."""
+
+    def __init__(self, model: Model, packed: Packed) -> None:
+        self.model, self.packed = model, packed
+        self.layout = Layout((Entry("scale", (1,)), Entry("start", (model.layout.size,))))
+        self._rowwise = False
+
+    def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
+        """[K, N, N'], or k(a_i, a_i) [K, N]; rows [N, D], or [K, N, D] of each member."""
+        jacobians = Jacobians(self.model, self._weights(flat), self.model.subset_names)
+        jacobians.rowwise = self._rowwise  # a network that does not run under vmap says so once
+        size = (2 * flat[:, 0]).exp() / jacobians.outputs
+        if diag:
+            each = [own.square().sum(-1) for _, own in self._pieces(jacobians, a)]
+            found = torch.cat(each, 1) * size[:, None]
+        else:
+            found = self._products(jacobians, a, b) * size[:, None, None]
+        self._rowwise = jacobians.rowwise
+        return found
+
+    def _weights(self, flat: Tensor) -> Tensor:
+        return flat[:, 1:].to(self.model.dtype)
+
+    def _products(self, jacobians: Jacobians, a: Tensor, b: Tensor) -> Tensor:
+        """Σ_o J_o(a) J_o(b)ᵀ, [K, N, N']: one side is held in panels, the other passes by."""
+        found = a.new_empty(jacobians.members, a.shape[-2], b.shape[-2])
+        for left, own in self._panels(jacobians, a):
+            if a is b:
+                found[:, left, left] = own @ own.mT
+            for right, other in self._pieces(jacobians, b, left.stop if a is b else 0):
+                block = own @ other.mT
+                found[:, left, right] = block
+                if a is b:
+                    found[:, right, left] = block.mT
+        return found
+
+    def _pieces(
+        self, jacobians: Jacobians, x: Tensor, first: int = 0
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """(which rows, their J [K, n, O·P]), in float64: rounded, it still has a true kernel."""
+        for part in jacobians.chunks(x.shape[-2] - first):
+            own = slice(first + part.start, first + part.stop)
+            rows = self.packed.unpack(x[..., own, :], self.model.dtype)
+            yield own, jacobians(rows, x.ndim == 2)[1].double().flatten(2)
+
+    def _panels(self, jacobians: Jacobians, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        parts: list[Tensor] = []
+        start = stop = held = 0
+        for own, part in self._pieces(jacobians, x):
+            if parts and held + 8 * part.numel() > _HELD:
+                yield slice(start, stop), torch.cat(parts, 1)
+                parts, start, held = [], stop, 0
+            parts.append(part)
+            stop, held = own.stop, held + 8 * part.numel()
+        yield slice(start, stop), torch.cat(parts, 1)
+
+    def named(self, flat: Tensor) -> dict[str, Any]:
+        """Hyper-parameters by name: flat [K, 1 + P]."""
+        return {"scale": flat[:, 0].exp().tolist()}
+
+
+class _Known:
+    """e^{2θ} times a matrix that is known: its rows are x."""
+
+    layout = Layout((Entry("scale", (1,)),))
+
+    def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
+        return (2 * flat[..., 0]).exp()[..., None, None] * a
+
+
+class KnownKernel(Scales):
+    """The evidence where K is a matrix x [M, N, N] times a scale, and a prior on θ around 0."""
+
+    def _away(self, theta: Tensor) -> Tensor:
+        return theta
+
+    def thinned(self, count: int) -> Problem:
+        columns = evenly(self.x.shape[-2], count).to(self.x.device)
+        thin = super().thinned(count)
+        return thin._replace(x=thin.x[..., columns])
+
+
+class Tangent(Belief):
+    """Of a network's tangents at its start."""
+
+    def __init__(self, method: InfinitelyWide, run: Run) -> None:
+        super().__init__(method, run)
+        self.function = TangentFunction(run.net, Packed.of(run.rows.x))
+
+    @property
+    def posterior(self) -> type[WidePosterior]:
+        return TangentPosterior
+
+    @cached_property
+    def _kernel(self) -> tuple[Tensor, Tensor]:
+        """log s at the start [M], and s²Θ̂ of all rows there, [M, N, N]."""
+        run = self.run
+        batch = run.all_rows()
+        x = self.rows(batch.x, 1 if batch.shared else 2)
+        plain = torch.cat([x.new_zeros(run.size, 1), run.start().double()], 1)
+        kernel = self.function(plain, x, x)
+        scale = getattr(self.method, "scale", None)
+        if scale is not None:
+            unit = torch.full_like(kernel[:, 0, 0], math.log(scale))
+        else:
+            own = kernel.diagonal(0, -2, -1)  # [M, N]
+            weight = torch.ones_like(own) if batch.weight is None else batch.weight.to(own)
+            size = (own * weight).sum(1) / weight.sum(1)
+            unit = spread_of(run).log() - 0.5 * size.clamp_min(1e-300).log()
+        return unit, kernel.mul_((2 * unit).exp()[:, None, None])
+
+    def start(self) -> Tensor:
+        return torch.zeros_like(self._kernel[0]).unsqueeze(1)
+
+    def problem(self, batch: Batch, log_noise: Tensor | None) -> Problem:
+        known: Any = _Known()
+        return KnownKernel(known, self._kernel[1], *self._seen(batch), log_noise)
+
+    def rows(self, x: Any, lead: int = 1) -> Tensor:
+        return self.function.packed.pack(x, lead)
+
+    def hyper(self, scales: Tensor) -> Tensor:
+        return torch.cat([self._kernel[0][:, None] + scales, self.run.start().double()], 1)
+
+    def settled(self, scales: Tensor) -> dict[str, Any]:
+        return {"among": (2 * scales.double()).exp().unsqueeze(2) * self._kernel[1]}
+
+
+@register_posterior
+class TangentPosterior(NTKPosterior):
+    """Linearised networks after training for a time, an equal mixture over members.
+
+    among: s²Θ̂ of the training rows, [K, N, N], where it is known.
+    """
+
+    kind = "tangent-ensemble"
+
+    def __init__(self, *args: Any, among: Tensor | None = None, **kw: Any) -> None:
+        if among is not None:
+            self.__dict__["_among"] = among
+        super().__init__(*args, **kw)
+
+    @property
+    def start(self) -> Any:
+        return self.kernel
+
+    def _between(self, a: Tensor, b: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        cross = self.kernel(self.hyper[some], a, b)
+        return cross, cross
+
+    @cached_property
+    def _solved(self) -> Solved:
+        return self._checked(solve(self._among, self.y, self._levels, self.weight))
+
+    def vectors(self, x: Any) -> Tensor:
+        packed: Tensor = self.kernel.packed.pack(x)
+        return packed.to(self.dtype)
+
+    def extra(self) -> dict[str, Any]:
+        return {"event": self.event, "ids": self.ids, "packed": self.kernel.packed}
+
+    @classmethod
+    def kernel_of(cls, common: dict[str, Any], extra: dict[str, Any]) -> Any:
+        return TangentFunction(common["model"], extra["packed"])
+
 
 _OF_THE_LIMIT = ("depth", "activation", "net", "weight_std", "bias_std")
 

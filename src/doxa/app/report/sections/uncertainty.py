@@ -97,7 +97,7 @@ def _split(answer: Answer, k: int) -> Html | None:
 
 def _risk(answer: Answer, k: int) -> Html | None:
     """Risk among the most certain predictions."""
-    from doxa.evaluate.selective import risk_coverage_of
+    from doxa.evaluate.scores import risk_coverage_of
 
     measure = loss = None
     if answer.kind == "classes" and answer.probs is not None and answer.probs.size:

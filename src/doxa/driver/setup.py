@@ -1,0 +1,630 @@
+"""What the caller of a fit decides about its loop.
+
+Rows that are held out of a fit, to stop in time and to judge it by.
+
+By default every member holds out a part of its own: a run's rows are cut into K parts at random,
+and member m does not see part m mod K. Together the members see every row, and every row is seen
+by none of those that are judged by it. A share or a pair that the user gives is held out of all.
+
+From what a caller passes to checked, standardised rows on a device, for all runs.
+
+Runs × members as one axis M: who starts where, with which hyper-parameters and prior.
+
+Which engine a fit runs on: as asked for, or by the rule, tried on a few rows.
+
+What tells one fit from another, so that a checkpoint is only gone on from by the same fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from doxa import checks, store
+from doxa.data import (
+    Batches,
+    Data,
+    FittedRows,
+    Names,
+    Standardisation,
+    Tasks,
+    cast,
+    check_finite,
+    free_memory,
+    in_order,
+    parse,
+    rows_of,
+    standardise,
+    warn_unscaled,
+)
+from doxa.data.rows import Rows, check_lengths, read
+from doxa.data.weights import effective_rows
+from doxa.driver.runs import RunSpec
+from doxa.engine import Engine, choose, works
+from doxa.engine.engine import Count, undecided
+from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
+from doxa.likelihoods import Categorical, Gaussian, Likelihood
+from doxa.linalg.layout import Params
+from doxa.method import Clock, FitSettings, Method, Run, log_joint
+from doxa.model import Model
+from doxa.model.model import Network, Problem
+from doxa.noise import generator
+from doxa.optim import schedule as schedule_shape
+from doxa.priors import BoundPrior, bind, stack_bound
+
+Callback = Callable[[int, dict[str, Any]], Any]
+
+
+@dataclass
+class Options:
+    """What the caller of `fit` decided about the loop itself."""
+
+    schedule: Any = "cosine"
+    patience: int = 20
+    checkpoint: store.Checkpoints | None = None
+    found: store.Checkpoint | None = None  # to go on from
+    checkpoint_seconds: float = 30.0
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+    fingerprint: str = ""
+    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of the free
+
+
+FEWEST = 10  # held-out rows, by their effective number: fewer say nothing about when to stop
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What each split is fitted to and judged by: row numbers, and whose it is.
+
+    A run is one split, or one for each part that a member holds out.
+    """
+
+    rows: list[Tensor]
+    held_out: list[Tensor] | None = None
+    owners: Sequence[int] = ()  # the run of each split; (): split r is run r
+    of: Sequence[int] = ()  # the split of each run and member, runs × members; (): its run's
+
+
+def parts(rows: int) -> int:
+    """Into how many parts so many rows are cut: tenths, but of twenty rows or fifths where there
+    are few, and twentieths where there are many."""
+    return 20 if rows >= 10_000 else min(10, max(5, rows // 20))
+
+
+def own_parts(
+    rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int],
+    weight: Tensor | None = None,
+) -> Splits | None:  # fmt: skip
+    """A part for each member, or None where the rows of some run are too few to spare any; weight:
+    of each row, [N]."""
+    sizes = [len(own) if weight is None else int(effective_rows(weight[own])) for own in rows]
+    if min(size // parts(size) for size in sizes) < FEWEST:
+        return None
+    kept: list[Tensor] = []
+    held: list[Tensor] = []
+    owners: list[int] = []
+    of: list[int] = []
+    for r, (own, seed) in enumerate(zip(rows, seeds, strict=True)):
+        count = parts(sizes[r])
+        order = torch.randperm(len(own), generator=generator("validation", seed))
+        found: dict[int, int] = {}
+        for member in members:
+            part = member % count
+            if part not in found:
+                found[part] = len(kept)
+                out = torch.zeros(len(own), dtype=torch.bool)
+                out[order[part::count]] = True
+                kept.append(own[~out])
+                held.append(own[out])
+                owners.append(r)
+            of.append(found[part])
+    return Splits(kept, held, owners, of)
+
+
+def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
+    """The same random share of each run's rows, held out of all its members."""
+    kept, held = [], []
+    for own, seed in zip(rows, seeds, strict=True):
+        count = round(size * len(own))
+        if not 0 < count < len(own):
+            raise DataError(
+                f"validation={size} of {len(own)} rows leaves {len(own) - count} to train on and "
+                f"{count} to validate on; it is a share between 0 and 1, or a pair (x, y)"
+            )
+        order = torch.randperm(len(own), generator=generator("validation", seed))
+        kept.append(own[order[count:].sort().values])
+        held.append(own[order[:count].sort().values])
+    return Splits(kept, held)
+
+
+def appended(
+    x: Any, y: Any, rows: list[Tensor], given: Any, prepare: Callable[[Any], Any]
+) -> tuple[Any, Any, Splits]:
+    """Rows of the user's own, appended to the data set's."""
+    vx, vy, _ = parse(given)
+    start, count = rows_of(x, "x"), rows_of(vx, "validation x")
+    if count == 0 or rows_of(vy, "validation y") != count:
+        raise ShapeError(f"validation x has {count} rows and y {rows_of(vy, 'validation y')}")
+    shapes, fitted = ([tuple(t.shape[1:]) for t in tree_flatten(v)[0]] for v in (vx, x))
+    if shapes != fitted:
+        raise ShapeError(f"validation x has rows of shape {shapes}, but x has {fitted}")
+    check_finite(vx, "validation x")
+    check_finite(vy, "validation y")
+    vy = prepare(vy)
+    x = tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), x, vx)
+    y = tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), y, vy)
+    return x, y, Splits(rows, [torch.arange(start, start + count)] * len(rows))
+
+
+def hold_out(
+    x: Any, y: Any, rows: list[Tensor], validation: Any, members: Sequence[int], streamed: bool,
+    prepare: Callable[[Any], Any], seeds: Sequence[int], weight: Tensor | None = None,
+) -> tuple[Any, Any, Splits]:  # fmt: skip
+    """The data with what is held out: "auto" (a part for each member), a share or a pair; weight:
+    of each row, [N]."""
+    if isinstance(validation, str) and validation == "auto":
+        return x, y, own_parts(rows, members, seeds, weight) or Splits(rows)
+    if isinstance(validation, int | float | str):
+        return x, y, share(rows, float(checks.positive("validation", validation)), seeds)
+    if streamed:
+        raise DataError("validation as a pair needs data as a pair; pass a share instead")
+    return appended(x, y, rows, validation, prepare)
+
+
+log = logging.getLogger("doxa")
+
+
+class Given(NamedTuple):
+    """Rows as they were passed: all of them, or the first of a source that holds the others."""
+
+    x: Any
+    y: Any
+    source: Rows | None
+    total: int
+    tasks: Tasks | None
+    names: tuple[Names, Names]  # of x and y
+    weight: Tensor | None = None  # of each row, [total], all above 0
+    kept: Tensor | None = None  # which of the rows passed have a weight, where some have none
+
+    @classmethod
+    def read(cls, data: Any, sample_weight: Any = None) -> Given:
+        """What was passed, without rows of weight 0: from here on there are none."""
+        x, y, source, weight, kept = read(data, sample_weight)
+        if source is None:
+            check_lengths(x, y)
+        total = len(source) if source is not None else rows_of(x, "x")
+        tasks = data if isinstance(data, Tasks) else None
+        if tasks is not None and kept is not None:
+            tasks = tasks.some(kept)
+        pair = isinstance(data, tuple | list)
+        names = (Names.of(data[0]), Names.of(data[1])) if pair else (Names(), Names())
+        return cls(x, y, source, total, tasks, names, weight, kept)
+
+    def rows_of_run(self, spec: RunSpec) -> Tensor:
+        """The numbers of a run's rows among those that have a weight."""
+        if spec.rows is None:
+            return torch.arange(self.total)
+        if self.kept is None:
+            return _rows(spec, spec.rows, self.total)
+        rows = _rows(spec, spec.rows, len(self.kept))
+        rows = (self.kept.cumsum(0) - 1)[rows[self.kept[rows]]]
+        if rows.numel() == 0:
+            raise DataError(
+                "the sample weights of a run's rows are all zero: nothing is left to fit"
+            )
+        return rows
+
+
+def place_data(
+    given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
+    validation: Any, standardize: bool, device: torch.device, dtype: torch.dtype | None,
+    members: Sequence[int],
+) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
+    """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
+    x's row shape."""
+    x, y, source, total, tasks, names, given_weight, kept = given
+    if dtype is None:
+        floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
+        dtype = floats[0] if floats else torch.float32
+    numbers = None if kept is None else kept.nonzero()[:, 0]
+    check_finite(x, "x", numbers, dtype, names[0])
+    check_finite(y, "y", numbers, dtype, names[1])
+    inputs = tree_map(lambda t: list(t.shape[1:]), x)
+    if model is not None:
+        if model.output is None:  # not seen yet, or rewritten since
+            model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
+        output = model.output
+    else:
+        if source is not None and isinstance(likelihood, Categorical):
+            raise DataError(
+                "the first rows of a stream do not say how many classes there are: pass the rows "
+                "at hand, or a network"
+            )
+        output = likelihood.outputs(y) if isinstance(y, Tensor) else (1,)
+    if tasks and getattr(likelihood, "per_output", False):
+        raise DataError("points of a task share one noise level: per_output is not for tasks")
+    prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731
+    try:
+        y = prepare(y)
+    except DataError as error:
+        if kept is None:
+            raise
+        raise type(error)(f"{error} (rows of weight 0 are not counted)") from error
+    if likelihood.classifies and source is None:
+        _check_classes(y, likelihood)
+    rows = [given.rows_of_run(spec) for spec in specs]
+    if tasks is not None and validation == "auto":
+        validation = None
+    splits = Splits(rows)
+    if validation is not None:
+        seeds = [spec.seed for spec in specs]
+        streamed = source is not None
+        if isinstance(validation, tuple | list) and len(validation) == 2:
+            vx = in_order(validation[0], names[0].columns, "validation x")
+            validation = (vx, validation[1])
+        x, y, splits = hold_out(
+            x, y, rows, validation, members, streamed, prepare, seeds, given_weight
+        )
+    rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
+    extent = rows_of(x, "x") if source is None else total
+    scales = [Standardisation()] * len(specs)
+    weight = None
+    if given_weight is not None:
+        weight = _weights(given_weight, numbers, extent, device, dtype)
+    if standardize:
+        if source is not None:
+            raise DataError(
+                "standardize=True needs the rows at hand; scale a streamed Dataset itself"
+            )
+        scale_y = likelihood.scales_targets
+        scaled = tasks and tasks.scales(rows, scale_y, weight)
+        scales = scaled or standardise(x, y, rows, scale_y, weight)
+    elif source is None:
+        warn_unscaled(x, y, rows[0], likelihood.scales_targets, weight)
+    banked = standardize and len(specs) > 1
+    lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
+    banked = banked and not lazy
+    if source is None and not lazy:
+        put = lambda tree: tree_map(lambda t: cast(t, device, dtype), tree)  # noqa: E731
+        if not standardize:
+            x, y = put(x), put(y)
+        elif banked:
+            x = put(tree_map(lambda *t: torch.cat(t), *(s.x(x, dtype) for s in scales)))
+            y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
+        else:
+            x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
+    held = Data(
+        x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
+        source, prepare, tasks or False, splits.owners,
+    )  # fmt: skip
+    return held, splits, output, inputs
+
+
+def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list[FittedRows | None]:
+    """The rows that each run used: those it was given, some of which may be held out to stop by,
+    and those of `validation`. None where they are not at hand."""
+    if given.source is not None or given.tasks is not None:
+        return [None] * len(specs)
+    more = None
+    if isinstance(validation, tuple | list):
+        vx = in_order(validation[0], given.names[0].columns, "validation x")
+        more = FittedRows.of(*read((vx, validation[1]))[:2])
+    found: list[FittedRows | None] = []
+    for spec in specs:
+        own = FittedRows.of(given.x, given.y, given.rows_of_run(spec).unique())
+        found.append(own if more is None else own.plus(more))
+    return found
+
+
+def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
+    """Whether the rows take less than a quarter of what is free on the device: they move there."""
+    size = copies * sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
+    if size < free_memory(device) // 4:
+        return True
+    log.info("the data (%.3g GiB) stays where it is and is read by the batch", size / 2**30)
+    return False
+
+
+def _check_classes(y: Any, likelihood: Likelihood) -> None:
+    ignored = getattr(likelihood, "ignore_index", None)
+    for leaf in tree_flatten(y)[0]:
+        seen = leaf.unique()
+        if ignored is not None:
+            seen = seen[seen != ignored]
+        if len(seen) < 2:
+            raise DataError(
+                f"y holds one class only ({seen.tolist()}): there is nothing to tell apart"
+            )
+
+
+def _rows(spec: RunSpec, rows: Tensor, total: int) -> Tensor:
+    """Those of a run, checked."""
+    if spec.mask is not None and spec.mask != total:
+        raise DataError(f"a run's mask has {spec.mask} entries, the data {total} rows")
+    outside = rows[(rows < 0) | (rows >= total)]
+    if rows.numel() == 0 or outside.numel():
+        found = f", not {int(outside[0])}" if outside.numel() else ""
+        raise DataError(
+            f"a run's rows must be a non-empty list of numbers in 0 … {total - 1}{found}"
+        )
+    return rows.cpu()
+
+
+def _weights(
+    given: Tensor, numbers: Tensor | None, extent: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """On the device, and 1 for rows of the user's own that were appended."""
+    weight = given.to(device, dtype)
+    if not bool(torch.isfinite(weight).all()):
+        at = int((~torch.isfinite(weight)).nonzero()[0, 0])
+        row = at if numbers is None else int(numbers[at])
+        raise DataError(f"sample_weight is {given[at].item()} at row {row}, infinite in {dtype}")
+    return torch.cat([weight, weight.new_ones(extent - len(weight))])
+
+
+OBJECTS = ("prior", "likelihood")  # what a grid may hold besides numbers
+
+
+def stack(
+    problem: Problem, method: Method, likelihood: Likelihood, data: Data,
+    splits: Splits, specs: Sequence[RunSpec], ids: list[int], output: Any, inputs: Any,
+    settings: FitSettings,
+) -> Run:  # fmt: skip
+    """Runs × members as one axis M; the engine is chosen later."""
+    count = len(ids)
+    run_of = [r for r in range(len(specs)) for _ in ids]
+    split_of = list(splits.of or run_of)
+    if method.needs_network and all(
+        name.startswith("likelihood.") for name in problem.layout.names
+    ):
+        raise ModelError("the network has no trainable parameter: requires_grad is False on all")
+    if problem.batch_norm:
+        _say_batch_norm(problem.net)
+    if problem.model is not None and problem.model.written:
+        names = ", ".join(problem.model.written[:5])
+        log.info("training changes the buffers %s: each member keeps its own", names)
+    hyper: dict[str, Tensor] = {}
+    priors: list[Any] | None = None
+    if any(spec.hyper for spec in specs):
+        hyper, priors = _hyper(method, specs, count, data, method.uses_rate or problem.partial)
+    likelihoods = [spec.hyper.get("likelihood", likelihood) for spec in specs]
+    for own in likelihoods:
+        if own != likelihood:
+            _check_likelihood(own, likelihood, output)
+    run = Run(
+        problem, likelihood, data, Engine(), members=[m for _ in specs for m in ids],
+        run_of=run_of, split_of=split_of, seeds=[spec.seed for spec in specs for _ in ids],
+        n=data.total_weight(split_of),
+        prior=_bound_prior(problem, priors, count).to(data.device, data.dtype),
+        initial=torch.empty(0), hyper=hyper,
+        constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
+        output=output, likelihoods=likelihoods,
+    )  # fmt: skip
+    run = replace(run, initial=_initial(run))
+    weights = method.row_weights(run)
+    if weights is not None:
+        run = _with_weights(run, method, weights)
+    if bool((run.n <= 0).any()):
+        raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
+    return run
+
+
+def _with_weights(run: Run, method: Method, weights: Tensor) -> Run:
+    """Row weights that the method has for each member, times the user's."""
+    data = run.rows
+    if weights.shape != (run.size, data.total):
+        raise MethodError(
+            f"{method.name} gives row weights of shape {list(weights.shape)}, not one for each "
+            f"member and row, {[run.size, data.total]}"
+        )
+    weights = weights.to(data.device, data.dtype)
+    data = replace(data, weight=weights if data.weight is None else weights * data.weight)
+    return replace(run, data=data, n=data.total_weight(run.split_of))
+
+
+def member_ids(members: int | Sequence[int] | None, method: Method) -> list[int]:
+    if members is None:
+        return list(range(method.default_members))
+    if not isinstance(members, Iterable):
+        return list(range(checks.whole("members", members)))
+    ids = [checks.whole("a member's id", m, least=0) for m in members]
+    if not ids or len(set(ids)) != len(ids):
+        raise MethodError(f"members must be a positive number or distinct ids, not {members!r}")
+    return ids
+
+
+def _say_batch_norm(model: Model) -> None:
+    if model.momenta:
+        log.info("the network has BatchNorm: each member keeps running statistics of its own")
+    else:
+        log.warning(
+            "the network has BatchNorm without running statistics: a prediction depends on the "
+            "rows it is made with"
+        )
+
+
+def _initial(run: Run) -> Tensor:
+    """Where the weights of each member start, [M, P]."""
+    model = run.problem.model
+    if model is None:
+        return torch.zeros(run.size, 0, device=run.device, dtype=run.dtype)
+    if run.settings.begin is not None:
+        return _begun(run, run.settings.begin)
+    if not run.settings.fresh:
+        return model.given().expand(run.size, -1).clone()
+    pairs = run.starts
+    distinct = list(dict.fromkeys(pairs))
+    return model.fresh(distinct)[[distinct.index(pair) for pair in pairs]]
+
+
+def _begun(run: Run, begin: Tensor) -> Tensor:
+    """Where earlier fits ended, checked: one row for each run and member."""
+    if begin.shape != (run.size, run.layout.size):
+        raise MethodError(
+            f"init: the posteriors hold {begin.shape[0]} points of {begin.shape[1]} weights, and "
+            f"the fit has {run.size} members (of all runs) with {run.layout.size}"
+        )
+    return begin.to(run.device, run.dtype).clone()
+
+
+def _hyper(
+    method: Method, specs: Sequence[RunSpec], count: int, data: Data, rated: bool
+) -> tuple[dict[str, Tensor], list[Any] | None]:
+    """Hyper-parameters that differ between runs, [M] each; priors are handed over as objects."""
+    fields = sorted({name for spec in specs for name in spec.hyper})
+    known = {*method.settings(), "lr", *OBJECTS}
+    unknown = [name for name in fields if name not in known]
+    if unknown:
+        raise MethodError(f"grid over unknown fields {unknown}; {method.name} has {sorted(known)}")
+    common = set(method.settings()) - set(method.per_run)
+    if common & set(fields):
+        raise MethodError(
+            f"{sorted(common & set(fields))} cannot differ between the runs of one fit of "
+            f"{method.name}; a grid may vary {sorted(known - common)}: fit once for each value"
+        )
+    if "lr" in fields and not rated:
+        raise MethodError(
+            f"{method.name} uses no learning rate: a grid over lr would change nothing"
+        )
+    hyper = {}
+    for name in fields:
+        if name in OBJECTS:
+            continue
+        try:
+            values = [float(spec.hyper[name]) for spec in specs for _ in range(count)]
+        except (TypeError, ValueError) as error:
+            raise MethodError(f"a grid stacks numbers only; {name} has {error}") from error
+        given = (spec.hyper[name] for spec in specs)
+        for value in {one.item() if isinstance(one, Tensor) else one for one in given}:
+            if name == "lr":
+                checks.positive("lr", value)
+            else:
+                replace(method, **{name: value})  # type: ignore[type-var]  # the method's own checks
+        hyper[name] = torch.tensor(values, device=data.device, dtype=data.dtype)
+    priors = [spec.hyper["prior"] for spec in specs] if "prior" in fields else None
+    return hyper, priors
+
+
+def _bound_prior(problem: Problem, priors: list[Any] | None, count: int) -> BoundPrior:
+    if priors is not None:
+        each = [bind(prior, problem.layout) for prior in priors for _ in range(count)]
+        return stack_bound(each)
+    return bind(problem.model.prior if problem.model is not None else None, problem.layout)
+
+
+def _check_likelihood(own: Likelihood, common: Likelihood, output: Any) -> None:
+    """A run's may differ in the given noise of a Gaussian, which every member has as a number of
+    its own; a step reads everything else from the model's likelihood."""
+    learned = common.parameters(output).keys()
+    if type(own) is not type(common) or own.parameters(output).keys() != learned:
+        raise MethodError(
+            f"a grid of likelihoods keeps to the model's family and to what it learns: "
+            f"{own!r} cannot stand beside {common!r}"
+        )
+    if not isinstance(common, Gaussian):
+        raise MethodError(
+            f"a grid of likelihoods may vary the given noise of a Gaussian only: fit once for "
+            f"each of {own!r} and {common!r}"
+        )
+
+
+def _constants(
+    likelihoods: Sequence[Likelihood], output: Any, data: Data, run_of: list[int]
+) -> Params:
+    """Fixed likelihood parameters of each member, in fitted units."""
+    each = [likelihoods[r].constants(output, data.scales[r].y_scale) for r in run_of]
+    return {
+        name: torch.stack([c[name].to(data.device, data.dtype) for c in each]) for name in each[0]
+    }
+
+
+def try_engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
+    """As asked for, or by the rule; the loop where stacking fails."""
+    own, width = not isinstance(run.problem, Network), method.width_on(run.problem)
+    if asked != "auto":
+        chosen = Engine.parse(asked)
+    elif own and method.modules_stack and run.size > 1:
+        return Engine("stack", None, reason="the method's own modules run on stacked weights")
+    elif own:
+        return Engine("loop", reason="the method brings its own functions")
+    else:
+        chosen = choose(run.net, run.size * width, run.device)
+    if own:
+        return chosen
+    chosen = replace(chosen, half=half)
+    wide = run.times(width) if width > 1 else run
+    size = min(run.settings.batch_size, 8)
+    rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
+    batch = rows.batch(0)
+    zero = torch.zeros((), device=run.device)
+    clock = Clock(zero, zero, 1, wide.noise("trial"))
+    state = wide.init_network()
+    count = Count()
+
+    def trial(tried: Engine) -> None:
+        with count if undecided() else nullcontext():
+            replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
+
+    try:
+        chosen = works(chosen, trial)
+    except DoxaError:
+        raise
+    except Exception as error:  # whatever the user's forward raises
+        raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
+    log.info("engine: %s (%s)", chosen.kind, chosen.reason)
+    return replace(chosen, product=count.largest / rows.size)
+
+
+def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:
+    """Tells one fit from another: what would make a checkpoint meaningless if it differed."""
+    data = run.rows
+    digest = hashlib.sha256()
+    facts = {
+        "method": store.encode(method), "steps": run.steps, "batch": run.settings.batch_size,
+        "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.settings.rate,
+        "optimizer": repr(run.settings.optimizer), "patience": options.patience,
+        "likelihood": _recipe(run.likelihood), "model": _beliefs(run.problem.model),
+        "members": list(run.members), "seeds": list(run.seeds), "dtype": str(run.dtype),
+        "grid": [repr(dict(spec.hyper)) for spec in specs],
+        "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
+        "rows": [len(r) for r in data.rows], "total": data.total,
+    }  # fmt: skip
+    if run.engine.half:
+        facts["precision"] = "bfloat16"
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    leaves = tree_flatten((data.x, data.y))[0]
+    leaves += [t for t in (data.weight, run.initial) if t is not None]
+    fixed = {} if run.problem.model is None else run.net.fixed
+    leaves += [t.flatten() for t in fixed.values()]
+    for leaf in leaves:
+        part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
+        digest.update(part.double().numpy().tobytes())
+    for rows in data.rows:
+        digest.update(rows.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _beliefs(model: Model | None) -> Any:
+    """What of a model the layout does not say."""
+    if model is None:
+        return None
+    named = [] if model.named is None else [model.named]
+    return [_recipe(model.prior), list(model.subset_names), *named]
+
+
+def _recipe(value: Any) -> Any:
+    """A likelihood or prior as JSON; one of the user's own that cannot be stored, by its name."""
+    try:
+        return store.encode(value)
+    except StoreError:
+        return type(value).__qualname__

@@ -1,0 +1,295 @@
+"""Class probabilities as a table of their own, beside the form that they were made from.
+
+A table is no average over draws, so that the split of its uncertainty does not follow from it; the
+base's proportions are kept,
+
+    I' = H[q] · I / H[p̄],    epistemic' = q (1 - q) · epistemic / variance,
+
+with which the parts still add up and 0 <= I' <= H[q]: how much is unknown is the table's to say,
+where the lack of knowledge comes from is the base's.
+
+Class probabilities of functions that were drawn from Gaussians whose centres are known.
+
+Averages over S draws have no tails: a class that one function in a thousand votes for has next to
+no probability after a hundred. Of Gaussian logits, f ~ N(m, V), the log odds of a class against all
+others are nearly Gaussian too, and one integral gives its probability:
+
+    l_c = f_c − log Σ_{k≠c} e^{f_k},    p_c ∝ ∫ σ(l) N(l; E l_c, Var l_c) dl
+
+Moments of l_c are taken over the draws, moved so that their mean is m. With two classes l_c is
+Gaussian, and nothing is left but the error of its variance. Of ten or more draws a member it is
+several times nearer to the integral over f than their average is; of fewer, the average is taken.
+The draws themselves stay what they are, and say how much of the doubt is about the function.
+
+Class probabilities in closed form, averaged over functions without drawing any.
+
+Each of K members gives the probabilities of one row, averaged over its functions (`Averaged`), or a
+Dirichlet over them (`Dirichlets`), with which the uncertainty splits in closed form:
+
+    m = α/α₀,    Var[p] = m (1 − m)/(α₀ + 1),    E H[p] = ψ(α₀ + 1) − Σ_c m_c ψ(α_c + 1)
+
+The members are mixed. Labels of one row are independent given the member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import logsigmoid
+
+from doxa.errors import Unavailable
+from doxa.likelihoods import Bernoulli, Categorical, Heads, Likelihood
+from doxa.noise import generator
+from doxa.predictive.form import Form, HeadsForm, check_rows, mix
+from doxa.predictive.mixture import Mixture
+
+
+class ClassTable(Form):
+    """Log-probabilities [N, C, *site] in float64 (no and yes on axis 1 for Bernoulli), and the
+    form they were made from. Labels of one row are independent."""
+
+    def __init__(self, base: Form, log_table: Tensor) -> None:
+        self.base, self.log_table = base, log_table
+        self.likelihood = base.likelihood
+
+    @property
+    def splits(self) -> bool:
+        return self.base.splits
+
+    @property
+    def mean(self) -> Tensor:
+        return self._mean
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        table = self.log_table.exp()
+        chosen = table[:, 1] if isinstance(self.likelihood, Bernoulli) else table
+        return chosen.to(self.base.mean.dtype)
+
+    def class_table(self) -> Tensor:
+        return self.log_table.exp()
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return self.mean * (1.0 - self.mean) - self.epistemic
+
+    @property
+    def epistemic(self) -> Tensor:
+        return self.mean * (1.0 - self.mean) * share(self.base.epistemic, self.base.variance)
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        return self.marginal_entropy * (1.0 - self._known_share)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        return self.marginal_entropy * self._known_share
+
+    @cached_property
+    def _known_share(self) -> Tensor:
+        return share(self.base.mutual_information, self.base.marginal_entropy)
+
+    def targets(self, y: Any) -> Tensor:
+        ready = self.likelihood.prepare_targets(y, tuple(self.mean.shape[1:]))
+        return check_rows(ready.to(self.log_table.device), self.mean.shape[0])
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        each = self.by_label(y)
+        return each.reshape(len(each), math.prod(each.shape[1:])).sum(1).to(self.mean.dtype)
+
+    def by_label(self, y: Tensor) -> Tensor:
+        """log p of each label by itself, in the shape of y; 0 where one is ignored."""
+        index, counted = y.long(), torch.ones_like(y, dtype=torch.bool)
+        if isinstance(self.likelihood, Categorical) and self.likelihood.ignore_index is not None:
+            counted = index != self.likelihood.ignore_index
+            index = torch.where(counted, index, 0)
+        each = self.log_table.gather(1, index.unsqueeze(1)).squeeze(1)
+        return torch.where(counted, each, 0.0)
+
+    def labels(self, log_table: Tensor, n: int, source: Generator) -> Tensor:
+        """n labels of each row by itself, with these probabilities: [n, N, *event]."""
+        binary = isinstance(self.likelihood, Bernoulli)
+        logits = log_table[:, 1] - log_table[:, 0] if binary else log_table
+        drawn = self.likelihood.sample(logits.expand(n, *logits.shape), {}, source, 1)
+        return drawn.to(self.mean.dtype) if drawn.is_floating_point() else drawn
+
+
+def share(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole in [0, 1]; 0 where there is nothing to share."""
+    return torch.where(whole > 0, part / whole, 0.0).clamp(0.0, 1.0)
+
+
+_FEWEST = 10  # draws of a member
+_NUMBERS = 1 << 22  # at a time, in float64; what is computed from them is a few times as large
+_NODES, _FARTHEST = 129, 7.0  # of the integral: a trapezium, out to so many standard deviations
+
+
+def averaged(form: Form, likelihood: Likelihood, centres: Any, counts: Sequence[int]) -> Form:
+    """A mixture of drawn logits with their integral, where there are draws enough; any other form
+    as it is. `centres` are the network's outputs at the Gaussians' own, [K, N, *output], of which
+    there are `counts` draws each."""
+    if isinstance(form, HeadsForm) and isinstance(likelihood, Heads):
+        heads = zip(form.heads, likelihood.likelihoods, centres, strict=True)
+        return HeadsForm(form.likelihood, [averaged(*head, counts) for head in heads])
+    if not (isinstance(form, Mixture) and likelihood.classifies and min(counts) >= _FEWEST):
+        return form
+    return Odds(form, likelihood.location(centres, 1), counts)
+
+
+def drawn(form: Form) -> Form:
+    """The plain mixture of the functions, where probabilities were integrated."""
+    return form.base if isinstance(form, Odds) else form
+
+
+class Odds(ClassTable):
+    """Functions f [S, N, *output], so many of each of K Gaussians about their centres."""
+
+    base: Mixture
+
+    def __init__(self, base: Mixture, centres: Tensor, counts: Sequence[int]) -> None:
+        super().__init__(base, _log_table(base, centres, counts))
+
+    @property
+    def samples(self) -> Tensor:
+        return self.base.samples
+
+    @property
+    def weights(self) -> Tensor:
+        return self.base.weights
+
+    def votes(self) -> Tensor:
+        return self.base.votes()
+
+    def sample(self, n: int, seed: int) -> Tensor:
+        """What one function gives at all rows, of which as few labels as need be are drawn again:
+        c is kept with probability min(1, q_c/p_c), q the table and p the draws' average, so that
+        each row has its own probabilities."""
+        y, source = self.base.sample(n, seed), generator(seed, "predictive", "again")
+        ours, drawn = self.class_table(), self.base.class_table()
+        kept = (ours / drawn).expand(n, *ours.shape).gather(2, y.long().unsqueeze(2)).squeeze(2)
+        chance = torch.rand(kept.shape, generator=source, dtype=kept.dtype).to(kept.device)
+        others = (ours - drawn).clamp_min(torch.finfo(ours.dtype).tiny).log()
+        return torch.where(chance < kept, y, self.labels(others, n, source))
+
+    def targets(self, y: Any) -> Tensor:
+        return self.base.targets(y)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Of one label a row. Several are not independent: they are right or wrong together, as a
+        function is, and averaged over the draws."""
+        one = math.prod(y.shape[1:]) == 1
+        return super().log_prob(y) if one else self.base.log_prob(y)
+
+
+def _log_table(base: Mixture, centres: Tensor, counts: Sequence[int]) -> Tensor:
+    """log p with the classes on axis 1, in float64, some rows at a time."""
+    numbers = max(sum(counts), _NODES) * max(1, centres[0, :1].numel())
+    step = max(1, _NUMBERS // numbers)
+    share = torch.tensor(counts, dtype=torch.float64, device=centres.device).div(sum(counts)).log()
+    parts = []
+    for start in range(0, max(1, centres.shape[1]), step):
+        rows, each = slice(start, start + step), []
+        for centre, own in zip(centres, base.f.split(tuple(counts)), strict=True):
+            f, middle = own[:, rows].double(), centre[rows].double()
+            odds = log_odds(f - f.mean(0) + middle, base.likelihood)
+            each.append(integral(odds.mean(0), odds.var(0)))
+        logs = torch.stack(each)
+        parts.append(torch.logsumexp(logs + share.reshape(-1, *[1] * (logs.ndim - 1)), 0))
+    return torch.cat(parts)
+
+
+def log_odds(f: Tensor, likelihood: Likelihood) -> Tensor:
+    """Of each class against all others: [S, N, C, *site] for logits of that shape, [S, N, 2,
+    *event] for Bernoulli."""
+    if isinstance(likelihood, Bernoulli):
+        return torch.stack([-f, f], 2)
+    top, first = f.max(2, keepdim=True)
+    shares = (f - top).exp()
+    total = shares.sum(2, keepdim=True)
+    # Without the first, whose share of the total may leave nothing of the others when taken off.
+    others = torch.logsumexp(f.scatter(2, first, -torch.inf), 2, keepdim=True)
+    against = top + (total - shares).log()
+    return f - against.scatter(2, first, others)
+
+
+def integral(mean: Tensor, variance: Tensor) -> Tensor:
+    """log E σ(l) over l ~ N(mean, variance), made to sum to 1 over the classes, axis 1."""
+    t = torch.linspace(-_FARTHEST, _FARTHEST, _NODES, dtype=mean.dtype, device=mean.device)
+    log_weight = torch.log_softmax(-0.5 * t.square(), 0)
+    at = mean.unsqueeze(-1) + variance.clamp_min(0.0).sqrt().unsqueeze(-1) * t
+    return torch.log_softmax(torch.logsumexp(logsigmoid(at) + log_weight, -1), 1)
+
+
+class _NotDrawn(Mixture):
+    """Logits [K, N, *output] of each member's averaged probabilities."""
+
+    def __init__(self, likelihood: Likelihood, logits: Tensor) -> None:
+        weights = logits.new_full((len(logits),), 1.0 / len(logits))
+        super().__init__(likelihood.untempered(), logits, {}, weights, None)
+
+    @property
+    def samples(self) -> Tensor:
+        raise self.unavailable("samples")
+
+    def votes(self) -> Tensor:
+        raise self.unavailable("votes")
+
+    def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
+        return super().unavailable(
+            quantity,
+            instead
+            or "its probabilities are averaged over the functions in closed form; draw functions "
+            "with posterior.functions(x, n), or predict with link='odds'",
+        )
+
+
+class Averaged(_NotDrawn):
+    """Averages alone, in which what the functions disagree about cannot be told from noise."""
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    aleatoric = Form.aleatoric  # not available, whatever a mixture has
+    epistemic = Form.epistemic
+    expected_entropy = Form.expected_entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        raise self.unavailable("mutual_information")
+
+
+class Dirichlets(_NotDrawn):
+    """Concentrations α [K, N, C, *site], all positive; [K, N, 2, *event] for Bernoulli, which has
+    no and yes."""
+
+    def __init__(self, likelihood: Likelihood, concentration: Tensor) -> None:
+        self.concentration = concentration
+        binary = isinstance(likelihood, Bernoulli)
+        alpha = concentration.log()
+        super().__init__(likelihood, alpha[:, :, 1] - alpha[:, :, 0] if binary else alpha)
+        self._total = concentration.sum(2, keepdim=not binary)  # α₀, in a shape like the mean's
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return mix(self._spread() * self._total / (self._total + 1.0), self.weights)
+
+    @property
+    def epistemic(self) -> Tensor:
+        within = self._spread() / (self._total + 1.0)
+        return mix(within + (self._means() - self.mean).square(), self.weights)
+
+    def _spread(self) -> Tensor:
+        """m (1 − m) of each member, [K, N, ...]."""
+        return self.likelihood.variance(self.f, {}, 1)
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        alpha, total = self.concentration, self.concentration.sum(2, keepdim=True)
+        own = (alpha / total * torch.special.digamma(alpha + 1.0)).sum(2)
+        return mix(torch.special.digamma(total + 1.0).squeeze(2) - own, self.weights)

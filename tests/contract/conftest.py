@@ -264,7 +264,7 @@ def variant_of(item: pytest.Function) -> Variant | None:
 def representative(variants: list[Variant]) -> Variant:
     """The variant of a method that the slow suite keeps.
 
-    A checksum of the test's name and parameters chooses it. So all tasks and engines occur among
+    A checksum of the test's name and parameters chooses it. So tasks and engines vary between
     the methods, and adding a method does not change the representative of another one.
     """
     able = [variant for variant in variants if not variant.skipped]

@@ -9,8 +9,12 @@ predicts and in which units, noise of each member, chunks of members, subsets, r
 BatchNorm's statistics, saving, and one interruption; the first method of each family and kind of
 answer has all its tasks. A test marked `by_family` checks what methods share (the driver, the
 engines, runs and grids, checkpoints at other moments), or takes long: there these first methods
-stand for the others. The rest of the matrix is `slow`. A fault of the shared parts is almost surely
-seen on some representative, and the slow suite has them all.
+are quick and the others `slow`.
+
+The whole matrix (every method × every task × every engine) is too long for every change. Under each
+contract test a method that is not quick keeps one of its variants in the slow suite, its
+representative; the variants that remain are marked `matrix`, and `make test-matrix` runs them.
+`test_representatives.py` checks that no method loses its representative.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import random
+import zlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -175,18 +181,28 @@ FIXTURES = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    by_family = metafunc.definition.get_closest_marker("by_family") is not None
-    for name, every in FIXTURES.items():
+    test, by_family = metafunc.definition.name, is_by_family(metafunc.definition)
+    for name in FIXTURES:
         if name in metafunc.fixturenames:
-            cases = [case for case in every if asked_of(metafunc.definition.name, case)]
-            quick = few(cases, by_family)
+            cases = cases_of(name, test)
+            quick = quick_cases(name, test, by_family)
             cpu = [pytest.param(c, marks=() if c in quick else pytest.mark.slow) for c in cases]
             metafunc.parametrize(name, [*cpu, *on_gpu(cases)], ids=str, indirect=True)
 
 
-def few(cases: list[Case], by_family: bool) -> frozenset[Case]:
-    """Those that are quick."""
-    chosen = first_of_each()
+def is_by_family(node: pytest.Item) -> bool:
+    return node.get_closest_marker("by_family") is not None
+
+
+def cases_of(fixture: str, test: str) -> list[Case]:
+    """The cases of a fixture that a test has a meaning for."""
+    return [case for case in FIXTURES[fixture] if asked_of(test, case)]
+
+
+@cache
+def quick_cases(fixture: str, test: str, by_family: bool) -> frozenset[Case]:
+    """Those that are quick, unless the whole test is slow."""
+    cases, chosen = cases_of(fixture, test), first_of_each()
     first = {case.name: case for case in reversed(cases)}.values()
     if by_family:
         return frozenset(case for case in first if case.name in chosen)
@@ -197,6 +213,62 @@ def on_gpu(cases: list[Case]) -> list[Any]:
     """All of them there; where there is none, one that is skipped and says so."""
     there = cases if torch.cuda.is_available() else cases[:1]
     return [pytest.param(replace(c, device="cuda"), marks=pytest.mark.gpu) for c in there]
+
+
+# Cases that a test skips where it runs another task of the same method: they represent nobody.
+SKIPPED = {("test_rows_of_weight_zero_are_no_rows", "nngp-classification")}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` select
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `matrix` the variants that neither the quick nor the slow suite needs."""
+    groups: defaultdict[Any, list[Variant]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and (variant := variant_of(item)) is not None:
+            key = (item.path, item.originalname, variant.case.name, variant.case.device)
+            groups[key].append(variant)
+    for variants in groups.values():
+        kept = [one for one in variants if one.stands_for_others] or [representative(variants)]
+        for variant in variants:
+            if variant not in kept:
+                variant.item.add_marker(pytest.mark.matrix)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One collected test of one method: a task, and an engine or whatever else is varied."""
+
+    item: pytest.Function
+    fixture: str
+    case: Case
+
+    @property
+    def stands_for_others(self) -> bool:
+        """Whether its case is quick, or would be if the whole test were not slow. Such a case
+        keeps all its variants, since other methods keep only one."""
+        quick = quick_cases(self.fixture, self.item.originalname, is_by_family(self.item))
+        return replace(self.case, device="cpu") in quick
+
+    @property
+    def skipped(self) -> bool:
+        return (self.item.originalname, str(self.case)) in SKIPPED
+
+
+def variant_of(item: pytest.Function) -> Variant | None:
+    """None for a test that is not parametrised with a case."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    cases = {name: value for name, value in params.items() if isinstance(value, Case)}
+    return next((Variant(item, name, case) for name, case in cases.items()), None)
+
+
+def representative(variants: list[Variant]) -> Variant:
+    """The variant of a method that the slow suite keeps.
+
+    A checksum of the test's name and parameters chooses it. So tasks and engines vary between
+    the methods, and adding a method does not change the representative of another one.
+    """
+    able = [variant for variant in variants if not variant.skipped]
+    return min(able or variants, key=lambda variant: zlib.crc32(variant.item.name.encode()))
 
 
 def importable(case: Case) -> str:

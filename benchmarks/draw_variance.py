@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from before_after import network
 from torch import Tensor
 
 import doxa
-from doxa.app.bench.images import load_images
+from benchmarks.before_after import network
+from benchmarks.image_data import load_images
 from doxa.method import Stage
 
 ROWS = {
@@ -86,7 +86,7 @@ class Task(NamedTuple):
 
 
 def mnist(folder: Path) -> Task:
-    images = load_images(folder, "mnist", 12_000, 10, strangers=False)
+    images = load_images(folder, "mnist", 12_000, 10, outside=False)
     believed = {"likelihood": "categorical", "prior": doxa.Normal(0.1)}
     return Task("784-400-400-10", images.x.flatten(1), images.y, believed)
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from before_after import network, rows_of
 
 import doxa
+from benchmarks.before_after import network, rows_of
 
 METHODS: dict[str, Any] = {
     "weights": doxa.MeanField(),

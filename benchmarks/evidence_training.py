@@ -24,7 +24,7 @@ from torch import Tensor
 
 import doxa
 from doxa.app.bench import uci
-from doxa.app.bench.protocols import Problem
+from doxa.app.bench.uci import Problem
 from doxa.evaluate import log_likelihood, rmse
 
 RESULTS = Path(__file__).parent / "results" / "evidence_training"

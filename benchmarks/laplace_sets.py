@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from laplace_digits import RESULTS, Split, scores, trained
 from torch import nn
 
 import doxa
+from benchmarks.laplace_digits import RESULTS, Split, scores, trained
 
 OUT = RESULTS / "laplace_sets.json"
 TABLES = ("australian_credit", "banana", "german_credit", "heart_statlog", "pima_diabetes")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from batch_ensemble import step_seconds
 
 import doxa
+from benchmarks.batch_ensemble import step_seconds
 from doxa.app.bench.cells import circumstances
 
 

@@ -18,13 +18,12 @@ import torch
 
 from doxa.app.bench import uci
 from doxa.app.bench.cells import circumstances
-from doxa.app.bench.protocols import Problem
 
 
 def compare(name: str) -> dict[str, Any]:
     data = uci.load(uci.data_folder(None), name)
     hidden = 100 if name == "protein" else 50
-    problem = Problem(data.x, data.y, data.train, hidden, seed=0)
+    problem = uci.Problem(data.x, data.y, data.train, hidden, seed=0)
     start = time.perf_counter()
     problem.fit(
         "deep-ensemble", 2, likelihood="heteroscedastic", members=5, epochs=40, batch_size=32,

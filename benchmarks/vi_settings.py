@@ -28,12 +28,10 @@ from typing import Any
 import torch
 
 import doxa
-from doxa.app.bench.image_cells import quality
-from doxa.app.bench.image_methods import run
-from doxa.app.bench.image_settings import Settings, settings
-from doxa.app.bench.images import Images, load_images
-from doxa.app.bench.protocols.problem import Problem
-from doxa.app.bench.uci import load
+from benchmarks.image_cells import quality
+from benchmarks.image_data import Images, Settings, load_images, settings
+from benchmarks.image_methods import run
+from doxa.app.bench.uci import Problem, load
 
 CURVATURES = (0.01, 0.1, 1.0, 10.0)
 RATES = (0.03, 0.1, 0.3, 1.0)
@@ -72,7 +70,7 @@ def of_images(
 
 def mnist(args: argparse.Namespace) -> Iterator[Row]:
     s = settings("mnist")
-    data = load_images(args.data, "mnist", args.rows, 10, args.device, strangers=False)
+    data = load_images(args.data, "mnist", args.rows, 10, args.device, outside=False)
     data = replace(data, x=data.x.flatten(1))
     held = len(data.x) // 6
     steps = int(args.epochs * -(-(len(data.x) - held) // s.batch))
@@ -84,7 +82,7 @@ def mnist(args: argparse.Namespace) -> Iterator[Row]:
 
 def cifar(args: argparse.Namespace) -> Iterator[Row]:
     s = settings("cifar")
-    data = load_images(args.data, "cifar10", args.rows, 10, args.device, strangers=False)
+    data = load_images(args.data, "cifar10", args.rows, 10, args.device, outside=False)
     held = len(data.x) // 5
     steps = int(args.epochs * -(-(len(data.x) - held) // s.batch))
     for prior, memories in itertools.product(PRIORS[::2], (4.0, 1.0)):
@@ -95,7 +93,7 @@ def cifar(args: argparse.Namespace) -> Iterator[Row]:
 
 def cifar_mean_field(args: argparse.Namespace) -> Iterator[Row]:
     s = settings("cifar")
-    data = load_images(args.data, "cifar10", args.rows, 10, args.device, strangers=False)
+    data = load_images(args.data, "cifar10", args.rows, 10, args.device, outside=False)
     held = len(data.x) // 5
     widths = {"initial_std": (0.001, 0.003, 0.01), "lr": (0.002, 0.005)}
     for longer, (scale, priors) in itertools.product(
@@ -130,7 +128,7 @@ def uci(args: argparse.Namespace) -> Iterator[Row]:
 
 def bounds(args: argparse.Namespace) -> Iterator[Row]:
     n, held = args.rows or 6000, 2000
-    data = load_images(args.data, "mnist", n + held, 10, args.device, strangers=False)
+    data = load_images(args.data, "mnist", n + held, 10, args.device, outside=False)
     x, y = data.x.flatten(1), data.y
     methods = {
         "weights": doxa.MeanField(initial_std=0.01),

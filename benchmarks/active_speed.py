@@ -1,7 +1,7 @@
 """How fast a pool is scored and a batch is chosen, against loops over samples.
 
-    python benchmarks/active_speed.py --images 1000 --samples 100
-    python benchmarks/active_speed.py --device cuda --images 60000 --samples 100 --out speed.json
+    python -m benchmarks.active_speed --images 1000 --samples 100
+    python -m benchmarks.active_speed --device cuda --images 60000 --samples 100 --out speed.json
 
 A pool of 28 × 28 images is scored by BALD under MC dropout with the network of Gal et al. (2017),
 two ways on the same weights: `doxa.decide.score`, and one forward pass for each sample and batch of

@@ -1,6 +1,6 @@
 """Two versions of doxa side by side in one run: what a step, a gradient, a prediction, a fit take.
 
-    python benchmarks/before_after.py OLD_SRC NEW_SRC [--rounds 2] [--pairs 3] [--rows map,nuts]
+    python -m benchmarks.before_after OLD_SRC NEW_SRC [--rounds 2] [--pairs 3] [--rows map,nuts]
 
 OLD_SRC and NEW_SRC are the folders that hold the package `doxa`. Each version lives in a process of
 its own with one thread, and both stay up for a round, in which every row is timed in turns: old,

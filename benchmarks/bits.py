@@ -1,6 +1,6 @@
 """Same seed, same bits: every method, fitted in fresh processes, on an idle machine and a busy one.
 
-    python benchmarks/bits.py [--processes 3] [--only NAME ...]
+    python -m benchmarks.bits [--processes 3] [--only NAME ...]
 
 Each process fits every case, starting at another one, and prints a hash of what the posterior holds
 and predicts; half of the processes run beside two busy loops. torch's threads and the networks' own

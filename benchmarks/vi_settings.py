@@ -1,16 +1,16 @@
 """What variational methods should start with, by rows held out of training (test rows: never).
 
-    python benchmarks/vi_settings.py mnist --device cuda --out FOLDER [--minutes 8]
-    python benchmarks/vi_settings.py cifar --device cuda --out FOLDER
-    python benchmarks/vi_settings.py cifar-mean-field --device cuda --out FOLDER
-    python benchmarks/vi_settings.py uci --sets yacht,energy,boston_housing --out FOLDER
-    python benchmarks/vi_settings.py bounds --out FOLDER
+    python -m benchmarks.vi_settings mnist --data FOLDER --device cuda [--minutes 8] [--out FILE]
+    python -m benchmarks.vi_settings cifar --data FOLDER --device cuda
+    python -m benchmarks.vi_settings cifar-mean-field --data FOLDER --device cuda
+    python -m benchmarks.vi_settings uci --data FOLDER --sets yacht,energy,boston_housing
+    python -m benchmarks.vi_settings bounds --data FOLDER
 
 For IVON: the first curvature h₀, the rate, and β₂, as how often its memory fits into the run
 (steps · (1−β₂); 0: β₂ = .999 whatever the length). For mean-field on a ResNet-20: the prior, the
 first width, whether the prior's scales are learned. `bounds`: whether a better bound predicts
 better, with a small network on 6,000 rows of MNIST. The points of a grid are one stacked fit; every
-point is a line of FOLDER/PART.jsonl the moment that it is known.
+point is a line of FILE (benchmarks/results/vi_settings.jsonl) as soon as it is known.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ CURVATURES = (0.01, 0.1, 1.0, 10.0)
 RATES = (0.03, 0.1, 0.3, 1.0)
 MEMORIES = (4.0, 1.0, 2.0, 0.0, 8.0)
 PRIORS = (doxa.Normal(1.0), doxa.Normal(0.1), doxa.FanInNormal(math.sqrt(2)))
+RESULTS = Path(__file__).parent / "results" / "vi_settings.jsonl"
 Row = dict[str, Any]
 
 
@@ -156,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--data", required=True, help="the folder of data sets")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--epochs", type=float, default=None, help="of `bounds`: steps")
@@ -166,11 +167,11 @@ def main() -> None:
     part, epochs = PARTS[args.part]
     args.epochs = args.epochs or epochs
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * args.minutes
-    with (args.out / f"{args.part}-{args.sets.replace(',', '-')}.jsonl").open("a") as file:
+    with args.out.open("a") as file:
         for row in part(args):
-            line = json.dumps(row)
+            line = json.dumps({"part": args.part, **row})
             print(line, flush=True)
             file.write(line + "\n")
             file.flush()

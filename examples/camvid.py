@@ -5,8 +5,8 @@
 A small U-Net whose centre drops whole channels, kept dropping at prediction: MC dropout. The three
 panels are the input, the predicted classes, and the mutual information between a pixel's class and
 the function, which is large at object borders, on rare classes and on what the network has never
-seen. On a GPU the settings are those of `python -m benchmarks.images camvid` (two minutes); on a CPU
-a narrower net is trained for ten epochs (about two minutes).
+seen. On a GPU the settings are those of `python -m benchmarks.images camvid` (two minutes); on a
+CPU a narrower net is trained for ten epochs (about two minutes).
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ def test_every_benchmark_can_be_imported() -> None:
     """Except for a peer that is not installed here. In a process of its own: they set threads."""
     names = [*(f"benchmarks.{path.stem}" for path in MODULES), *(path.stem for path in PEERS)]
     assert len(names) > 40
+    path = os.pathsep.join([str(ROOT / "src"), str(FOLDER / "peers")])
     out = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, *names], capture_output=True, text=True, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(FOLDER / "peers")])},
+        env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
     lines = [line.split(maxsplit=3) for line in out.stdout.splitlines()]
@@ -53,6 +54,20 @@ def test_every_benchmark_states_what_it_measures_and_its_command(path: Path) -> 
     first, _, rest = text.partition("\n")
     assert first.endswith((".", ":", "?"))
     assert re.search(r"python -m benchmarks\.\w+|python \w+\.py", rest), f"{path.name}: no command"
+
+
+def test_every_command_that_a_page_or_a_docstring_gives_is_a_module() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md")]
+    code = [
+        path for part in ("src", "examples", "benchmarks") for path in ROOT.glob(f"{part}/**/*.py")
+    ]
+    named = {
+        name
+        for path in [*pages, *code]
+        for name in re.findall(r"-m\s+benchmarks\.(\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 30
+    assert named - {path.stem for path in MODULES} == {"NAME"}
 
 
 def test_a_leapfrog_step_is_timed() -> None:

@@ -228,8 +228,8 @@ def compute(tasks: Sequence[Task], store: Store, jobs: int = 1, report: Report =
             log.exception("%s failed", name)
             failures.append((name, error))
     if failures:
-        name, error = failures[0]
-        raise DataError(f"{len(failures)} cells failed, the first {name}: {error}") from error
+        name, first = failures[0]
+        raise DataError(f"{len(failures)} cells failed, the first {name}: {first}") from first
 
 
 def _run(task: Task, path: Path) -> float:

@@ -15,7 +15,7 @@ the process's own seconds unless `--clock wall`, because machines are shared.
 The table gives the median and the smallest time of each version, the ratio new/old as the median
 over neighbours in time, and that ratio of the smallest. With OLD_SRC and NEW_SRC the same it shows
 what of a ratio is noise. `--rows` chooses by the beginnings of names, in that order, `--out` also
-writes JSON, and `--minutes` ends it: rows that were not reached are left out.
+writes JSON, and `--minutes` ends it: rows that were not reached are missing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 doxa runs `--steps` leapfrog steps a call, captured as a CUDA graph, compiled, or both (on a CPU:
 recorded, compiled); JAX scans over as many inside one jitted function. Each package runs in a
-process of its own under this interpreter; one that is not installed is left out. Prints a line of
+process of its own under this interpreter; one that is not installed is skipped. Prints a line of
 JSON a package, with microseconds a step: the best and the median of repeated calls, and the seconds
 it took to prepare.
 """

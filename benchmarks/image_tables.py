@@ -56,9 +56,11 @@ LENET: Published = {
 MLP: Published = {"mnist": {who: (100 - error, None) for who, error in MNIST_PUBLISHED.items()}}
 RANKING = {
     "auroc": "AUROC, higher is better, .5 says nothing",
-    "aupr_out": "AUPR, strangers as positives",
+    "aupr_out": "AUPR, out-of-distribution inputs as positives",
     "aupr_in": "AUPR, the trained set as positives",
-    "fpr95": "strangers let in when 95 % of the trained set is; lower is better",
+    "fpr95": (
+        "FPR95, out-of-distribution inputs accepted when 95 % of the trained set is; lower is better"
+    ),
 }
 INK = "#22303c"
 # Of the methods that are drawn: a line for each of twenty would show none.
@@ -208,7 +210,7 @@ class ImageTable:
         for metric, words in RANKING.items():
             table = Table(
                 f"{self.title}: trained on {NAMES[name]}: {words}",
-                ["stranger", "method", *(score.replace("_", " ") for score in SCORES)],
+                ["tested on", "method", *(score.replace("_", " ") for score in SCORES)],
             )
             own = {m: c for (trained, m), c in cells.items() if trained == name}
             others = next((list(c[0]["result"].get("ood", {})) for c in own.values()), [])
@@ -255,8 +257,9 @@ class ImageTable:
             notes.append("seconds are those of all seeds together, which are one stacked fit")
         if self.name.startswith("cifar"):
             notes.append(
-                "10,000 training and 2,000 test images of CIFAR-10, no augmentation; strangers are "
-                f"32 × 32 patches of CamVid's test frames; corruptions: {', '.join(SHIFTS)}"
+                "10,000 training and 2,000 test images of CIFAR-10, no augmentation; "
+                "out-of-distribution inputs are 32 × 32 patches of CamVid's test frames; "
+                f"corruptions: {', '.join(SHIFTS)}"
             )
         known: set[str] = set()
         for (name, method), own in cells.items():

@@ -63,8 +63,8 @@ class Bench:
         self.found: dict[str, Any] = {"settings": {**vars(args), "out": str(args.out)}}
         self.found |= {"published": PUBLISHED, "torch": torch.__version__}
 
-    def say(self, words: str) -> None:
-        print(f"[{(time.time() - self.began) / 60:5.2f} min] {words}", flush=True)
+    def say(self, message: str) -> None:
+        print(f"[{(time.time() - self.began) / 60:5.2f} min] {message}", flush=True)
 
     def policy(self, seed: int) -> Adaptive:
         args = self.args
@@ -120,7 +120,7 @@ class Bench:
         policy.load_state_dict(kept)
         return (ticks[-1] - ticks[0]) / (count - count // 2)
 
-    def judge(self, name: str, policy: Policy) -> None:
+    def evaluate(self, name: str, policy: Policy) -> None:
         args = self.args
         bounds = information(
             self.experiment, policy, args.steps, rollouts=args.rollouts, inner=args.contrasts,
@@ -212,16 +212,16 @@ def main() -> None:
     space = bench.experiment.space
     bench.found["training"] = {}
     if "random" in args.only:
-        bench.judge("random", Random(space, args.seed).to(args.device))
+        bench.evaluate("random", Random(space, args.seed).to(args.device))
     if "fixed" in args.only:
         fixed = Fixed(space, args.steps, seed=args.seed).to(args.device)
         bench.found["training"]["fixed"] = bench.train("fixed", fixed, 1e-2, 0.15 * budget)
-        bench.judge("fixed", fixed)
+        bench.evaluate("fixed", fixed)
     if "dad" in args.only:
         policy = bench.policy(args.seed)
         left = budget - (time.time() - bench.began) - 20
         bench.found["training"]["dad"] = bench.train("dad", policy, args.rate, left)
-        bench.judge("dad", policy)
+        bench.evaluate("dad", policy)
     bench.say("done")
 
 

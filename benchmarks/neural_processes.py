@@ -1,6 +1,6 @@
 """Neural processes on GP tasks, by the protocol of Nguyen & Grover (2022), and on MNIST's pixels.
 
-All are trained on tasks of the RBF kernel and judged on that and on Matérn-5/2, as in the paper's
+All are trained on tasks of the RBF kernel and tested on that and on Matérn-5/2, as in the paper's
 code: Adam with a cosine, batches of 16 at 5e-4 over 100,000 steps unless --batch, --rate and
 --steps say otherwise; the log-likelihood per target, of latent methods over 50 draws. A job is a
 process of its own, and all run side by side. --compile compiles a step before it is captured: half
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="of images: at most")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=5e-4)
-    parser.add_argument("--tasks", type=int, default=48_000, help="that are judged")
+    parser.add_argument("--tasks", type=int, default=48_000, help="to test on")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("DOXA_DATA", "data")))
     parser.add_argument("--mps", action="store_true", help="share the GPU at the same time")
     parser.add_argument("--resume", type=Path, help="folder that an earlier call wrote")
@@ -142,7 +142,7 @@ def say(text: str) -> None:
 
 
 def one(args: argparse.Namespace) -> None:
-    """One job: train, save, judge."""
+    """One job: train, save, evaluate."""
     began = time.monotonic()
     torch.set_num_threads(1)
     kind, _, name = args.job.partition("-")
@@ -162,13 +162,13 @@ def one(args: argparse.Namespace) -> None:
         limit = began + 0.84 * seconds
     say(f"{args.job}: {steps} steps")
 
-    def told(step: int, info: dict[str, Any]) -> bool:
+    def report(step: int, info: dict[str, Any]) -> bool:
         if step % max(1, steps // 20) < max(10, steps // 100):
             say(f"{args.job}: step {step}, loss {info['loss'][0]:.3f}")
         return time.monotonic() > limit
 
     posterior = doxa.fit(
-        None, data, method, steps=steps, callbacks=[told],
+        None, data, method, steps=steps, callbacks=[report],
         checkpoint=kept, checkpoint_every=10.0, **options,
     )  # fmt: skip
     posterior.save(args.out / args.job)
@@ -184,8 +184,8 @@ def one(args: argparse.Namespace) -> None:
 def measured(data: TaskSampler, method: Any, options: dict[str, Any]) -> float:
     """Seconds a step."""
     ends: list[float] = []
-    told = lambda *_: ends.append(time.monotonic())  # noqa: E731
-    doxa.fit(None, data, method, steps=400, callbacks=[told], **options)
+    tick = lambda *_: ends.append(time.monotonic())  # noqa: E731
+    doxa.fit(None, data, method, steps=400, callbacks=[tick], **options)
     return 2 * (ends[-1] - ends[len(ends) // 2]) / 400  # the first half also loads kernels
 
 

@@ -354,8 +354,8 @@ ROWS = {"nuts": nuts, "steps": steps, "chains": chains}
 def command() -> str:
     """What was asked for, without the paths of this machine."""
     hidden = {"--jax": "PYTHON", "--pyro": "PYTHON", "--out": "FILE"}
-    words = ["python", "-m", "benchmarks.samplers", *sys.argv[1:]]
-    return " ".join(hidden.get(before, word) for before, word in zip(["", *words], words))  # noqa: B905
+    parts = ["python", "-m", "benchmarks.samplers", *sys.argv[1:]]
+    return " ".join(hidden.get(before, word) for before, word in zip(["", *parts], parts))  # noqa: B905
 
 
 def main() -> None:

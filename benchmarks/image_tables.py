@@ -59,7 +59,8 @@ RANKING = {
     "aupr_out": "AUPR, out-of-distribution inputs as positives",
     "aupr_in": "AUPR, the trained set as positives",
     "fpr95": (
-        "FPR95, out-of-distribution inputs accepted when 95 % of the trained set is; lower is better"
+        "FPR95, out-of-distribution inputs accepted when 95 % of the trained set is; "
+        "lower is better"
     ),
 }
 INK = "#22303c"

@@ -1,4 +1,7 @@
-"""All benchmarks with one command: `make bench`. UCI needs DOXA_DATA; GPU rows need a GPU."""
+"""Speed, and what stacking saves on UCI, with one command: `make bench` or `python -m benchmarks`.
+
+UCI needs DOXA_DATA; GPU rows need a GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    subprocess.run([sys.executable, str(HERE / "speed.py"), *sys.argv[1:]], check=True)
+    command = [sys.executable, "-m"]
+    subprocess.run([*command, "benchmarks.speed", *sys.argv[1:]], check=True, cwd=ROOT)
     if os.environ.get("DOXA_DATA"):
-        subprocess.run([sys.executable, str(HERE / "uci.py")], check=True)
+        subprocess.run([*command, "benchmarks.uci"], check=True, cwd=ROOT)
     else:
         print("uci: skipped, DOXA_DATA is not set")
 

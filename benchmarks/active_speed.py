@@ -1,12 +1,12 @@
 """How fast a pool is scored and a batch is chosen, against loops over samples.
 
-    python benchmarks/active_speed.py --images 1000 --samples 100
-    python benchmarks/active_speed.py --device cuda --images 60000 --samples 100 --out speed.json
+    python -m benchmarks.active_speed --images 1000 --samples 100
+    python -m benchmarks.active_speed --device cuda --images 60000 --samples 100 --out speed.json
 
 A pool of 28 × 28 images is scored by BALD under MC dropout with the network of Gal et al. (2017),
 two ways on the same weights: `doxa.decide.select`, and one forward pass for each sample and batch
-of images with dropout on, as libraries that repeat the input do. BatchBALD is timed for ten rows out
-of 2,000 with 100 samples of 10 classes; with batchbald_redux installed, on so many rows of them
+of images with dropout on, as libraries that repeat the input do. BatchBALD is timed for ten rows
+out of 2,000 with 100 samples of 10 classes; with batchbald_redux installed, on so many rows of them
 (--peer-rows) by that too, whose time grows with the rows in proportion.
 """
 

@@ -1,6 +1,6 @@
 """What a step of a batch ensemble costs, in steps of one network on as many rows.
 
-    python benchmarks/batch_ensemble.py [--nets mlp,lenet5,resnet20] [--device cuda] [--out FILE]
+    python -m benchmarks.batch_ensemble [--nets mlp,lenet5,resnet20] [--device cuda] [--out FILE]
 
 Four components, 128 rows in all, 32 a component (Wen, Tran & Ba 2020 say "little more than one").
 The time is a step's in the last three quarters of a fit, the shortest of some repetitions that

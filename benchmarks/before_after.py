@@ -1,6 +1,6 @@
 """Two versions of doxa side by side in one run: what a step, a gradient, a prediction, a fit take.
 
-    python benchmarks/before_after.py OLD_SRC NEW_SRC [--rounds 2] [--pairs 3] [--rows map,nuts]
+    python -m benchmarks.before_after OLD_SRC NEW_SRC [--rounds 2] [--pairs 3] [--rows map,nuts]
 
 OLD_SRC and NEW_SRC are the folders that hold the package `doxa`. Each version lives in a process of
 its own with one thread, and both stay up for a round, in which every row is timed in turns: old,
@@ -15,7 +15,7 @@ the process's own seconds unless `--clock wall`, because machines are shared.
 The table gives the median and the smallest time of each version, the ratio new/old as the median
 over neighbours in time, and that ratio of the smallest. With OLD_SRC and NEW_SRC the same it shows
 what of a ratio is noise. `--rows` chooses by the beginnings of names, in that order, `--out` also
-writes JSON, and `--minutes` ends it: rows that were not reached are left out.
+writes JSON, and `--minutes` ends it: rows that were not reached are missing.
 """
 
 from __future__ import annotations

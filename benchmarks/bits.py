@@ -1,7 +1,7 @@
 """Same seed, same bits: every method, fitted in fresh processes, on an idle machine and a busy one.
 
-    python benchmarks/bits.py [--processes 3] [--only NAME ...]
-    python benchmarks/bits.py --against CHECKOUT       the code of another checkout beside this one
+    python -m benchmarks.bits [--processes 3] [--only NAME ...]
+    python -m benchmarks.bits --against CHECKOUT       the code of another checkout beside this one
 
 Each process fits every case, starting at another one, and prints a hash of what the posterior holds
 and predicts; half of the processes run beside two busy loops. torch's threads and the networks' own

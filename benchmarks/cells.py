@@ -1,10 +1,11 @@
 """Some cells of a table, in an order of one's own, until the time is up.
 
-    python benchmarks/cells.py uci protein:mean-field protein:rank1 --data FOLDER --out FOLDER
+    python -m benchmarks.cells uci protein:mean-field protein:rank1 --data FOLDER --out FOLDER
         [--device cuda] [--jobs 4] [--minutes 8] [--seeds 0,1,2]
 
-`doxa bench` computes a rectangle of sets and methods; this is for what is missing in one. A cell is
-written the moment that it is known, to FOLDER/TABLE; what is under way at the end is lost.
+`doxa bench` and `python -m benchmarks.images` compute all pairs of some sets and methods; this is
+for single cells of any of their tables. A cell is added to OUT/TABLE.jsonl as soon as it is known;
+what is not finished when the time is up is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import threading
 from pathlib import Path
 
-from doxa.app.bench import Store, compute, find
+from benchmarks.images import TABLES
+from doxa.app.bench import compute, find, store_of
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--seeds", default="0")
     args = parser.parse_args()
-    table = find(args.table)
+    table = TABLES.get(args.table) or find(args.table)
     tasks = [
         task
         for seed in map(int, args.seeds.split(","))
@@ -38,7 +40,8 @@ def main() -> None:
     end = threading.Timer(60 * args.minutes, os._exit, (0,))  # other processes follow
     end.daemon = True
     end.start()
-    compute(tasks, Store(args.out / args.table), args.jobs, lambda line: print(line, flush=True))
+    store = store_of(table, args.out)
+    compute(tasks, store, args.jobs, lambda line: print(line, flush=True))
     end.cancel()
 
 

@@ -1,17 +1,32 @@
-"""What a person gets who changes nothing: tables, every default, beside boosting at its own.
+"""What a person gets who changes nothing: every default, on tables of three kinds.
 
-    DOXA_DATA=... python benchmarks/defaults.py [--sets yacht,banana] [--methods deep-ensemble]
-                                                [--splits 5] [--out benchmarks/results/defaults]
+    DOXA_DATA=... python -m benchmarks.defaults sets [--sets yacht,banana] [--methods laplace]
+        [--splits 5]
+    python -m benchmarks.defaults new FOLDER [--methods deep-ensemble,laplace] [--part 0/2]
+    python -m benchmarks.defaults methods [--tables diabetes,wine] [--methods fbnn,vip]
+        [--splits 5] [--processes 16] [--minutes 8]
 
-The nine UCI sets by their own splits, the classification tables by five-fold cross-validation, and
-`doxa.nets.mlp` of 50 hidden units, which is what `doxa fit` takes. Nothing is chosen for a set. The
-table has the mean log-likelihood (± its standard error over splits), the share of test rows that
-90 % intervals hold, or the accuracy and calibration error over all test rows, seconds of processor
-a split on one thread, and in how many splits the status said what.
-
+`sets`: the nine UCI sets by their own splits, the classification tables by five-fold
+cross-validation, and `doxa.nets.mlp` of 50 hidden units, which is what `doxa fit` takes. Nothing is
+chosen for a set. The table has the mean log-likelihood (± its standard error over splits), the
+share of test rows that 90 % intervals hold, or the accuracy and calibration error over all test
+rows, seconds of processor per split on one thread, and how many splits ended with which status.
 Peers: NGBoost (if it is installed), and scikit-learn's histogram boosting, whose Gaussian noise is
-the mean squared error of five-fold cross-validation on the training rows. Each set and method is a
-JSON file in --out, so that a run can be taken up again; the table is made of all that are there.
+the mean squared error of five-fold cross-validation on the training rows.
+
+`new`: the same methods on 98 tables that were looked at afterwards; FOLDER is what `python -m
+benchmarks.table_sets FOLDER` made. Each table is cut into fifths.
+
+`methods`: every method, on tables that no rule was settled on. Numbers: scikit-learn's diabetes
+(342 rows of 442), and Friedman's three simulated functions with their usual noise (1991; 200 rows,
+and 1,000 to test on). Classes: breast cancer and wine, four rows of five. A split has its own seed,
+for the rows and the fit. Real tables are read from scikit-learn, or, where it is not installed,
+from the file --real, which `--real FILE --tables none` writes where it is.
+
+Each cell is added to the file --out (benchmarks/results/defaults.jsonl, new_tables.jsonl,
+default_methods.jsonl) as soon as it is known, so that a run can be continued and several can write
+to it; the table is made of all that are there and printed, that of `methods` also to a page beside
+the file.
 """
 
 from __future__ import annotations
@@ -19,9 +34,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +46,10 @@ import torch
 
 import doxa
 from doxa import evaluate
+from doxa.app.bench import Store
+from doxa.registry import get_method
 
+RESULTS = Path(__file__).parent / "results"
 REGRESSION = ("boston_housing", "concrete", "energy", "kin8nm", "naval_propulsion", "power_plant",
               "protein", "wine_quality_red", "yacht")  # fmt: skip
 CLASSES = ("australian_credit", "banana", "german_credit", "heart_statlog", "pima_diabetes")
@@ -39,7 +58,37 @@ PEERS = ("ngboost", "hist-boosting")
 LEVEL = 0.9
 WIDTH = 1.6448536269514722  # of the 90 % interval of a normal, in standard deviations
 
+# of `methods`
+ROWS, TEST = 200, 1000
+NOISE = {"friedman1": 1.0, "friedman2": 125.0, "friedman3": 0.1}
+REAL = ("diabetes", "breast_cancer", "wine")
+METHOD_NUMBERS = ("diabetes", *NOISE)
+METHOD_CLASSES = ("breast_cancer", "wine")
+LONG = ("hmc", "nuts", "metropolis", "minibatch-mh")  # they come last
+HEAD = """# Every method, every default
+
+`python -m benchmarks.defaults methods`: what a person gets who changes nothing. Numbers: scikit-
+learn's diabetes (342 rows to learn from) and Friedman's three functions (200 rows; noise of 1,
+125 and 0.1). Classes: breast cancer (455 rows) and wine (142). Networks are `doxa.nets.mlp` of 50
+hidden units. Mean over splits ± its standard error; how much of the test rows 90 % intervals
+hold, or the calibration error (on 114 and 36 test rows: much of it is chance); and the status.
+On Friedman's functions the true noise has log-likelihoods of -1.42, -6.25 and 0.88.
+
+"""
+
+OF_NUMBERS = (
+    "method", "tables", "90 % intervals hold, mean", "below 0.87 by two errors",
+    "above 0.93 by two errors", "log-likelihood over linear's, median", "above linear",
+    "status not ok",
+)  # fmt: skip
+OF_CLASSES = (
+    "method", "tables", "log-likelihood, median", "ECE, mean (by chance alone)", "ECE above 0.05",
+    "and its interval above 0", "status not ok",
+)  # fmt: skip
+
 Result = dict[str, Any]
+Cells = Mapping[tuple[str, str], Result]  # of (table, method)
+SplitCells = Mapping[tuple[str, str, int], Result]  # of (table, method, split)
 
 
 class Table(NamedTuple):
@@ -83,7 +132,7 @@ def ours(table: Table, method: str) -> Result:
     start = time.process_time()
     sweep = doxa.fit(
         None if method == "linear" else net, (x, y), method, standardize=True, progress=False,
-        likelihood="categorical" if table.classes else None,  # what numbers are is said by nobody
+        likelihood="categorical" if table.classes else None,  # of numbers: the default
         runs=doxa.Runs(rows=table.train),
     )  # fmt: skip
     seconds = (time.process_time() - start) / len(table.train)
@@ -167,13 +216,13 @@ def ngboost(x: Any, y: Any, new: Any, classes: int) -> Any:
     return Normal(found.params["loc"], found.params["scale"])
 
 
-def cell(name: str, method: str, splits: int) -> Result | None:
+def set_cell(name: str, method: str, splits: int) -> Result | None:
     table = read(name, splits)
     if method == "ngboost":
         try:
             return peer(table, ngboost)
         except ImportError:
-            print("ngboost is not installed: left out")
+            print("ngboost is not installed: skipped")
             return None
     if method == "hist-boosting":
         return peer(table, hist_boosting)
@@ -182,7 +231,7 @@ def cell(name: str, method: str, splits: int) -> Result | None:
     return ours(table, method)
 
 
-def shown(found: dict[tuple[str, str], Result], names: Sequence[str], regression: bool) -> str:
+def shown(found: Cells, names: Sequence[str], regression: bool) -> str:
     columns = [
         "set",
         "method",
@@ -207,39 +256,314 @@ def shown(found: dict[tuple[str, str], Result], names: Sequence[str], regression
                 row.append(f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else "")
                 row.append(f"{one['ece_debiased']:.3f}" if "ece_debiased" in one else "")
             status = one.get("status", [])
-            said = {s: status.count(s) for s in dict.fromkeys(status)}
-            row += [f"{one['seconds']:.1f}", ", ".join(f"{n} {s}" for s, n in said.items())]
+            counts = {s: status.count(s) for s in dict.fromkeys(status)}
+            row += [f"{one['seconds']:.1f}", ", ".join(f"{n} {s}" for s, n in counts.items())]
             lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", default=",".join(REGRESSION + CLASSES))
-    parser.add_argument("--methods", default=",".join(OURS + PEERS))
-    parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/defaults"))
-    asked = parser.parse_args()
+def stored(store: Store) -> dict[tuple[str, str], Result]:
+    """{(table, method): result}."""
+    return {(c["key"]["set"], c["key"]["method"]): c["result"] for c in store.cells()}
+
+
+def add(store: Store, key: dict[str, Any], make: Callable[[], Result | None]) -> None:
+    """Compute a cell that is not known; None is a method that the table is not for."""
+    if store.get(key) is not None:
+        return
+    start = time.perf_counter()
+    found = make()
+    if found is not None:
+        store.put(key, found, time.perf_counter() - start)
+        print(*key.values(), json.dumps(found), flush=True)
+
+
+def run_sets(args: argparse.Namespace) -> None:
+    store = Store(args.out)
+    for name in args.sets.split(","):
+        for method in args.methods.split(","):
+            key = {"table": "defaults", "set": name, "method": method}
+            add(store, key, lambda name=name, method=method: set_cell(name, method, args.splits))
+    cells = stored(store)
+    print("\n\n".join([shown(cells, REGRESSION, True), shown(cells, CLASSES, False)]))
+
+
+def read_new(file: Path) -> Table:
+    found = np.load(file)
+    x, y = found["x"], found["y"]
+    order = np.random.default_rng(0).permutation(len(y))
+    test = [order[k::5] for k in range(5)]
+    classes = int(y.max()) + 1 if y.dtype.kind == "i" else 0
+    return Table(x, y, [np.setdiff1d(order, rows) for rows in test], test, classes)
+
+
+def new_cell(file: Path, method: str) -> Result | None:
+    table = read_new(file)
+    if method == "hist-boosting":
+        return peer(table, hist_boosting)
+    if method == "linear" and table.classes:
+        return None
+    shape = {"columns": table.x.shape[1], "rows_in_all": len(table.y)}
+    return ours(table, method) | shape
+
+
+def new_page(cells: Cells) -> str:
+    """The two tables of `shown`, and before them their summary."""
+    names = sorted({name for name, _ in cells}, key=str.lower)
+    numbers = [n for n in names if "coverage" in cells[n, "deep-ensemble"]]
+    classes = [n for n in names if n not in numbers]
+    lines = ["| " + " | ".join(OF_NUMBERS) + " |", "|" + "---|" * len(OF_NUMBERS)]
+    for method in (*OURS, "hist-boosting"):
+        own = [(cells[n, method], cells[n, "linear"]) for n in numbers if (n, method) in cells]
+        if not own:
+            continue
+        held = np.array([one["coverage"] for one, _ in own])
+        error = 2 * np.sqrt(held * (1 - held) / np.array([one["rows"] for one, _ in own]))
+        over = np.array([one["log_prob"] - other["log_prob"] for one, other in own])
+        lines.append(
+            f"| {method} | {len(own)} | {held.mean():.3f} | {(held < 0.87 - error).sum()} | "
+            f"{(held > 0.93 + error).sum()} | {np.median(over):+.3f} | {(over > 0).sum()} | "
+            f"{_not_ok([one for one, _ in own])} |"
+        )
+    lines += ["", "| " + " | ".join(OF_CLASSES) + " |", "|" + "---|" * len(OF_CLASSES)]
+    for method in (*OURS, "hist-boosting"):
+        found = [cells[n, method] for n in classes if (n, method) in cells]
+        if not found:
+            continue
+        ece, chance = (np.array([one[k] for one in found]) for k in ("ece", "ece_by_chance"))
+        low = np.array([one["ece_interval"][0] for one in found])
+        scores = [one["log_prob"] for one in found]
+        lines.append(
+            f"| {method} | {len(found)} | {np.median(scores):.3f} | {ece.mean():.3f} "
+            f"({chance.mean():.3f}) | {(ece > 0.05).sum()} | {((ece > 0.05) & (low > 0)).sum()} | "
+            f"{_not_ok(found)} |"
+        )
+    both = [shown(cells, numbers, True), shown(cells, classes, False)]
+    return "\n".join(lines) + "\n\n" + "\n\n".join(both) + "\n"
+
+
+def _not_ok(found: list[Result]) -> str:
+    status = [s for one in found for s in one.get("status", [])]
+    return f"{sum(s != 'ok' for s in status)} of {len(status)}" if status else ""
+
+
+def run_new(args: argparse.Namespace) -> None:
+    store = Store(args.out)
+    part, parts = map(int, args.part.split("/"))
+    for file in sorted(args.folder.glob("*.npz"))[part::parts]:
+        for method in args.methods.split(","):
+            key = {"table": "new_tables", "set": file.stem, "method": method}
+            add(store, key, lambda file=file, method=method: new_cell(file, method))
+    print(new_page(stored(store)))
+
+
+class Split(NamedTuple):
+    x: Any
+    y: Any
+    test_x: Any
+    test_y: Any
+    classes: int  # 0: a number
+
+
+def friedman(name: str, rows: int, rng: Any) -> tuple[Any, Any]:
+    """Friedman (1991), eqs. 61 to 63; five columns of the first function do nothing."""
+    if name == "friedman1":
+        x = rng.uniform(size=(rows, 10))
+        f = 10 * np.sin(math.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
+        f = f + 10 * x[:, 3] + 5 * x[:, 4]
+    else:
+        low, high = np.array([0, 40 * math.pi, 0, 1]), np.array([100, 560 * math.pi, 1, 11])
+        x = rng.uniform(low, high, size=(rows, 4))
+        part = x[:, 1] * x[:, 2] - 1 / (x[:, 1] * x[:, 3])
+        f = np.hypot(x[:, 0], part) if name == "friedman2" else np.arctan(part / x[:, 0])
+    return x, f + NOISE[name] * rng.standard_normal(rows)
+
+
+def real_table(name: str, file: Path) -> tuple[Any, Any]:
+    try:
+        import sklearn.datasets as found
+    except ImportError:
+        kept = np.load(file)
+        return kept[f"{name}_x"], kept[f"{name}_y"]
+    return getattr(found, f"load_{name}")(return_X_y=True)  # type: ignore[no-any-return]
+
+
+def split_of(name: str, split: int, file: Path) -> Split:
+    rng = np.random.default_rng(split)
+    if name in NOISE:
+        x, y = friedman(name, ROWS + TEST, rng)
+        return Split(x[:ROWS], y[:ROWS], x[ROWS:], y[ROWS:], 0)
+    x, y = real_table(name, file)
+    order = rng.permutation(len(y))
+    cut = 342 if name == "diabetes" else len(y) * 4 // 5
+    classes = 0 if name in METHOD_NUMBERS else int(y.max()) + 1
+    return Split(x[order[:cut]], y[order[:cut]], x[order[cut:]], y[order[cut:]], classes)
+
+
+def method_cell(name: str, method: str, split: int, file: Path) -> Result:
+    x, y, test_x, test_y, classes = split_of(name, split, file)
+    net = None
+    if get_method(method).needs_network:
+        net = doxa.nets.mlp(x.shape[1], classes or 1, (50,))
+    x, test_x = x.astype(np.float32), test_x.astype(np.float32)
+    y = y.astype(int) if classes else y.astype(np.float32)[:, None]
+    start = time.process_time()
+    posterior = doxa.fit(
+        net, (x, y), method, standardize=True, seed=split, progress=False,
+        likelihood="categorical" if classes else None,  # of numbers: the default
+    )  # fmt: skip
+    found = {"seconds": time.process_time() - start, "status": str(posterior.status)}
+    p = posterior.predict(test_x)
+    truth = torch.as_tensor(test_y.astype(int) if classes else test_y.astype(np.float32)[:, None])
+    found |= {"log_prob": float(p.log_prob(truth).mean()), "rows": len(truth)}
+    if classes:
+        right = p.probs.argmax(1) == truth
+        return found | {"accuracy": float(right.double().mean()), "ece": evaluate.ece(p, truth)}
+    low, high = p.interval(LEVEL)
+    truth = truth.reshape(low.shape)
+    inside = ((truth >= low) & (truth <= high)).double().mean()
+    return found | {"coverage": float(inside), "held_out": _held_out(posterior)}
+
+
+def _held_out(posterior: Any) -> float | None:
+    """What the fit itself saw its intervals hold."""
+    found = posterior.diagnostics.get("held_out", {}).get("coverage")
+    return None if found is None else float(found)
+
+
+def work(queue: Any, until: float, out: Path, file: Path) -> None:
+    """Take cells until there are none, or no time."""
     torch.set_num_threads(1)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for name in asked.sets.split(","):
-        for method in asked.methods.split(","):
-            file = asked.out / f"{name}-{method}.json"
-            if file.exists():
-                continue
-            found = cell(name, method, asked.splits)
-            if found is not None:
-                file.write_text(json.dumps(found, indent=1) + "\n")
-                print(name, method, json.dumps(found), flush=True)
-    files = sorted(asked.out.glob("*.json"))
-    cells = {
-        (name, method): json.loads((asked.out / f"{name}-{method}.json").read_text())
-        for name in REGRESSION + CLASSES
-        for method in OURS + PEERS
-        if asked.out / f"{name}-{method}.json" in files
-    }
-    text = "\n\n".join([shown(cells, REGRESSION, True), shown(cells, CLASSES, False)])
+    store = Store(out)
+    while time.time() < until:
+        wanted = queue.get()
+        if wanted is None:
+            return
+        name, method, split = wanted
+        start = time.perf_counter()
+        try:
+            found = method_cell(name, method, split, file)
+        except Exception as error:  # a method that fails is a finding
+            found = {"error": f"{type(error).__name__}: {error}"}
+        if "MissingExtra" in found.get("error", ""):
+            continue
+        store.put(method_key(name, method, split), found, time.perf_counter() - start)
+        print(name, method, split, json.dumps(found), flush=True)
+
+
+def method_key(name: str, method: str, split: int) -> dict[str, Any]:
+    return {"table": "default_methods", "set": name, "method": method, "split": split}
+
+
+def split_cells(store: Store) -> dict[tuple[str, str, int], Result]:
+    """{(table, method, split): result}."""
+    keys = ("set", "method", "split")
+    return {tuple(c["key"][k] for k in keys): c["result"] for c in store.cells()}  # type: ignore[misc]
+
+
+def methods_page(found: SplitCells) -> str:
+    """Two tables, of numbers and of classes, means over splits."""
+    texts = []
+    for names, share, word in (
+        (METHOD_NUMBERS, "coverage", "90 % hold"), (METHOD_CLASSES, "ece", "ECE")
+    ):  # fmt: skip
+        head = ["method"]
+        for name in names:
+            head += [f"{name}: log-likelihood", word, "status"]
+        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        for row in doxa.methods():
+            parts = [_summary(found, name, row.name, share) for name in names]
+            if any(parts):
+                each = [text for part in parts for text in part or ("", "", "")]
+                lines.append("| " + " | ".join([row.name, *each]) + " |")
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts)
+
+
+def _summary(cells: SplitCells, name: str, method: str, share: str) -> tuple[str, str, str] | None:
+    found = [cells[key] for key in ((name, method, k) for k in range(10)) if key in cells]
+    if not found:
+        return None
+    fine = [one for one in found if "error" not in one]
+    statuses = [one.get("status", "error") for one in found]
+    counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+    if not fine:
+        return "", "", counts
+    score = np.array([one["log_prob"] for one in fine])
+    text = f"{score.mean():.3f}"
+    if len(score) > 1:
+        text += f" ± {score.std(ddof=1) / math.sqrt(len(score)):.3f}"
+    return text, f"{np.mean([one[share] for one in fine]):.2f}", counts
+
+
+def run_methods(args: argparse.Namespace) -> None:
+    until = time.time() + 60 * args.minutes
+    if args.tables == "none":
+        both = {
+            f"{name}_{k}": values
+            for name in REAL
+            for k, values in zip("xy", real_table(name, args.real), strict=True)
+        }
+        np.savez_compressed(args.real, **both)
+        return
+    wanted = args.methods.split(",") if args.methods else [row.name for row in doxa.methods()]
+    store, tables = Store(args.out), args.tables.split(",")
+    context = multiprocessing.get_context("spawn")
+    queue: Any = context.Queue()
+    rows = [row for row in doxa.methods() if row.name in wanted]
+    order = [(row, split) for split in range(args.first, args.splits) for row in rows]
+    for row, split in sorted(order, key=lambda one: one[0].name in LONG):
+        for name in tables:
+            kind = "regression" if name in METHOD_NUMBERS else "classification"
+            if kind in row.tasks and store.get(method_key(name, row.name, split)) is None:
+                queue.put((name, row.name, split))
+    workers = [
+        context.Process(target=work, args=(queue, until, args.out, args.real))
+        for _ in range(args.processes)
+    ]
+    for worker in workers:
+        queue.put(None)
+        worker.start()
+    for worker in workers:
+        worker.join(max(0.0, until - time.time()))
+        if worker.is_alive():
+            worker.terminate()
+    text, page = methods_page(split_cells(store)), args.out.with_suffix(".md")
+    above = page.read_text().split("| method |")[0] if page.exists() else HEAD  # notes stay
+    page.write_text(above + text + "\n")
     print(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(required=True)
+    sets = kinds.add_parser("sets")
+    sets.add_argument("--sets", default=",".join(REGRESSION + CLASSES))
+    sets.add_argument("--methods", default=",".join(OURS + PEERS))
+    sets.add_argument("--splits", type=int, default=5)
+    sets.add_argument("--out", type=Path, default=RESULTS / "defaults.jsonl")
+    sets.set_defaults(run=run_sets)
+    new = kinds.add_parser("new")
+    new.add_argument("folder", type=Path)
+    new.add_argument("--methods", default=",".join((*OURS, "hist-boosting")))
+    new.add_argument("--part", default="0/1")
+    new.add_argument("--out", type=Path, default=RESULTS / "new_tables.jsonl")
+    new.set_defaults(run=run_new)
+    methods = kinds.add_parser("methods")
+    methods.add_argument("--tables", default=",".join(METHOD_NUMBERS + METHOD_CLASSES))
+    methods.add_argument("--methods", default="")
+    methods.add_argument("--splits", type=int, default=5)
+    methods.add_argument("--first", type=int, default=0, help="the first split")
+    methods.add_argument("--processes", type=int, default=1)
+    methods.add_argument("--minutes", type=float, default=60.0)
+    methods.add_argument("--real", type=Path, default=Path("tables.npz"))
+    methods.add_argument("--out", type=Path, default=RESULTS / "default_methods.jsonl")
+    methods.set_defaults(run=run_methods)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The variance of a mean-field gradient by its draws: ten of the weights, ten nested ones, others.
 
-    python benchmarks/draw_variance.py --data FOLDER [--steps 300,2500,10000] [--batch 128,16]
-    python benchmarks/draw_variance.py --task regression [--temperature 0.05]
+    python -m benchmarks.draw_variance --data FOLDER [--steps 300,2500,10000] [--batch 128,16]
+    python -m benchmarks.draw_variance --task regression [--temperature 0.05]
 
 784-400-400-10 on 12,000 images of MNIST under N(0, 0.1²), or 40-64-64-1 on 2,000 simulated rows
 that it learns by heart, fitted for so many steps of one draw of the weights. There, on the first
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from before_after import network
 from torch import Tensor
 
 import doxa
-from doxa.app.bench.images import load_images
+from benchmarks.before_after import network
+from benchmarks.image_data import load_images
 from doxa.method import Stage
 
 ROWS = {
@@ -86,7 +86,7 @@ class Task(NamedTuple):
 
 
 def mnist(folder: Path) -> Task:
-    images = load_images(folder, "mnist", 12_000, 10, strangers=False)
+    images = load_images(folder, "mnist", 12_000, 10, outside=False)
     believed = {"likelihood": "categorical", "prior": doxa.Normal(0.1)}
     return Task("784-400-400-10", images.x.flatten(1), images.y, believed)
 

@@ -1,8 +1,8 @@
 """Nested Monte Carlo of 15 designs, 10,000 × 100 draws: ours beside pyro.contrib.oed.
 
-    python benchmarks/eig_speed.py                # ours, and the table
-    python benchmarks/eig_speed.py --peer         # in an environment with pyro-ppl 1.9
-    python benchmarks/eig_speed.py --device cuda  # ours alone, and a hundred times the draws
+    python -m benchmarks.eig_speed                # ours, and the table
+    python -m benchmarks.eig_speed --peer         # in an environment with pyro-ppl 1.9
+    python -m benchmarks.eig_speed --device cuda  # ours alone, and a hundred times the draws
 
 One thread, processor time, the best of several runs; on a GPU wall time, until it has finished. The
 working-memory experiment has two outcomes, so that ours evaluates contrasts once an outcome; the

@@ -1,7 +1,7 @@
 """What a variational step costs, in steps of `map`: 784-400-400-10, 128 rows, one thread.
 
-    python benchmarks/elbo_steps.py [--rounds 5] [--rows weights,local] [--engine loop:traced]
-    python benchmarks/elbo_steps.py --device cuda --engine stack:graph [--out FILE]
+    python -m benchmarks.elbo_steps [--rounds 5] [--rows weights,local] [--engine loop:traced]
+    python -m benchmarks.elbo_steps --device cuda --engine stack:graph [--out FILE]
 
 Fits of 4,000 steps, the default of these methods, that are cut off after 120: the driver looks at
 a fit a hundred times, which costs as much as a few steps, and is counted as often as in a whole
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from before_after import network, rows_of
 
 import doxa
+from benchmarks.before_after import network, rows_of
 
 METHODS: dict[str, Any] = {
     "weights": doxa.MeanField(),

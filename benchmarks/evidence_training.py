@@ -1,20 +1,19 @@
 """Prior scale and noise of a Laplace approximation: by evidence during training, or by a grid.
 
-    python benchmarks/evidence_training.py --data FOLDER [--sets yacht,concrete] [--splits 20]
-    python benchmarks/evidence_training.py --table        # of all that is known
+    python -m benchmarks.evidence_training --data FOLDER [--sets yacht,concrete] [--splits 20]
+    python -m benchmarks.evidence_training --table        # of all that is known
 
 UCI sets, standard splits, the network of the UCI tables (50 ReLU units), all splits in one stacked
 fit. "validation": N(0, s²) with s of a grid, by the log score on the last fifth of the training
 rows, split by split, and a fit to all of them; "grid": s of the same grid by evidence; "after":
 s and noise by evidence once training is over; "shared" and "layer": during training (Immer et al.
-2021). The settings of training are the UCI tables', and were chosen for none of these. Results go
-to OUT/SET-STRUCTURE-WAY.json, the table to benchmarks/results, the figure to docs/figures.
+2021). The settings of training are those of the UCI tables, and were chosen for none of these.
+Results are added to the file OUT, the table goes to benchmarks/results, the figure to docs/figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ import torch
 from torch import Tensor
 
 import doxa
-from doxa.app.bench import uci
-from doxa.app.bench.protocols import Problem
+from doxa.app.bench import Store, uci
+from doxa.app.bench.uci import Problem
 from doxa.evaluate import log_likelihood, rmse
 
-RESULTS = Path(__file__).parent / "results" / "evidence_training"
+RESULTS = Path(__file__).parent / "results" / "evidence_training.jsonl"
 SCALES = (0.03, 0.1, 0.3, 1.0, 3.0)
 STEPS = 40  # re-estimations during training
 WAYS = {
@@ -108,7 +107,7 @@ def difference(row: dict[str, Any], other: dict[str, Any]) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Prior scale and noise by evidence in training, beside a grid", "",
-        "`python benchmarks/evidence_training.py`: UCI, 50 ReLU units, linearised Laplace, "
+        "`python -m benchmarks.evidence_training`: UCI, 50 ReLU units, linearised Laplace, "
         f"{rows[0]['epochs']} epochs, B = 32, rate .01 decaying, N(0, s²) with s of "
         f"{', '.join(map(str, SCALES))} in the grids; {STEPS} re-estimations in training. Mean "
         "and standard error over splits; \"gain\" is over the grid by validation, paired by "
@@ -177,10 +176,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="the table and figure alone")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    store = Store(options.out)
     if options.table:
-        rows = [json.loads(p.read_text()) for p in sorted(options.out.glob("*.json"))]
-        (RESULTS.parent / "evidence_training.md").write_text(table(rows))
+        rows = [cell["result"] for cell in store.cells()]
+        RESULTS.with_suffix(".md").write_text(table(rows))
         figure(rows, RESULTS.parents[2] / "docs" / "figures" / "evidence_training.png")
         return
     began = time.monotonic()
@@ -190,10 +189,10 @@ def main() -> None:
                 if time.monotonic() - began > 60 * options.minutes:
                     return
                 row = measured(name, way, structure, options)
-                path = options.out / f"{name}-{structure}-{way}.json"
-                path.write_text(json.dumps(row) + "\n")
-                words = f"{name} {structure} {way}: {mean_error(row['log_likelihood'])}"
-                print(words, f"in {row['seconds']:.0f} s", flush=True)
+                key = {"table": "evidence_training", "set": name, "structure": structure}
+                store.put(key | {"way": way}, row, row["seconds"])
+                found = f"{name} {structure} {way}: {mean_error(row['log_likelihood'])}"
+                print(found, f"in {row['seconds']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

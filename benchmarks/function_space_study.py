@@ -1,7 +1,7 @@
 """VIP and fBNN on validation rows: what makes them too sure, or too noisy?
 
-    python benchmarks/function_space_study.py vip --data DATA --out DIR --device cuda --minutes 8
-    python benchmarks/function_space_study.py fbnn --data DATA --out DIR --processes 4
+    python -m benchmarks.function_space_study vip --data DATA --out DIR --device cuda --minutes 8
+    python -m benchmarks.function_space_study fbnn --data DATA --out DIR --processes 4
 
 Each study is a list of fits to the training rows of a UCI set's first splits without their last
 fifth, which is then predicted; test rows are never looked at. OUT/STUDY-PROCESS.json has for each
@@ -67,12 +67,11 @@ def run(which: str, case: Case, data: str, splits: int, device: str) -> list[dic
     torch.set_num_threads(1)
     import doxa
     from doxa.app.bench import uci
-    from doxa.app.bench.protocols import Problem
 
     name, hidden, activation, epochs, grid, settings, options = case
     found = uci.load(Path(data), name)
     x, y = found.x.to(device), found.y.to(device)
-    kept, held = Problem(x, y, found.train[:splits], 50, 0).validation()
+    kept, held = uci.Problem(x, y, found.train[:splits], 50, 0).validation()
     start = time.perf_counter()
     sweep = doxa.fit(
         doxa.nets.mlp(x.shape[1], 1, hidden=hidden, activation=activation), (x, y),

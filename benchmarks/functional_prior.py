@@ -1,6 +1,6 @@
 """A prior tuned to Gaussian processes against N(0, 1) and N(0, 1/fan-in), on UCI sets.
 
-    python benchmarks/functional_prior.py --data FOLDER --splits 10 --out results/ [--jobs 15]
+    python -m benchmarks.functional_prior --data FOLDER --splits 10 --out results/ [--jobs 15]
 
 The protocol of Tran et al. (2022): one hidden layer of 100 tanh units, noise variance 0.1 in
 standardised units, 4 chains with 30 draws each. Priors, all fixed beforehand for every set:

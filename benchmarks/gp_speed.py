@@ -1,6 +1,6 @@
 """The exact GP beside scikit-learn's and gpytorch's, on a CPU, one thread unless asked.
 
-    python benchmarks/gp_speed.py DATA [--rows 1000 5000] [--sets kin8nm power_plant concrete]
+    python -m benchmarks.gp_speed DATA [--rows 1000 5000] [--sets kin8nm power_plant concrete]
         [--packages doxa scikit-learn gpytorch] [--out benchmarks/results] [--minutes 60]
 
 DATA is a folder of data sets with X and y. Every fit runs in a process of its own, one after the
@@ -139,7 +139,7 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = [
         "# Exact GP, a lengthscale a column", "",
         f"One thread, {platform.machine()}; processor seconds.", "",
-        "`python benchmarks/gp_speed.py DATA`",
+        "`python -m benchmarks.gp_speed DATA`",
         "", "| set | rows | package | s | evidence | test log-likelihood | peak MiB |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip

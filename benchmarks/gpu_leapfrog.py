@@ -1,10 +1,10 @@
 """A leapfrog step of a Bayesian neural net 8-50-1 with 512 rows: doxa and JAX, side by side.
 
-    python benchmarks/gpu_leapfrog.py [--device cuda] [--chains 8,256] [--steps 20]
+    python -m benchmarks.gpu_leapfrog [--device cuda] [--chains 8,256] [--steps 20]
 
 doxa runs `--steps` leapfrog steps a call, captured as a CUDA graph, compiled, or both (on a CPU:
 recorded, compiled); JAX scans over as many inside one jitted function. Each package runs in a
-process of its own under this interpreter; one that is not installed is left out. Prints a line of
+process of its own under this interpreter; one that is not installed is skipped. Prints a line of
 JSON a package, with microseconds a step: the best and the median of repeated calls, and the seconds
 it took to prepare.
 """

@@ -1,10 +1,9 @@
-"""Laplace on a network that is already trained: scikit-learn's digits, a small CNN, beside
-laplace-torch.
+"""Laplace on a trained network, beside laplace-torch: scikit-learn's digits, a small CNN.
 
-    python benchmarks/laplace_digits.py                  # ours, and the table
-    python benchmarks/laplace_digits.py --part all       # or last_layer, centre, training
-    python benchmarks/laplace_digits.py --peer           # in an environment with laplace-torch 0.3
-    python benchmarks/laplace_digits.py --table FILE ... # of rows that were made elsewhere
+    python -m benchmarks.laplace_digits                  # ours, and the table
+    python -m benchmarks.laplace_digits --part all       # or last_layer, centre, training
+    python -m benchmarks.laplace_digits --peer           # in an environment with laplace-torch 0.3
+    python -m benchmarks.laplace_digits --table FILE ... # of rows that were made elsewhere
 
 The network is trained by plain torch; a fifth of the rows is held out, three tenths are the test.
 Rows "in training" are of networks of the same shape, trained by doxa under a prior whose scale the
@@ -240,7 +239,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Laplace on a trained CNN: scikit-learn's digits",
         "",
-        "Made by `python benchmarks/laplace_digits.py`, and `--peer` for laplace-torch 0.3. The "
+        "Made by `python -m benchmarks.laplace_digits`, and `--peer` for laplace-torch 0.3. The "
         f"weights alone: accuracy {point['accuracy']:.3f}, NLL {point['nll']:.4f}, ECE "
         f"{point['ece']:.3f} (540 test rows, 360 held out, 897 for training). A scale of s is a "
         "prior N(0, s²).",

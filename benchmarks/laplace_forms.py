@@ -1,6 +1,6 @@
 """Laplace's structures beside the full matrix: how wide they are, and how well they predict.
 
-    python benchmarks/laplace_forms.py
+    python -m benchmarks.laplace_forms
 
 scikit-learn's diabetes (350 rows for training, 92 for testing, five splits), one hidden layer of 50
 (601 weights), default settings, the same weights in every row. Results go to
@@ -56,7 +56,7 @@ def main() -> None:
     lines = [
         "# Laplace's structures beside the full matrix",
         "",
-        "Made by `python benchmarks/laplace_forms.py`: diabetes, 350 rows (a tenth held out), 601 "
+        "Made by `python -m benchmarks.laplace_forms`: diabetes, 350 rows (a tenth held out), 601 "
         "weights, five splits. Width: epistemic standard deviation over that of the full matrix at "
         "test rows, median and 90 % range. The prior's scale is found by evidence, or by held-out "
         "rows.",

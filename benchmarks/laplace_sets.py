@@ -1,8 +1,8 @@
 """Laplace on trained classifiers of ten sets beside digits: where its Gaussian belongs.
 
-    DOXA_DATA=... python benchmarks/laplace_sets.py              # every set
-    DOXA_DATA=... python benchmarks/laplace_sets.py --sets wine mnist-lenet --seeds 1
-    python benchmarks/laplace_sets.py --table                    # of the rows that are there
+    DOXA_DATA=... python -m benchmarks.laplace_sets              # every set
+    DOXA_DATA=... python -m benchmarks.laplace_sets --sets wine mnist-lenet --seeds 1
+    python -m benchmarks.laplace_sets --table                    # of the rows that are there
 
 As `laplace_digits.py`, with its recipe: plain torch trains a network for 600 steps of Adam or
 twenty epochs, Laplace is put on it about the mode, about the mean and as "auto" chooses, by
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from laplace_digits import RESULTS, Split, scores, trained
 from torch import nn
 
 import doxa
+from benchmarks.laplace_digits import RESULTS, Split, scores, trained
 
 OUT = RESULTS / "laplace_sets.json"
 TABLES = ("australian_credit", "banana", "german_credit", "heart_statlog", "pima_diabetes")
@@ -149,7 +149,7 @@ def table(made: list[dict[str, Any]]) -> str:
     lines = [
         "# Laplace on classifiers: about the mode, about the mean, and what is the default",
         "",
-        "Made by `python benchmarks/laplace_sets.py`: what is compared is in its first lines. NLL "
+        "Made by `python -m benchmarks.laplace_sets`: what is compared is in its first lines. NLL "
         "of test rows over that of the weights alone (below 1 is better than they are), its "
         "geometric mean over the seeds; ECE and accuracy are means. `centre='auto'`, the default, "
         "is the mode's Gaussian, or the mean's where the mode's would be \"worse-than-map\".",

@@ -1,6 +1,6 @@
 """Kronecker Laplace of LeNet-5 beside laplace-torch, on one thread of a CPU, or on a GPU.
 
-    python benchmarks/laplace_speed.py [--peer PYTHON] [--device cuda]
+    python -m benchmarks.laplace_speed [--peer PYTHON] [--device cuda]
 
 `--peer` is an interpreter with laplace-torch; without it only doxa runs. Every row runs in a
 process of its own (`peers/laplace_run.py`), one after the other, in single precision, at the same
@@ -60,7 +60,7 @@ def table(rows: list[dict[str, Any]], device: str) -> str:
     lines = [
         f"# Kronecker Laplace of LeNet-5, {datetime.date.today()}", "",
         f"torch {torch.__version__}, {where}. "
-        f"`python benchmarks/laplace_speed.py --peer PYTHON --device {device}`.", "",
+        f"`python -m benchmarks.laplace_speed --peer PYTHON --device {device}`.", "",
         "| task | outputs | images | package | s | ms an image | peak memory, MiB | peer / doxa |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -1,13 +1,14 @@
 """Deep adaptive design on location finding: K = 2 sources in the plane, T = 30 measurements.
 
-    python benchmarks/location_finding.py --device cuda --minutes 8 --out results/
+    python -m benchmarks.location_finding --device cuda --minutes 8 --out results/
+    python -m benchmarks.location_finding --out benchmarks/results --draw figure.png
 
 Random, fixed and adaptive designs by the total information of a run, between sPCE and sNMC with
 500,000 contrasts, as in Foster et al. (2021), whose lower bounds are random 8.30, fixed 8.84 and
 DAD 10.93. The network and the rate are about the paper's; gradients are clipped: a
 run without that, of a deeper network, was lost. Where the training bound falls by half a nat, the
 weights of its best are put back. The number of updates is what the minutes allow, and is written
-beside the result.
+beside the result in OUT/location_finding.json. --draw makes a figure of such a file, without a run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from doxa.decide.design import Adaptive, Fixed, Policy, Random, information, loc
 from doxa.decide.design.adaptive import rollout, train_policy
 from doxa.decide.design.draws import source, uniform
 
+INK = "#22303c"
 PUBLISHED = {"random": 8.303, "fixed": 8.838, "variational": 8.776, "dad": 10.926}
 
 
@@ -48,6 +50,7 @@ def parsed() -> argparse.Namespace:
     add("--rollouts", type=int, default=2048)
     add("--contrasts", type=int, default=500_000)
     add("--seed", type=int, default=0)
+    add("--draw", type=Path, help="a figure of what --out holds; nothing is run")
     add("--eager", action="store_true", help="without torch.compile")
     return parser.parse_args()
 
@@ -60,8 +63,8 @@ class Bench:
         self.found: dict[str, Any] = {"settings": {**vars(args), "out": str(args.out)}}
         self.found |= {"published": PUBLISHED, "torch": torch.__version__}
 
-    def say(self, words: str) -> None:
-        print(f"[{(time.time() - self.began) / 60:5.2f} min] {words}", flush=True)
+    def say(self, message: str) -> None:
+        print(f"[{(time.time() - self.began) / 60:5.2f} min] {message}", flush=True)
 
     def policy(self, seed: int) -> Adaptive:
         args = self.args
@@ -117,7 +120,7 @@ class Bench:
         policy.load_state_dict(kept)
         return (ticks[-1] - ticks[0]) / (count - count // 2)
 
-    def judge(self, name: str, policy: Policy) -> None:
+    def evaluate(self, name: str, policy: Policy) -> None:
         args = self.args
         bounds = information(
             self.experiment, policy, args.steps, rollouts=args.rollouts, inner=args.contrasts,
@@ -171,24 +174,54 @@ class Guard:
             self.policy.load_state_dict(self.kept)
 
 
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Where random, fixed and adaptive designs measure in one run, and the information of each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [name for name in ("random", "fixed", "dad") if name in found["runs"]]
+    figure = Figure(figsize=(4.6 * len(names), 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for ax, name in zip(figure.subplots(1, len(names)), names, strict=True):
+        runs, bound = found["runs"][name], found["bounds"][name]
+        x, y = ([step[0][i] for step in runs["designs"]] for i in (0, 1))
+        ax.plot(x, y, "-", color="#9aa5ad", lw=0.6)
+        dots = ax.scatter(x, y, c=range(1, len(x) + 1), cmap="viridis", s=26, zorder=3)
+        for place in runs["theta"][0]:
+            ax.plot(*place, "*", color="#c8553d", ms=15, mec="white", zorder=4)
+        ax.set_title(
+            f"{name}: {bound['lower']:.2f} to {bound['upper']:.2f} nats", loc="left", fontsize=11,
+            color=INK,
+        )  # fmt: skip
+        ax.set_xlim(-3, 3)
+        ax.set_ylim(-3, 3)
+        ax.set_aspect("equal")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.colorbar(dots, ax=figure.axes, label="measurement", shrink=0.8)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     args = parsed()
+    if args.draw:
+        draw(json.loads((args.out / "location_finding.json").read_text()), args.draw)
+        return
     bench = Bench(args)
     budget = 60 * args.minutes
     space = bench.experiment.space
     bench.found["training"] = {}
     if "random" in args.only:
-        bench.judge("random", Random(space, args.seed).to(args.device))
+        bench.evaluate("random", Random(space, args.seed).to(args.device))
     if "fixed" in args.only:
         fixed = Fixed(space, args.steps, seed=args.seed).to(args.device)
         bench.found["training"]["fixed"] = bench.train("fixed", fixed, 1e-2, 0.15 * budget)
-        bench.judge("fixed", fixed)
+        bench.evaluate("fixed", fixed)
     if "dad" in args.only:
         policy = bench.policy(args.seed)
         left = budget - (time.time() - bench.began) - 20
         bench.found["training"]["dad"] = bench.train("dad", policy, args.rate, left)
-        bench.judge("dad", policy)
+        bench.evaluate("dad", policy)
     bench.say("done")
 
 

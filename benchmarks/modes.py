@@ -1,6 +1,6 @@
 """What a step costs eagerly, recorded and compiled, beside the work that is counted in it.
 
-    python benchmarks/modes.py [--compiled]
+    python -m benchmarks.modes [--compiled]
 
 The rule of `doxa.engine.execute` is fitted to this table: a compiled step saves about 4 µs for each
 operation and 0.3 ns for each number written, beside a recorded one. Processor time of one thread,

@@ -1,8 +1,8 @@
 """How many planted bugs the tests find: mutants of the source, drawn with a seed.
 
-    python benchmarks/mutants.py [--count 100] [--seed 20261118] [--first 0] [--out FILE]
-    python benchmarks/mutants.py --list              the sites, without running anything
-    python benchmarks/mutants.py --only 4,9 --slow   some of them, by the slow tests too
+    python -m benchmarks.mutants [--count 100] [--seed 20261118] [--first 0] [--out FILE]
+    python -m benchmarks.mutants --list              the sites, without running anything
+    python -m benchmarks.mutants --only 4,9 --slow   some of them, by the slow tests too
 
 A site is an operator, a comparison, a number or an argument in one of the packages below. Sites are
 drawn uniformly within each of the four kinds, in turns, so that the first n of a longer draw are a

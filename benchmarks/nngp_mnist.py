@@ -1,7 +1,7 @@
 """MNIST by infinitely wide networks: exact inference with 10,000 to 50,000 rows, nothing trained.
 
-    python benchmarks/nngp_mnist.py --device cuda --rows 10000,50000 --out results/
-    python benchmarks/nngp_mnist.py --rows 1000 --test 500 --choose 500       # a trial on a CPU
+    python -m benchmarks.nngp_mnist --device cuda --rows 10000,50000 --out results/
+    python -m benchmarks.nngp_mnist --rows 1000 --test 500 --choose 500       # a trial on a CPU
 
 Depth, σ_w and the noise are chosen on 5,000 training images that are not fitted to, by a fit to
 5,000 others. Images are divided by 255 and flattened; --conv adds a convolutional network (three

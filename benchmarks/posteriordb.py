@@ -1,6 +1,6 @@
 """Reference posteriors: every parameter's mean, spread and R-hat against posteriordb's draws.
 
-    DOXA_DATA=... python benchmarks/posteriordb.py [NAME ...] [--method nuts] [--members 8]
+    DOXA_DATA=... python -m benchmarks.posteriordb [NAME ...] [--method nuts] [--members 8]
 
 One row a posterior, its worst parameter: |Δmean| in reference standard deviations, the ratio of
 standard deviations farthest from 1, R-hat, the smallest effective sizes, and the time with

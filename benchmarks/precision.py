@@ -1,6 +1,6 @@
 """What half precision saves: a step of eight ResNet-20 in float32 and in bfloat16.
 
-    python benchmarks/precision.py --device cuda [--widths 16,64] [--members 8] [--out FILE]
+    python -m benchmarks.precision --device cuda [--widths 16,64] [--members 8] [--out FILE]
 
 On the CPU it only shows that it runs: bfloat16 is slower there.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from batch_ensemble import step_seconds
 
 import doxa
+from benchmarks.batch_ensemble import step_seconds
 from doxa.app.bench.cells import circumstances
 
 

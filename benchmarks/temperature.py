@@ -1,6 +1,6 @@
-"""What the temperature that rows left out ask for is worth on small tables of classes.
+"""What a temperature chosen by held-out rows gains on small tables of classes.
 
-    DOXA_DATA=... python benchmarks/temperature.py [--tables heart_statlog,wine] [--cuts 6]
+    DOXA_DATA=... python -m benchmarks.temperature [--tables heart_statlog,wine] [--cuts 6]
                                                    [--method deep-ensemble]
 
 Five-fold cross-validation of each table, cut anew for every seed: mean test log-likelihood of every
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from defaults import CLASSES, Table, read
 
 import doxa
+from benchmarks.defaults import CLASSES, Table, read
 
 LEARN = ("breast_cancer", "wine")  # scikit-learn's
 

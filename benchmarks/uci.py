@@ -1,6 +1,6 @@
 """What stacking saves on UCI: deep ensembles, 20 splits × 5 members as one fit, against a loop.
 
-    DOXA_DATA=… python benchmarks/uci.py [--sets boston_housing,concrete,energy,yacht]
+    DOXA_DATA=… python -m benchmarks.uci [--sets boston_housing,concrete,energy,yacht]
 
 The scores themselves are `doxa bench uci`; here one of its stacked fits is timed beside one net of
 one split, written by hand with fused Adam and scaled to the same work.
@@ -18,13 +18,12 @@ import torch
 
 from doxa.app.bench import uci
 from doxa.app.bench.cells import circumstances
-from doxa.app.bench.protocols import Problem
 
 
 def compare(name: str) -> dict[str, Any]:
     data = uci.load(uci.data_folder(None), name)
     hidden = 100 if name == "protein" else 50
-    problem = Problem(data.x, data.y, data.train, hidden, seed=0)
+    problem = uci.Problem(data.x, data.y, data.train, hidden, seed=0)
     start = time.perf_counter()
     problem.fit(
         "deep-ensemble", 2, likelihood="heteroscedastic", members=5, epochs=40, batch_size=32,

@@ -1,16 +1,16 @@
 """What variational methods should start with, by rows held out of training (test rows: never).
 
-    python benchmarks/vi_settings.py mnist --device cuda --out FOLDER [--minutes 8]
-    python benchmarks/vi_settings.py cifar --device cuda --out FOLDER
-    python benchmarks/vi_settings.py cifar-mean-field --device cuda --out FOLDER
-    python benchmarks/vi_settings.py uci --sets yacht,energy,boston_housing --out FOLDER
-    python benchmarks/vi_settings.py bounds --out FOLDER
+    python -m benchmarks.vi_settings mnist --data FOLDER --device cuda [--minutes 8] [--out FILE]
+    python -m benchmarks.vi_settings cifar --data FOLDER --device cuda
+    python -m benchmarks.vi_settings cifar-mean-field --data FOLDER --device cuda
+    python -m benchmarks.vi_settings uci --data FOLDER --sets yacht,energy,boston_housing
+    python -m benchmarks.vi_settings bounds --data FOLDER
 
 For IVON: the first curvature h₀, the rate, and β₂, as how often its memory fits into the run
 (steps · (1−β₂); 0: β₂ = .999 whatever the length). For mean-field on a ResNet-20: the prior, the
 first width, whether the prior's scales are learned. `bounds`: whether a better bound predicts
 better, with a small network on 6,000 rows of MNIST. The points of a grid are one stacked fit; every
-point is a line of FOLDER/PART.jsonl the moment that it is known.
+point is a line of FILE (benchmarks/results/vi_settings.jsonl) as soon as it is known.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from typing import Any
 import torch
 
 import doxa
-from doxa.app.bench.image_cells import quality
-from doxa.app.bench.image_methods import run
-from doxa.app.bench.image_settings import Settings, settings
-from doxa.app.bench.images import Images, load_images
-from doxa.app.bench.protocols.problem import Problem
-from doxa.app.bench.uci import load
+from benchmarks.image_cells import quality
+from benchmarks.image_data import Images, Settings, load_images, settings
+from benchmarks.image_methods import run
+from doxa.app.bench.uci import Problem, load
 
 CURVATURES = (0.01, 0.1, 1.0, 10.0)
 RATES = (0.03, 0.1, 0.3, 1.0)
 MEMORIES = (4.0, 1.0, 2.0, 0.0, 8.0)
 PRIORS = (doxa.Normal(1.0), doxa.Normal(0.1), doxa.FanInNormal(math.sqrt(2)))
+RESULTS = Path(__file__).parent / "results" / "vi_settings.jsonl"
 Row = dict[str, Any]
 
 
@@ -72,7 +71,7 @@ def of_images(
 
 def mnist(args: argparse.Namespace) -> Iterator[Row]:
     s = settings("mnist")
-    data = load_images(args.data, "mnist", args.rows, 10, args.device, strangers=False)
+    data = load_images(args.data, "mnist", args.rows, 10, args.device, outside=False)
     data = replace(data, x=data.x.flatten(1))
     held = len(data.x) // 6
     steps = int(args.epochs * -(-(len(data.x) - held) // s.batch))
@@ -84,7 +83,7 @@ def mnist(args: argparse.Namespace) -> Iterator[Row]:
 
 def cifar(args: argparse.Namespace) -> Iterator[Row]:
     s = settings("cifar")
-    data = load_images(args.data, "cifar10", args.rows, 10, args.device, strangers=False)
+    data = load_images(args.data, "cifar10", args.rows, 10, args.device, outside=False)
     held = len(data.x) // 5
     steps = int(args.epochs * -(-(len(data.x) - held) // s.batch))
     for prior, memories in itertools.product(PRIORS[::2], (4.0, 1.0)):
@@ -95,7 +94,7 @@ def cifar(args: argparse.Namespace) -> Iterator[Row]:
 
 def cifar_mean_field(args: argparse.Namespace) -> Iterator[Row]:
     s = settings("cifar")
-    data = load_images(args.data, "cifar10", args.rows, 10, args.device, strangers=False)
+    data = load_images(args.data, "cifar10", args.rows, 10, args.device, outside=False)
     held = len(data.x) // 5
     widths = {"initial_std": (0.001, 0.003, 0.01), "lr": (0.002, 0.005)}
     for longer, (scale, priors) in itertools.product(
@@ -130,7 +129,7 @@ def uci(args: argparse.Namespace) -> Iterator[Row]:
 
 def bounds(args: argparse.Namespace) -> Iterator[Row]:
     n, held = args.rows or 6000, 2000
-    data = load_images(args.data, "mnist", n + held, 10, args.device, strangers=False)
+    data = load_images(args.data, "mnist", n + held, 10, args.device, outside=False)
     x, y = data.x.flatten(1), data.y
     methods = {
         "weights": doxa.MeanField(initial_std=0.01),
@@ -158,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--data", required=True, help="the folder of data sets")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--epochs", type=float, default=None, help="of `bounds`: steps")
@@ -168,11 +167,11 @@ def main() -> None:
     part, epochs = PARTS[args.part]
     args.epochs = args.epochs or epochs
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * args.minutes
-    with (args.out / f"{args.part}-{args.sets.replace(',', '-')}.jsonl").open("a") as file:
+    with args.out.open("a") as file:
         for row in part(args):
-            line = json.dumps(row)
+            line = json.dumps({"part": args.part, **row})
             print(line, flush=True)
             file.write(line + "\n")
             file.flush()

@@ -1,6 +1,6 @@
 """How much of doxa a plain fit walks through: the files and functions it enters.
 
-    python benchmarks/walk.py [--list]
+    python -m benchmarks.walk [--list]
 
 The fit is `doxa.fit(net, (x, y), "sgld")` on a small network, four chains, everything else at its
 default but the chain's length: 20 steps of burn-in and 20 draws, so that recording or compiling a

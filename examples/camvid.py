@@ -5,8 +5,8 @@
 A small U-Net whose centre drops whole channels, kept dropping at prediction: MC dropout. The three
 panels are the input, the predicted classes, and the mutual information between a pixel's class and
 the function, which is large at object borders, on rare classes and on what the network has never
-seen. On a GPU the settings are those of `doxa bench camvid` (two minutes); on a CPU a narrower net
-is trained for ten epochs (about two minutes).
+seen. On a GPU the settings are those of `python -m benchmarks.images camvid` (two minutes); on a
+CPU a narrower net is trained for ten epochs (about two minutes).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from doxa.app.bench import image_figures, images, scenes
+# The network, its settings and its scores are those of the benchmark.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import scenes
 
 
 def main(path: str = "camvid.png", device: str = "cpu") -> None:
@@ -26,21 +29,21 @@ def main(path: str = "camvid.png", device: str = "cpu") -> None:
     settings = scenes.FULL
     if device == "cpu":
         settings = replace(settings, epochs=10, width=8, dropout=0.2, samples=20)
-    street = images.load_scenes(folder, device=device)
+    street = scenes.load_scenes(folder, device=device)
     posterior = scenes.fit(street, "mc-dropout", settings)
-    numbers, doubt = scenes.score(posterior, street, settings)
+    numbers, uncertainty = scenes.score(posterior, street, settings)
     print(
         f"mean IoU {numbers['mean_iou']:.3f}, pixel accuracy {numbers['accuracy']:.3f}, "
         f"NLL {-numbers['log_likelihood']:.3f}, ECE {numbers['ece']:.3f}"
     )
-    for where, values in doubt.items():
+    for where, values in uncertainty.items():
         print(
             f"where it is {where}: entropy {values['entropy']:.3f}, "
             f"mutual information {values['mutual_information']:.3f}"
         )
     panels = scenes.panels(posterior, street, settings)
     shown = street.x_test[[panel.frame for panel in panels]]
-    print(f"figure: {image_figures.scene_figure(shown, panels, Path(path))}")
+    print(f"figure: {scenes.scene_figure(shown, panels, Path(path))}")
 
 
 if __name__ == "__main__":

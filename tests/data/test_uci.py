@@ -7,7 +7,7 @@ import os
 import pytest
 
 from doxa.app.bench import uci
-from doxa.app.bench.published import COLUMNS
+from doxa.app.bench.uci_tables import COLUMNS, cell
 
 pytestmark = [
     pytest.mark.data,
@@ -19,7 +19,7 @@ pytestmark = [
     "name", ["boston_housing", "concrete", "energy", "wine_quality_red", "yacht"]
 )
 def test_deep_ensembles_reach_the_published_log_likelihood(name: str) -> None:
-    result = uci.cell(uci.data_folder(None), "standard", name, "deep-ensemble", seed=0)
+    result = cell(uci.data_folder(None), "standard", name, "deep-ensemble", seed=0)
     published = COLUMNS[name]["deep ensemble"][1]
     assert result["splits"] == 20
     for score in ("log_likelihood", "log_likelihood_matched"):

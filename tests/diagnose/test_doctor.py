@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,27 +211,13 @@ def test_the_same_seed_says_the_same_and_nothing_global_changes() -> None:
     assert doctor(posterior, data, test, seed=4) == first
 
 
-def benchmark(name: str) -> Any:
-    import sys
-
-    folder = Path(__file__).parents[2] / "benchmarks"
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_good_and_broken_runs(caplog: pytest.LogCaptureFixture) -> None:
     """Eight of each, with the benchmark's own code and other seeds than its table: at most one
     false alarm, at most one fault missed."""
     pytest.importorskip("sklearn")
-    bench = benchmark("doctor")
+    from benchmarks import diagnose as bench
+
     cases = [*bench.GOOD[::5], *bench.BROKEN[::5]]
     assert len(cases) == 16
     with caplog.at_level(logging.ERROR, logger="doxa"):  # the script sets it, for its own process

@@ -8,9 +8,9 @@ for each category seen when fitting; a category seen only later is all zeros, an
 column in which at least half the cells are numbers (or would be without a percent or currency sign
 or separators) is meant to be numeric, and the others are an error naming column and row. Dates
 become days, month and weekday (`doxa.app.columns`). Dropped, with a note: constant columns, ids
-(every cell differs, and the name says so, or they count the rows and are not the only input, or they are
-UUIDs), text with more than 50 categories or a different value in (nearly) every row. `categorical`
-and `numeric` override.
+(every cell differs, and the name says so, or they count the rows and are not the only input, or
+they are UUIDs), text with more than 50 categories or a different value in (nearly) every row.
+`categorical` and `numeric` override.
 
 Missing cells are an error that names every such column, unless `missing` is "impute": then numbers
 and dates get the median and one more input that says where, categories the category "missing", and

@@ -6,8 +6,8 @@
 
 Neal (2011). All chains advance together. Burn-in finds the step size and the mass, diagonal or
 dense, as `doxa.mcmc.hamiltonian` says. A trajectory of fixed length may return to where it began,
-or to its mirror image, and the chain then never forgets its energy: each transition's length is drawn
-uniformly between `jitter` and 1 times ε·leapfrog, by its step size, which costs no gradient.
+or to its mirror image, and the chain then never forgets its energy: each transition's length is
+drawn uniformly between `jitter` and 1 times ε·leapfrog, by its step size, which costs no gradient.
 Exact up to Monte Carlo error; its cost is draws × leapfrog full-data gradients. `NUTS` finds the
 length by itself. Dropout is off and BatchNorm frozen.
 """

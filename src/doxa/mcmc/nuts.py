@@ -7,8 +7,8 @@ Hoffman & Gelman (2014), with multinomial draws and the generalised U-turn of Be
 in Stan; `doxa.mcmc.nuts` has the trajectory. All chains advance together, and each transition lasts
 as long as its longest tree: no trajectory length to choose, at the price of waiting. Burn-in finds
 step size and mass as `doxa.mcmc.hamiltonian` says. Full-data gradients; dropout is off and
-BatchNorm frozen. A transition is no fixed sequence of operations, so that only its parts are recorded or
-compiled, never the whole.
+BatchNorm frozen. A transition is no fixed sequence of operations, so that only its parts are
+recorded or compiled, never the whole.
 
 The trajectory of a NUTS transition, grown by doubling until it turns back.
 

@@ -13,10 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 from doxa.app.bench import Store, find, names
-from doxa.app.bench.protocols import PROTOCOLS, Problem
-from doxa.app.bench.protocols.problem import best
-from doxa.app.bench.published import BEST_LL, COLUMNS
-from doxa.app.bench.uci import SETS, cell, gap_splits, load, summary
+from doxa.app.bench.protocols import PROTOCOLS
+from doxa.app.bench.uci import SETS, Problem, best, gap_splits, load
+from doxa.app.bench.uci_tables import BEST_LL, COLUMNS, cell, summary
 from doxa.app.cli import app
 from doxa.errors import DataError, MethodError
 
@@ -109,23 +108,25 @@ class Sweep(list[Any]):
 
 
 def test_a_table_compares_times_of_one_machine_and_counts_what_is_above(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Store(tmp_path / "uci.jsonl")
     scores = ("log_likelihood_matched", "rmse", "crps", "coverage")
 
-    def put(name: str, method: str, ll: float, seconds: float, **facts: Any) -> Path:
+    def put(name: str, method: str, ll: float, seconds: float, **facts: Any) -> None:
         all_scores = {score: {"mean": 0.5, "error": None} for score in scores}
         all_scores["log_likelihood"] = {"mean": ll, "error": 0.1}
         key = {"table": "uci", "set": name, "method": method, "seed": 0}
         store.put(key, {"scores": all_scores, "last_fit_seconds": seconds, **facts}, 9.0)
-        return store.path(key)
 
     for name in ("boston_housing", "yacht"):
         put(name, "map", -2.0, 2.0)
         put(name, "mc-dropout", -2.0, 3.0, chosen={"p": [0.01, 0.03]})
         put(name, "concrete-dropout", -2.0, 3.0, p={"a": [0.1, 0.3], "b": [0.5, 0.5]})
     put("yacht", "mean-field", -1.9, 6.0, protocol="as before")  # published: −2.01
-    other = put("boston_housing", "mean-field", -3.2, 6.0)  # published: −3.12
-    other.write_text(other.read_text().replace('"system": "', '"system": "another '))
+    put("boston_housing", "mean-field", -3.2, 6.0)  # published: −3.12
+    lines = store.path.read_text().splitlines(keepends=True)
+    (other,) = (i for i, line in enumerate(lines) if "boston" in line and "mean-field" in line)
+    lines[other] = lines[other].replace('"system": "', '"system": "another ')
+    store.path.write_text("".join(lines))
     tables = {table.title.split(": ")[1]: table for table in find("uci").tables(store)}
     cost = {row[0]: row[1:] for row in tables["time of the last fit, one MAP fit = 1"].rows}
     assert cost["map"] == ["1.0", "1.0"] and cost["mean-field"] == ["–", "3.0"]
@@ -136,7 +137,8 @@ def test_a_table_compares_times_of_one_machine_and_counts_what_is_above(tmp_path
     }  # fmt: skip
     notes = next(iter(tables.values())).notes
     assert "mean-field: above published mean-field on 1 of 2 sets, not rounded" in notes
-    assert "mean-field on yacht: as before" in notes and f"map: {PROTOCOLS['map'].words}" in notes
+    assert "mean-field on yacht: as before" in notes
+    assert f"map: {PROTOCOLS['map'].description}" in notes
 
 
 def run(*arguments: str) -> Any:
@@ -152,35 +154,39 @@ def test_the_command_computes_resumes_and_shows(folder: Path, tmp_path: Path) ->
     assert "0 of 1 cells are known, 1 to go" in first.output
     again = run("uci", *options, "--methods", "linear,map")
     assert "1 of 2 cells are known, 1 to go" in again.output
-    assert len(list((out / "uci").glob("*.json"))) == 2
+    assert sorted(path.name for path in out.iterdir()) == ["uci.jsonl", "uci.md"]
     page = (out / "uci.md").read_text()
     assert "published: deep ensemble" in page
     assert "−1.18" in page  # the published figure of deep ensembles on yacht
     for method in ("linear", "map"):
-        assert f"- {method}: {PROTOCOLS[method].words}" in page
+        assert f"- {method}: {PROTOCOLS[method].description}" in page
     shown = run("uci", *options, "--show")
     assert shown.exit_code == 0
     assert "cells are known" not in shown.output
-    cells = [json.loads(path.read_text()) for path in (out / "uci").glob("*.json")]
-    assert {c["key"]["method"] for c in cells} == {"linear", "map"}
+    cells = [json.loads(line) for line in (out / "uci.jsonl").read_text().splitlines()]
+    assert [c["key"]["method"] for c in cells] == ["linear", "map"]
     assert all(c["versions"]["torch"] == torch.__version__ for c in cells)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["ucii"], "no benchmark 'ucii'; did you mean 'uci'?"),
+        (["mnist"], "python -m benchmarks.images mnist"),
+        (["camvid"], "python -m benchmarks.images camvid"),
         (["uci", "--sets", "yatch"], "no UCI set 'yatch'; did you mean 'yacht'?"),
         (["uci", "--methods", "hcm"], "no UCI protocol for 'hcm'"),
     ],
 )
-def test_mistyped_names_are_said(folder: Path, arguments: list[str], words: str) -> None:
+def test_an_unknown_name_is_an_error_that_helps(
+    folder: Path, arguments: list[str], message: str
+) -> None:
     result = run(*arguments, "--data", str(folder))
     assert result.exit_code == 2
-    assert words in result.stderr
+    assert message in " ".join(result.stderr.split())
 
 
-def test_data_that_is_not_there_is_said(
+def test_missing_data_is_an_error_that_names_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DOXA_DATA", raising=False)
@@ -196,6 +202,7 @@ def test_every_regression_method_has_a_protocol_and_every_set_its_published_figu
     own = {protocol.of or name for name, protocol in PROTOCOLS.items()}
     assert own == {row.name for row in doxa.methods() if "regression" in row.tasks}
     assert set(COLUMNS) == set(BEST_LL) == set(SETS)
+    assert names() == ["uci", "gap"]
     for name in names():
         assert find(name).name == name
     with pytest.raises(MethodError):
@@ -203,5 +210,5 @@ def test_every_regression_method_has_a_protocol_and_every_set_its_published_figu
 
 
 def test_tables_of_an_empty_store_are_empty(tmp_path: Path) -> None:
-    for table in find("uci").tables(Store(tmp_path)):
+    for table in find("uci").tables(Store(tmp_path / "none.jsonl")):
         assert table.rows == [] or all(row[0].startswith("published") for row in table.rows)

@@ -1,85 +1,143 @@
 """Results kept as data: a table is made of cells, and a cell is computed once.
 
-A cell is one (table, data set, method, …) → a JSON-able result. It is written the moment it is
-known, under a temporary name and then renamed, together with the machine, the versions, the seed
-and the time it took; a table that was interrupted goes on where it stopped, and several processes
-can share one folder.
+A cell is one (table, data set, method, …) and its result, which JSON can hold. All cells of a table
+are one JSON-lines file, one cell per line in the order of their names, each with the machine, the
+versions, the seed and the time it took. A cell is written as soon as it is known: the file is
+replaced atomically, under a lock, so that several processes can add to it. A table that was
+interrupted continues where it stopped.
+
+`compute` runs the cells that are missing, one after the other or in several processes; `Table` is
+what a person reads: rows and columns that print in a terminal and in Markdown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import platform
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.markup import escape
+from rich.table import Table as RichTable
 
+from doxa.app.processes import side_by_side
+from doxa.errors import DataError, FolderInUse, MethodError
 from doxa.noise import digest
-from doxa.store import write_text
+from doxa.store import exclusive, write_text
 
 log = logging.getLogger(__name__)
 
 Key = Mapping[str, str | int | float | bool]
 Result = dict[str, Any]
+Cell = dict[str, Any]
+Report = Callable[[str], None]
+
+LOCK_SECONDS = 600.0  # a writer holds the file for as long as one write takes
 
 
 class Store:
-    """Cells as one JSON file each, in a folder."""
+    """The cells of one table, in one JSON-lines file.
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    Parameters
+    ----------
+    path : path of the file, such as `results/uci.jsonl`; it need not exist yet.
+    """
 
-    def path(self, key: Key) -> Path:
-        """`table-set-method….json`, readable, and unique through a digest of the whole key."""
-        words = "-".join(_slug(value) for value in list(key.values())[:3])
-        return self.folder / f"{words}-{_short(key)}.json"
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._cells: dict[str, Cell] = {}
+        self._damaged: list[int] = []  # numbers of lines that are no cell
+        self._seen: tuple[int, ...] | None = None  # which state of the file these are of
 
     def get(self, key: Key) -> Result | None:
-        """The stored result, or None; a file that cannot be read counts as absent."""
-        try:
-            cell = json.loads(self.path(key).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read (%s): it is computed again", self.path(key), error)
-            return None
-        known = isinstance(cell, dict) and cell.get("key") == dict(key)
-        return cell["result"] if known else None
+        """The stored result, or None; a line that cannot be read counts as absent."""
+        cell = self._read().get(_name(key))
+        return cell["result"] if cell is not None and cell["key"] == dict(key) else None
 
     def cell(self, key: Key, make: Callable[[], Result]) -> Result:
-        """The stored result, else what `make` gives, stored."""
+        """The stored result, else what `make` returns, stored."""
         known = self.get(key)
         if known is not None:
             return known
         start = time.perf_counter()
         result = make()
-        seconds = time.perf_counter() - start
-        self.put(key, result, seconds)
+        self.put(key, result, time.perf_counter() - start)
         return result
 
     def put(self, key: Key, result: Result, seconds: float) -> None:
-        cell = {"key": dict(key), "result": result, "seconds": seconds, **circumstances()}
-        text = json.dumps(plain(cell), indent=1, ensure_ascii=False, allow_nan=False)
-        write_text(self.path(key), text + "\n")
+        """Add a cell, or replace it; what other processes have written meanwhile is kept."""
+        whole = {"key": dict(key), "result": result, "seconds": seconds, **circumstances()}
+        cell = plain(whole)
+        with self._lock():
+            cells = {**self._read(), _name(cell["key"]): cell}
+            if self._damaged:
+                copy = self.path.with_name(self.path.name + ".damaged")
+                log.warning("%s is kept as %s before its lines are replaced", self.path, copy)
+                shutil.copyfile(self.path, copy)
+            lines = [_line_of(cells[name]) for name in sorted(cells)]
+            write_text(self.path, "".join(lines))
 
-    def cells(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """Whole cells whose key has these values, by file name."""
-        for path in sorted(self.folder.glob("*.json")):
-            try:
-                cell = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            key = cell.get("key", {}) if isinstance(cell, dict) else {}
-            if key and all(key.get(name) == value for name, value in wanted.items()):
+    def cells(self, **wanted: Any) -> Iterator[Cell]:
+        """Whole cells whose key has these values, by name."""
+        for _, cell in sorted(self._read().items()):
+            if all(cell["key"].get(name) == value for name, value in wanted.items()):
                 yield cell
+
+    def _read(self) -> dict[str, Cell]:
+        """{name: cell}, read again when the file is another one than last time."""
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                found = os.fstat(file.fileno())
+                state = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if state != self._seen:
+                    self._parse(file)
+                    self._seen = state
+        except FileNotFoundError:
+            self._cells, self._damaged, self._seen = {}, [], None
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path} cannot be read: {error}") from error
+        return self._cells
+
+    def _parse(self, lines: Iterator[str]) -> None:
+        self._cells, self._damaged = {}, []
+        for number, line in enumerate(lines, 1):
+            try:
+                cell = json.loads(line)
+            except ValueError:
+                cell = None
+            key = cell.get("key") if isinstance(cell, dict) else None
+            if isinstance(key, dict) and key and "result" in cell:
+                self._cells[_name(key)] = cell
+            elif line.strip():
+                self._damaged.append(number)
+        if self._damaged:
+            log.warning(
+                "%s: no cell can be read from line %s: it counts as absent",
+                self.path, ", ".join(map(str, self._damaged)),
+            )  # fmt: skip
+
+    def _lock(self) -> contextlib.ExitStack:
+        """Held against other writers: another one is waited for."""
+        stack, end = contextlib.ExitStack(), time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                stack.enter_context(exclusive(self.path))
+                return stack
+            except FolderInUse:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
 
 
 def circumstances() -> dict[str, Any]:
@@ -118,15 +176,114 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _line_of(cell: Cell) -> str:
+    return json.dumps(cell, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def _version() -> str:
     import doxa
 
     return doxa.__version__
 
 
-def _short(key: Key) -> str:
-    return f"{digest(json.dumps(plain(key), sort_keys=True)) & 0xFFFFFFFF:08x}"
+def _name(key: Key) -> str:
+    """`table-set-method…`, readable, and unique through a digest of the whole key."""
+    readable = "-".join(_slug(value) for value in list(key.values())[:3])
+    return f"{readable}-{digest(json.dumps(plain(key), sort_keys=True)) & 0xFFFFFFFF:08x}"
 
 
 def _slug(value: Any) -> str:
     return "".join(c if c.isalnum() or c in "._" else "_" for c in str(value))[:40]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One cell to compute: `make(**arguments)` returns its result. `make` is a function of a
+    module, so that another process can call it."""
+
+    key: dict[str, Any]
+    make: Callable[..., Result]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return " ".join(str(value) for value in self.key.values())
+
+
+def compute(tasks: Sequence[Task], store: Store, jobs: int = 1, report: Report = log.info) -> None:
+    """Compute the cells that the store does not hold yet, in `jobs` processes.
+
+    With several processes, each has one thread. A method that a data set is not for leaves a cell
+    with the reason; any other failure is raised when everything else is done, so that nothing that
+    has finished is lost.
+    """
+    missing = [task for task in tasks if store.get(task.key) is None]
+    report(f"{len(tasks) - len(missing)} of {len(tasks)} cells are known, {len(missing)} to go")
+    failures: list[tuple[str, Exception]] = []
+    for i, outcome in side_by_side(_run, [(task, store.path) for task in missing], jobs):
+        name = missing[i].name
+        try:
+            report(f"{name}: {outcome():.1f} s")
+        except Exception as error:
+            log.exception("%s failed", name)
+            failures.append((name, error))
+    if failures:
+        name, first = failures[0]
+        raise DataError(f"{len(failures)} cells failed, the first {name}: {first}") from first
+
+
+def _run(task: Task, path: Path) -> float:
+    """Seconds of one cell, which is then in the file."""
+    store = Store(path)
+    try:
+        store.cell(task.key, lambda: task.make(**task.arguments))
+    except MethodError as error:
+        store.put(task.key, {"refused": str(error)}, 0.0)
+    (cell,) = store.cells(**task.key)
+    return float(cell["seconds"])
+
+
+@dataclass
+class Table:
+    """Cells of text under a title, with notes that belong under it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def rich(self) -> RichTable:
+        """For a terminal."""
+        table = RichTable(*map(escape, self.columns), title=escape(self.title))
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+    def markdown(self) -> str:
+        """For a page."""
+        lines = [f"### {self.title}", "", _row(self.columns), _row(["---"] * len(self.columns))]
+        lines += [_row(row) for row in self.rows]
+        if self.notes:
+            lines += ["", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+
+def plus_minus(mean: float | None, error: float | None = None, digits: int = 2) -> str:
+    """3.18 ± 0.24, with a true minus sign; a dash where there is nothing."""
+    if mean is None:
+        return "–"
+    text = f"{mean:.{digits}f}".replace("-", "−")
+    return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def mean_of(values: Sequence[float], digits: int) -> str:
+    """The mean over seeds, ± its standard error where there are several."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return plus_minus(mean, digits=digits)
+    spread = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return plus_minus(mean, math.sqrt(spread / len(values)), digits)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

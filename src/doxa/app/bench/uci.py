@@ -1,18 +1,22 @@
-"""UCI regression: the data, the two ways of splitting it, and the cells of the tables.
+"""UCI regression: the data, the two ways of splitting it, and what a protocol of a method sees.
 
 `standard` splits are those of Hernández-Lobato & Adams (2015): 20 random ones (5 for protein).
 `gap` splits (Foong et al., 2019) test between the data: for every feature, the middle third of the
 rows sorted by it is held out.
 
-A cell is one method on one set: all splits in one stacked fit, a row of scores for each split.
+Every method has one hidden ReLU layer of 50 units (100 for protein), inputs and targets
+standardised on the training rows of each split, and all splits in one stacked fit (`Problem`). A
+`Protocol` says how a method is run on a problem and returns an `Answer`: one posterior per split.
+`best` chooses settings on rows held out of the training rows, never on test rows.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +24,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from doxa.app.bench.cells import Result
-from doxa.app.bench.protocols import PROTOCOLS, Answer, Problem
-from doxa.app.bench.work import Task
-from doxa.errors import DataError, did_you_mean
-from doxa.evaluate import log_likelihood, mae, metrics, rmse
+import doxa
+from doxa.errors import DataError
+from doxa.predictive import Predictive
 
 SETS = (
     "boston_housing", "concrete", "energy", "wine_quality_red", "yacht", "kin8nm",
     "naval_propulsion", "power_plant", "protein",
 )  # fmt: skip
 SPLITS = ("standard", "gap")
-FEW = 500  # samples that are enough for everything but a log-likelihood
+SMALL = 2000  # training rows: sets with fewer are small
+
+Grid = Mapping[str, Sequence[Any]]
+Train = Callable[[Sequence[Tensor], Any, Grid], Any]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ def data_folder(given: str | Path | None) -> Path:
 
 
 def load(folder: Path, name: str, splits: str = "standard") -> DataSet:
+    """Read `folder/uci/NAME.npz` and split it."""
     path = folder / "uci" / f"{name}.npz"
     if not path.exists():
         raise DataError(f"{path} is not there: the UCI tables need uci/NAME.npz")
@@ -85,80 +91,130 @@ def gap_splits(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     return train, test
 
 
-def tasks(
-    folder: Path,
-    splits: str,
-    sets: Sequence[str],
-    methods: Sequence[str],
-    seed: int = 0,
-    device: str = "cpu",
-) -> list[Task]:
-    """The cells of a table, the quick ones first."""
-    for name in sets:
-        if name not in SETS:
-            raise DataError(f"no UCI set {name!r}{did_you_mean(name, SETS)}")
-    for method in methods:
-        if method not in PROTOCOLS:
-            hint = did_you_mean(method, list(PROTOCOLS))
-            raise DataError(f"no UCI protocol for {method!r}{hint}")
-    table = "uci" if splits == "standard" else "gap"
-    where = {"folder": folder, "splits": splits, "seed": seed, "device": device}
-    return [
-        Task(
-            {"table": table, "set": name, "method": method, "seed": seed},
-            cell,
-            where | {"name": name, "method": method},
-        )
-        for method in methods
-        for name in sets
-    ]
+@dataclass(frozen=True)
+class Problem:
+    """All rows, and those each split trains on. "Small" sets have fewer than 2,000 of them."""
+
+    x: Tensor
+    y: Tensor
+    train: Sequence[Tensor]
+    hidden: int
+    seed: int
+    seconds: list[float] = field(default_factory=list)  # of each fit so far
+
+    @property
+    def rows(self) -> int:
+        return max(len(rows) for rows in self.train)
+
+    @property
+    def small(self) -> bool:
+        return self.rows < SMALL
+
+    def validation(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Each split's training rows without their last fifth, and that fifth."""
+        cuts = [int(0.8 * len(rows)) for rows in self.train]
+        kept = [rows[:cut] for rows, cut in zip(self.train, cuts, strict=True)]
+        return kept, [rows[cut:] for rows, cut in zip(self.train, cuts, strict=True)]
+
+    def score(self, posterior: Any, rows: Tensor, samples: int | None = None) -> float:
+        """The mean log predictive density of some rows."""
+        p = posterior.predict(self.x[rows], samples)
+        return float(p.log_prob(self.y[rows]).mean())
+
+    def stable_score(self, posterior: Any, rows: Tensor, samples: int | None = None) -> float:
+        """The score of a fit that did not run away: one draw with an infinite noise has no weight
+        in the density of a mixture and does not change its score, but its variance is infinite."""
+        p = posterior.predict(self.x[rows], samples)
+        score = float(p.log_prob(self.y[rows]).mean())
+        return score if math.isfinite(score) and bool(p.std.isfinite().all()) else -math.inf
+
+    def fit(
+        self,
+        method: Any,
+        outputs: int = 1,
+        hidden: tuple[int, ...] = (),
+        activation: str = "relu",
+        **options: Any,
+    ) -> Any:
+        """All splits in one fit; no network where there are no outputs."""
+        net = None
+        if outputs:
+            layers = hidden or (self.hidden,)
+            net = doxa.nets.mlp(self.x.shape[1], outputs, hidden=layers, activation=activation)
+        settings: dict[str, Any] = {
+            "runs": doxa.Runs(rows=self.train), "schedule": "constant", "validation": None,
+            "device": self.x.device,
+        }  # fmt: skip
+        settings |= options
+        start = time.perf_counter()
+        sweep = doxa.fit(
+            net, (self.x, self.y), method, seed=self.seed, standardize=True, progress=False,
+            **settings,
+        )  # fmt: skip
+        self.seconds.append(time.perf_counter() - start)
+        return sweep
 
 
-def cell(
-    folder: Path, splits: str, name: str, method: str, seed: int, device: str = "cpu"
-) -> Result:
-    """Fit a method to all splits of a set and score it on the held-out rows of each."""
-    data = load(folder, name, splits)
-    data = replace(data, x=data.x.to(device), y=data.y.to(device))
-    problem = Problem(
-        data.x, data.y, data.train, hidden=100 if name == "protein" else 50, seed=seed
-    )
-    protocol = PROTOCOLS[method]
-    start = time.perf_counter()
-    answer = protocol.fit(problem, name)
-    fitted = time.perf_counter() - start
-    scores = [score(answer, r, data.x[rows], data.y[rows]) for r, rows in enumerate(data.test)]
-    each = {key: [row[key] for row in scores] for key in scores[0]}
-    return {
-        "protocol": protocol.words,
-        "device": torch.device(device).type,
-        "splits": len(scores),
-        "rows": [len(data.train[0]), len(data.test[0])],
-        "scores": {key: summary(values) | {"each": values} for key, values in each.items()},
-        "fit_seconds": fitted,
-        "last_fit_seconds": problem.seconds[-1],  # with the settings that were chosen
-        "predict_seconds": time.perf_counter() - start - fitted,
-        "status": answer.statuses(),
-        **answer.facts,
-    }
+@dataclass
+class Answer:
+    """One posterior per split, and how many samples its predictions take."""
+
+    posteriors: Sequence[Any]
+    samples: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def predict(self, split: int, x: Tensor, samples: int | None = None) -> Predictive:
+        p: Predictive = self.posteriors[split].predict(x, samples or self.samples)
+        return p
+
+    def statuses(self) -> dict[str, int]:
+        """{status: how many splits ended with it}."""
+        names = [str(posterior.status) for posterior in self.posteriors]
+        return {name: names.count(name) for name in sorted(set(names))}
 
 
-def score(answer: Answer, split: int, x: Tensor, y: Tensor) -> dict[str, float]:
-    """The scores of one split, in units of y; the log-likelihood of the mixture itself and of
-    the Gaussian with its moments, which some papers report."""
-    p = answer.predict(split, x)
-    matched = p.moment_matched().log_prob(y)
-    if len(p.weights) > FEW:
-        # The rest (CRPS, intervals) is as good from fewer samples, and takes their number squared.
-        values = metrics(answer.predict(split, x, FEW), y)
-        values |= {"log_likelihood": log_likelihood(p, y), "rmse": rmse(p, y), "mae": mae(p, y)}
-    else:
-        values = metrics(p, y)
-    return values | {"log_likelihood_matched": float(matched.mean())}
+Fit = Callable[[Problem, str], Answer]
 
 
-def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Mean over splits and its standard error."""
-    array = np.asarray(values, dtype=float)
-    error = array.std(ddof=1) / np.sqrt(len(array)) if len(array) > 1 else None
-    return {"mean": float(array.mean()), "error": None if error is None else float(error)}
+@dataclass(frozen=True)
+class Protocol:
+    """How a method is run: the description that stands under the table, and the function; `of` is
+    the method, where the row has another name."""
+
+    description: str
+    fit: Fit
+    of: str | None = None
+
+
+def best(
+    problem: Problem,
+    train: Train,
+    tried: Sequence[Any],
+    grid: Grid,
+    samples: int | None = None,
+    splits: int | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """One of `tried` and one point of the grid for the whole set: where fits without the last fifth
+    of each training split, or of the first so many, predict it best, by the mean over splits.
+    `train(rows, one, grid)` fits all splits and points of a grid at once."""
+    kept, held = (part[:splits] for part in problem.validation())
+    total: dict[Any, float] = {}
+    choices: dict[Any, tuple[Any, dict[str, Any]]] = {}
+    for i, one in enumerate(tried):
+        sweep = train(kept, one, grid)
+        for posterior, spec in zip(sweep, sweep.specs, strict=True):
+            key = (i, *(spec.hyper[name] for name in grid))
+            score = problem.stable_score(posterior, held[spec.split], samples)
+            total[key] = total.get(key, 0.0) + score
+            choices[key] = (one, {name: spec.hyper[name] for name in grid})
+    return choices[max(total, key=lambda key: total[key])]
+
+
+def only(point: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The grid of one point."""
+    return {name: [value] for name, value in point.items()}
+
+
+def described(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a point as numbers: a prior by its standard deviation."""
+    return {name: getattr(value, "std", value) for name, value in point.items()}

@@ -350,7 +350,7 @@ def test_the_command_writes_a_table_and_a_report(table: Path, tmp_path: Path) ->
     assert columns <= set(frame.columns)
     assert frame["log_likelihood"].is_monotonic_decreasing
     text = (tmp_path / "c.html").read_text(encoding="utf-8")
-    assert "linear" in text and "Closeness to the posterior" in text and "<script" not in text
+    assert "linear" in text and "Distance to the posterior" in text and "<script" not in text
 
 
 @pytest.mark.slow

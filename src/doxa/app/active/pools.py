@@ -14,11 +14,11 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from doxa.app.active.png import encode
 from doxa.app.cells import Array, float_of, gaps, import_pandas, label_of, numbers_of, place_of
 from doxa.app.columns import Column
 from doxa.app.inference import CLASSIFIERS, MOST_INTEGER_CLASSES
 from doxa.app.intake import Asked, inferred
+from doxa.app.png import encode
 from doxa.app.schema import Schema
 from doxa.app.tables import open_table
 from doxa.data.text_files import check_memory, check_regular, most_unpacked

@@ -1,4 +1,4 @@
-"""The report tells the truth: whose rows are scored, one verdict, one number for one thing."""
+"""The report is right: whose rows are scored, one overall status, one number for one thing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import doxa as library
 from doxa.app import report
 from doxa.app.cli import app
-from doxa.app.report.provenance import rows_of_files
-from doxa.app.report.words import percent
+from doxa.app.report.subject import rows_of_files
+from doxa.app.report.text import percent
 from doxa.app.schema import Schema
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior import Status
@@ -133,14 +133,15 @@ def numbers() -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("verdict", "headline"),
     [("bad", "✕ Do not rely on it: 1 bad finding"), ("warning", "! Use it with care: 1 warning"),
-     ("slight", "○ No alarm: 1 slight finding"), ("good", "✓ No fault was found in 2 checks")],
+     ("slight", "○ No alarm: 1 slight finding"), ("good", "✓ No fault was found in 3 checks")],
 )  # fmt: skip
-def test_there_is_one_verdict_on_the_page(
+def test_there_is_one_overall_status_on_the_page(
     verdict: str, headline: str, numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posterior, (x, y) = numbers
     found = [Finding("coverage", verdict, 0.9, "so it is")]
-    monkeypatch.setattr("doxa.app.report.verdict.doctor", lambda *_, **__: Diagnosis(found))
+    found += [Finding("calibration", "good", 0.0, "so it is")]
+    monkeypatch.setattr("doxa.app.report.status.doctor", lambda *_, **__: Diagnosis(found))
     report.write(posterior, tmp_path / "r.html", (x + 1, y + 2), (x, y))
     page = root(tmp_path / "r.html")
     pills = [node.text for node in page.all("header")[0].by_class("mark")]
@@ -150,7 +151,7 @@ def test_there_is_one_verdict_on_the_page(
         assert "without trouble" not in page.text
 
 
-def test_too_sure_intervals_are_in_the_verdict_without_the_doctor(tmp_path: Path) -> None:
+def test_too_sure_intervals_are_in_the_status_without_diagnostics(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 2, generator=g)
     y = x.sum(1) + torch.randn(60, generator=g)
@@ -162,7 +163,7 @@ def test_too_sure_intervals_are_in_the_verdict_without_the_doctor(tmp_path: Path
     assert "too sure of itself" in head
 
 
-def test_a_status_that_is_not_ok_is_in_the_verdict(numbers: Any, tmp_path: Path) -> None:
+def test_a_fit_that_did_not_end_well_is_in_the_overall_status(numbers: Any, tmp_path: Path) -> None:
     posterior, (x, y) = numbers
     posterior.record.status = Status("overconfident", "90 % intervals hold 60 %")
     try:

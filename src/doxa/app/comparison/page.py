@@ -77,7 +77,7 @@ def _lead(found: Comparison) -> str:
     ]  # fmt: skip
     text = f"{best.method} has the highest held-out log likelihood"
     if equal:
-        text += f"; {listed(equal)} cannot be told from it (less than two standard errors behind)"
+        text += f"; {listed(equal)} cannot be distinguished from it (less than two standard errors behind)"
     elif len(found.rows) > 1:
         text += ", by more than two standard errors"
     return f"{text}. {capitalized(sizes(found))}."
@@ -142,7 +142,7 @@ def _closeness(found: Comparison, names: Names) -> Content:
     about = (
         f"{capitalized(reference.words)}. Distances are at {reference.rows} held-out rows. The two "
         "halves of the reference are two samples of the same posterior: a method that is as close "
-        "as they are to each other cannot be told from it."
+        "as they are to each other cannot be distinguished from it."
     )
     heads = ["method", *(CLOSENESS[name] for name in shown)]
     return [
@@ -232,6 +232,5 @@ def _dots(
         [*marks, Points(x, place, radius=4.2)],
         height=110 + 26 * len(rows),
     )
-    columns, series = ["method number", label], [range(1, len(rows) + 1), x.tolist()]
-    values_shown = html.values_table(title, columns, series)
-    return html.figure(plot, "Methods in the order of the table.", values_shown)
+    shown = [("method number", range(1, len(rows) + 1)), (label, x.tolist())]
+    return html.figure(plot, "Methods in the order of the table.", shown)

@@ -169,10 +169,10 @@ def _confidences(found: Evaluation, k: int) -> Content:
         Axis("rows", 0.0),
         [Bars(edges, good, "one", "right"), Bars(edges, wrong, "two", "wrong", good)],
     )
-    columns, series = ["from", "right", "wrong"], [edges[:-1], good, wrong]
+    values = [("from", edges[:-1]), ("right", good), ("wrong", wrong)]
     mistakes = f"{count(int(wrong.sum()), 'prediction')} of {len(top):,} wrong"
     caption = f"Mistakes should be made with low confidence. {mistakes}."
-    return html.figure(plot, caption, html.values_table("Rows by confidence", columns, series))
+    return html.figure(plot, caption, values)
 
 
 def _of_numbers(found: Evaluation, k: int) -> list[Content]:
@@ -215,7 +215,7 @@ def _coverage(found: Evaluation, k: int) -> Content:
             *extra,
         ],
     )
-    values = html.values_table("Coverage by level", ["promised", "observed"], [levels, covered])
+    values = [("promised", levels), ("observed", covered)]
     return html.figure(plot, f"How many targets central intervals hold. {lean}", values)
 
 
@@ -241,9 +241,8 @@ def _pit(found: Evaluation, k: int) -> Content:
             Line(ends, np.ones(2), "rule", "calibrated"),
         ],
     )
-    values = html.values_table("PIT histogram", ["from", "density"], [edges[:-1], density])
     caption = "A flat histogram is calibrated; a U is too narrow, a hump too wide, a slope biased."
-    return html.figure(plot, caption, values)
+    return html.figure(plot, caption, [("from", edges[:-1]), ("density", density)])
 
 
 def uncertainty_section(subject: Subject) -> Content:
@@ -313,12 +312,11 @@ def _split(found: Evaluation, k: int) -> Content:
         Axis("predictions", 0.0),
         [Bars(edges, rows, "one")],
     )
-    title, columns = "Predictions by epistemic share", ["from", "predictions"]
     caption = (
         f"Each prediction's own split. The median is {middle}; what lies far to the right is "
         "unlike the training data."
     )
-    return html.figure(plot, caption, html.values_table(title, columns, [edges[:-1], rows]))
+    return html.figure(plot, caption, [("from", edges[:-1]), ("predictions", rows)])
 
 
 def _risk(found: Evaluation, k: int) -> Content:
@@ -361,8 +359,6 @@ def _risk(found: Evaluation, k: int) -> Content:
             Line(kept[started], risk[started], "one", "surest first"),
         ],
     )
-    values = html.values_table(
-        "Risk by share kept", ["kept", risk_name], [kept[started], risk[started]]
-    )
+    values = [("kept", kept[started]), (risk_name, risk[started])]
     lead = "Error that remains when the least certain predictions are refused. "
     return html.figure(plot, lead + summary, values)

@@ -269,11 +269,9 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
         marks,
     )
     clipped = " The first values are above the chart." if plot.y.high is not None else ""
-    columns, lists = ["step", "median"], [steps, middle]
-    if members > 1:
-        columns, lists = [*columns, "lowest", "highest"], [*lists, low, high]
-    values_shown = html.values_table(f"{title} by step", columns, lists)
-    return html.figure(plot, f"{about} {path}{gap}{clipped}{ended}", values_shown)
+    shown = [("step", steps), ("median", middle)]
+    shown += [("lowest", low), ("highest", high)] if members > 1 else []
+    return html.figure(plot, f"{about} {path}{gap}{clipped}{ended}", shown)
 
 
 def _axis(label: str, drawn: Array) -> Axis:

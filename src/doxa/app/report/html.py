@@ -257,14 +257,15 @@ def table(
     return _make("table", caption, list(zip(columns, numeric, strict=True)), body, tall, quiet)
 
 
-def values_table(caption: str, columns: Sequence[str], series: Sequence[Iterable[float]]) -> Markup:
+def _values(title: str, series: Sequence[tuple[str, Iterable[float]]]) -> Markup:
     """What a chart shows, as numbers: at most `MOST_VALUES` rows, evenly taken."""
-    rows = list(zip(*(list(values) for values in series), strict=True))
+    caption = f"Values of the chart: {title}"
+    rows = list(zip(*(list(values) for _, values in series), strict=True))
     if len(rows) > MOST_VALUES:
         step = (len(rows) - 1) / (MOST_VALUES - 1)
         caption = f"{caption} ({MOST_VALUES} of {len(rows):,} rows, evenly taken)"
         rows = [rows[round(k * step)] for k in range(MOST_VALUES)]
-    return table(caption, columns, [[float(v) for v in row] for row in rows])
+    return table(caption, [name for name, _ in series], [list(map(float, row)) for row in rows])
 
 
 def _cell(cell: Content) -> Content:
@@ -288,8 +289,16 @@ def drawing(chart: Chart) -> Markup:
     return _make("svg", chart.key, chart.title, chart.description, *size, shapes)
 
 
-def figure(chart: Chart, caption: Content, values: Markup, wide: bool = False) -> Markup:
-    """A chart, what to see in it, and its values as a table behind a disclosure."""
+def figure(
+    chart: Chart,
+    caption: Content,
+    values: Markup | Sequence[tuple[str, Iterable[float]]],
+    wide: bool = False,
+) -> Markup:
+    """A chart, what to see in it, and its values behind a disclosure: a table, or its columns as
+    pairs of a name and numbers."""
+    if not hasattr(values, "__html__"):
+        values = _values(chart.title, values)
     return _make("figure", chart.title, caption, drawing(chart), values, wide)
 
 

@@ -82,7 +82,7 @@ def _scatter(found: Evaluation, at: Array, total: int, target: str, k: int) -> C
         Axis("predicted mean"),
         [Line(ends, ends, "rule", "right"), Points(truth, mean, "one", "prediction")],
     )
-    values = html.values_table("Predicted and true", ["true", "predicted mean"], [truth, mean])
+    values = [("true", truth), ("predicted mean", mean)]
     return html.figure(plot, f"{_subsample(len(at), total)} {summary}", values)
 
 
@@ -105,8 +105,7 @@ def _intervals(found: Evaluation, at: Array, total: int, target: str, k: int) ->
             Points(place[~inside], truth[~inside], "two", "target outside", 3.6),
         ],
     )
-    columns, series = ["place", "low", "high", "true"], [place, low, high, truth]
-    values = html.values_table("Intervals and targets", columns, series)
+    values = [("place", place), ("low", low), ("high", high), ("true", truth)]
     return html.figure(plot, f"{_subsample(len(order), total)} {summary}", values)
 
 
@@ -455,10 +454,7 @@ def _function_chart(subject: Subject, line: Slice, k: int) -> Content:
     about = f"{y.label} against {name}{many}"
     plot = Plot(f"function-{k}", f"Along {name}", about, *axes, drawn)
     caption = "One function: the method keeps no spread." if draws is None else ""
-    columns, series = zip((name, line.grid), *curves, strict=True)
-    return html.figure(
-        plot, caption, html.values_table(f"Along {name}", columns, series), line.alone
-    )
+    return html.figure(plot, caption, [(name, line.grid), *curves], line.alone)
 
 
 def _interval(p: Any, line: Slice) -> list[Mark]:

@@ -30,7 +30,7 @@ from doxa.diagnose import Diagnosis, Finding, doctor
 from doxa.diagnose.advice import MORE_ROWS, NAMES, Advice, any_of, recalibrate
 from doxa.diagnose.calibration import judged_coverage
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
-from doxa.diagnose.significance import binomial
+from doxa.diagnose.significance import binomial, binomial_upper
 from doxa.errors import DoxaError
 
 MOST_ROWS = 20_000  # that the diagnostics look at, so that they stay quick
@@ -224,12 +224,12 @@ def _classes(subject: Subject, found: Evaluation) -> Finding | None:
         return None
     total, right = counts.sum(axis=1), np.diag(counts)
     overall = float(right.sum() / total.sum())
-    names = subject.class_names(len(counts))
+    names, rare = subject.class_names(len(counts)), 0.01 / len(counts)
     missed = [
         f"class {names[c]!r} is recognised in {right[c]} of its {total[c]:,} rows"
         for c in np.argsort(-total, kind="stable")
         if total[c] and right[c] <= HARDLY * total[c]
-        and _at_most(int(right[c]), int(total[c]), overall) < 0.01 / len(counts)
+        and binomial_upper(int(total[c] - right[c]), int(total[c]), 1 - overall) < rare
     ]  # fmt: skip
     worst = float(np.min(right[total > 0] / total[total > 0]))
     if not missed:
@@ -241,15 +241,6 @@ def _classes(subject: Subject, found: Evaluation) -> Finding | None:
         "more rows of such classes",
     )
     return warning(f"{listed(missed[:MOST_CLASSES])}{more}", advice, worst)
-
-
-def _at_most(successes: int, trials: int, probability: float) -> float:
-    """P(K ≤ successes) of a binomial."""
-    terms = (
-        math.comb(trials, k) * probability**k * (1 - probability) ** (trials - k)
-        for k in range(successes + 1)
-    )
-    return math.fsum(terms)
 
 
 CHECKS = {

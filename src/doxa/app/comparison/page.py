@@ -77,7 +77,8 @@ def _lead(found: Comparison) -> str:
     ]  # fmt: skip
     text = f"{best.method} has the highest held-out log likelihood"
     if equal:
-        text += f"; {listed(equal)} cannot be distinguished from it (less than two standard errors behind)"
+        behind = "less than two standard errors behind"
+        text += f"; {listed(equal)} cannot be distinguished from it ({behind})"
     elif len(found.rows) > 1:
         text += ", by more than two standard errors"
     return f"{text}. {capitalized(sizes(found))}."

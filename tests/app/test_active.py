@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from shell import doxa
 
-from doxa.app.active.png import encode
+from doxa.app.png import encode
 
 pd = pytest.importorskip("pandas")
 

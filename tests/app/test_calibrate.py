@@ -171,7 +171,7 @@ def test_scores_of_held_out_rows_are_kept_beside_a_constants(parted, folder) -> 
 def test_the_report_repeats_the_command(parted) -> None:
     from doxa.app.fitting import load_run
     from doxa.app.report import Subject
-    from doxa.app.report.sections.recipe import command
+    from doxa.app.report.fitted import command
 
     posterior, schema = load_run(parted)
     line = command(Subject(posterior, schema.target, schema=schema)) or ""

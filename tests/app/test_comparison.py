@@ -289,7 +289,8 @@ def test_the_page_says_who_wins_and_escapes_what_it_is_given() -> None:
     )  # fmt: skip
     text = page.render(found, f"y of {hostile}", [hostile])
     assert hostile not in text and "&lt;script&gt;" in text and "<script" not in text
-    assert "first has the highest held-out log likelihood; second cannot be told from it" in text
+    assert "first has the highest held-out log likelihood" in text
+    assert "likelihood; second cannot be distinguished from it" in text
     assert "third" in text and "1 failed" in text
 
 
@@ -349,7 +350,7 @@ def test_the_command_writes_a_table_and_a_report(table: Path, tmp_path: Path) ->
     assert columns <= set(frame.columns)
     assert frame["log_likelihood"].is_monotonic_decreasing
     text = (tmp_path / "c.html").read_text(encoding="utf-8")
-    assert "linear" in text and "Closeness to the posterior" in text and "<script" not in text
+    assert "linear" in text and "Distance to the posterior" in text and "<script" not in text
 
 
 @pytest.mark.slow

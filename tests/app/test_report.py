@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import doxa as library
 from doxa.app import report
 from doxa.app.cli import app
-from doxa.app.report.sections.training import series
+from doxa.app.report.fitted import series
 from doxa.errors import DataError, ShapeError, StoreError, Unavailable
 
 pd = pytest.importorskip("pandas")
@@ -208,14 +208,14 @@ def test_held_out_scores_are_those_of_a_row_and_the_kept_step_is_marked(
     drawing = chart(regression, "Held-out log likelihood")
     assert len(drawing.by_class("two")) == 4 + 1  # a circle a member, and the key
     assert "Circles: what was kept" in drawing.text
-    assert "nats a row" in drawing.text
+    assert "nats per row" in drawing.text
 
 
 def test_without_rows_it_says_what_is_missing(table: tuple[Path, Path], tmp_path: Path) -> None:
     doxa("report", table[1], "--out", tmp_path / "r.html")
     root = page(tmp_path / "r.html")
     assert "No rows were given" in root.text
-    assert "needs the rows the posterior was fitted to" in root.text
+    assert "need the rows the posterior was fitted to" in root.text
     assert section(root, "functions").all("svg")  # from the stored standardisation alone
 
 
@@ -270,7 +270,7 @@ def test_every_likelihood_has_a_report(
     file = report.write(posterior, tmp_path / "r.html", (data["x"], data[target]), diagnose=False)
     root = page(file)
     assert chart(root, "Coverage")
-    assert chart(root, "95 % intervals and truths")
+    assert chart(root, "95 % intervals and targets")
 
 
 def test_classes_are_counted_as_a_naive_loop_counts_them(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     rows = (data["x"], data["y"])
     found = [Finding("first", "good", 1.0, "fine"), Finding("second", "not checked", None, "no"),
              Finding("third", "bad", 2.0, "<b>broken</b>", "mend it")]  # fmt: skip
-    monkeypatch.setattr("doxa.app.report.verdict.doctor", lambda *_, **__: Diagnosis(found))
+    monkeypatch.setattr("doxa.app.report.status.doctor", lambda *_, **__: Diagnosis(found))
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     texts = [li.text for li in section(root, "diagnostics").all("li")]
     assert texts[0].split(":")[0] == "✕ badthird"
@@ -335,7 +335,7 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     def fails(*_: object, **__: object) -> None:
         raise Unavailable("the doctor is out")
 
-    monkeypatch.setattr("doxa.app.report.verdict.doctor", fails)
+    monkeypatch.setattr("doxa.app.report.status.doctor", fails)
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     assert "the doctor is out" in section(root, "diagnostics").text
 
@@ -455,7 +455,7 @@ def test_many_rows_make_a_small_file_and_say_what_was_taken(
     assert file.stat().st_size < 2_000_000
     root = page(file)
     assert "100,000 rows" in section(root, "scores").text
-    monkeypatch.setattr("doxa.app.report.answers.MOST_COMPONENTS", 3000)
+    monkeypatch.setattr("doxa.app.report.evaluation.MOST_COMPONENTS", 3000)
     posterior = fit("deep-ensemble", "gaussian", data["y"], 1)
     file = report.write(posterior, tmp_path / "s.html", (x, x[:, :1]), diagnose=False)
     root = page(file)

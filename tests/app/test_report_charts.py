@@ -11,10 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doxa.app.report.charts import Axis, Bars, Grid, Line, Plot, Points, Ribbon, Segments, data_png
-from doxa.app.report.charts.marks import MOST_POINTS
-from doxa.app.report.charts.picture import as_picture
-from doxa.app.report.charts.scales import extent, short, tick_labels, ticks
+from doxa.app.png import encode
+from doxa.app.report.charts import (
+    MOST_POINTS,
+    Axis,
+    Bars,
+    Grid,
+    Line,
+    Plot,
+    Points,
+    Ribbon,
+    Segments,
+    as_picture,
+    extent,
+    tick_labels,
+    ticks,
+)  # fmt: skip
+from doxa.app.report.html import Picture, drawing, gallery
+from doxa.app.report.text import short
 from doxa.errors import ShapeError
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")
@@ -23,7 +37,7 @@ finite = st.floats(-1e12, 1e12, allow_nan=False)
 
 def drawn(*marks: object, **axes: Axis) -> str:
     x, y = axes.get("x", Axis("x")), axes.get("y", Axis("y"))
-    return str(Plot("key", "a title", "a description", x, y, list(marks)).svg())
+    return str(drawing(Plot("key", "a title", "a description", x, y, list(marks))))
 
 
 def circles(svg: str) -> np.ndarray:
@@ -44,7 +58,7 @@ def test_ticks_are_round_inside_and_neither_few_nor_many(low: float, width: floa
         mantissa = gaps[0] / 10.0 ** np.floor(np.log10(gaps[0]) + 1e-9)
         assert min(abs(mantissa - m) for m in (1, 2, 5, 10)) < 1e-3
         labels = tick_labels(found)
-        assert len(set(labels)) == len(labels) or max(map(abs, found)) >= 1e6
+        assert len(set(labels)) == len(labels)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +131,7 @@ def test_any_numbers_can_be_drawn(values: list[float]) -> None:
 
 def test_a_grid_writes_every_count() -> None:
     counts = np.array([[5, 1], [0, 1234]])
-    svg = str(Grid("k", "t", "d", ["a", "b"], ["a", "b"], counts, "true", "predicted").svg())
+    svg = str(drawing(Grid("k", "t", "d", ["a", "b"], ["a", "b"], counts, "true", "predicted")))
     assert re.findall(r'class="number[^>]*>([\d,]+)<', svg) == ["5", "1", "0", "1,234"]
 
 
@@ -125,16 +139,18 @@ def test_a_grid_writes_every_count() -> None:
 def test_a_picture_decodes_to_its_pixels(shape: tuple[int, ...]) -> None:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).uniform(size=shape)
-    source = data_png(pixels)
-    head, _, body = source.partition(",")
-    assert head == "data:image/png;base64"
-    read = np.asarray(image.open(io.BytesIO(base64.b64decode(body)))) / 255.0
+    page = str(gallery([([Picture(pixels, "noise")], ["below"])]))
+    found = re.search('src="data:image/png;base64,([^"]+)"', page)
+    assert found is not None
+    read = np.asarray(image.open(io.BytesIO(base64.b64decode(found[1])))) / 255.0
     np.testing.assert_allclose(read, pixels, atol=0.5 / 255 + 1e-9)
+    levels = (255 * pixels).astype(np.uint8)
+    np.testing.assert_array_equal(np.asarray(image.open(io.BytesIO(encode(levels)))), levels)
 
 
 def test_what_is_no_picture_is_refused_or_left_alone() -> None:
     with pytest.raises(ShapeError):
-        data_png(np.zeros((2, 3, 4)))
+        encode(np.zeros((2, 3, 4)))
     assert as_picture(np.zeros(784)) is None
     assert as_picture(np.zeros((2, 8, 8))) is None
     channels_first = as_picture(np.arange(3 * 8 * 6, dtype=float).reshape(3, 8, 6))

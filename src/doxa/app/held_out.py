@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 SHARE = 0.2  # of the rows, to calibrate on
-SHOWN = {
-    "log_likelihood": "log likelihood", "rmse": "RMSE", "coverage": "coverage", "width": "width",
-    "accuracy": "accuracy", "brier": "Brier", "ece": "ECE",
-    "set_coverage": "set coverage", "set_size": "set size",
-}  # fmt: skip
-_LEVELLED = ("coverage", "width", "set_coverage", "set_size")
 
 
 @dataclass(frozen=True)
@@ -204,14 +198,15 @@ def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
 
 def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(score, of the run, of the constant), as people read them."""
+    from doxa.app.report.scores import SCORES  # which reads tables with the help of this module
+
     rows = []
-    for name, title in SHOWN.items():
-        if name not in found["scores"]:
+    for each in SCORES:
+        if not each.printed or each.name not in found["scores"]:
             continue
-        level = f"{100 * found['level']:g} % " if name in _LEVELLED else ""
-        ground = found["constant"].get(name)
+        ground = found["constant"].get(each.name)
         beside = "" if ground is None else _number(ground)
-        rows.append((level + title, _number(found["scores"][name]), beside))
+        rows.append((each.title(found["level"]), _number(found["scores"][each.name]), beside))
     return rows
 
 

@@ -25,7 +25,7 @@ from doxa.diagnose.data import (
     normal_upper,
     two_sided,
 )
-from doxa.diagnose.finding import Finding, bad, good, skipped, slight, warning
+from doxa.diagnose.finding import Finding, bad, by_chance, good, skipped, slight, warning
 from doxa.errors import Unavailable
 from doxa.noise import generator
 
@@ -51,7 +51,7 @@ def coverage(patient: Patient, head: Head) -> Finding:
     where = "test" if head.test is not None else "training"
     told = f"{share:.0%} of {n} {where} targets lie in their {patient.level:.0%} interval"
     if share > level and head.test is None:
-        return good(f"{told} (p = {p:.2g})", share)
+        return good(f"{told}, which proves little of rows that it was fitted to", share)
     return judged_coverage(share, level, p, told, _advice(patient))
 
 
@@ -60,7 +60,7 @@ def judged_coverage(share: float, level: float, p: float, told: str, advice: Adv
     low, high = _tolerated(level, 2.0)
     side = "wide" if share > level else "narrow"
     if p > ALPHA:
-        return good(f"{told} (p = {p:.2g})", share)
+        return by_chance(told, p, share)
     if low < share < high:
         small = "by less than a variance wrong by a factor of two would make it"
         words = f"intervals are a little too {side}, {small}: {told} (p = {p:.1g})"
@@ -127,8 +127,10 @@ def _of_classes(patient: Patient, scored: Scored, unseen: bool) -> Finding:
         f"{float(right.mean()):.0%}; expected calibration error {float(error):.3f}"
     )
     off = float(error - replicas.mean())  # the error that luck alone would give is taken off
-    if p > ALPHA or (excess < 0 and not unseen):
-        return good(f"{told} (p = {p:.2g})", float(error))
+    if excess < 0 and not unseen:
+        return good(f"{told}, which proves little of rows that it was fitted to", float(error))
+    if p > ALPHA:
+        return by_chance(told, p, float(error))
     grade = slight if off < _OFF else bad if off > _FAR_OFF else warning
     kind = ("a little " if off < _OFF else "") + ("over" if excess > 0 else "under") + "confident"
     return grade(f"probabilities are {kind}: {told} (p = {p:.1g})", _advice(patient), float(error))
@@ -165,7 +167,7 @@ def _of_numbers(patient: Patient, scored: Scored) -> Finding:
         "uniform"
     )
     if p > ALPHA:
-        return good(f"{told} (p = {p:.2g})", value)
+        return by_chance(told, p, value)
     grade = slight if excess < _WARPED else bad if excess > _FAR_OFF else warning
     shift = float(u[0].mean()) - 0.5
     extreme = float(((u[0] - 0.5).abs() > 0.45).double().mean())

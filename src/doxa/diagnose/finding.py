@@ -25,6 +25,7 @@ _COUNTED = {
     SLIGHT: ("slight finding", "slight findings"),
 }
 _MOST_NAMED = 4
+UNLIKELY = 0.01  # what is not good any more, though an alarm needs `significance.ALPHA`
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,13 @@ def number(value: float) -> str:
 
 def good(words: str, value: float | None = None) -> Finding:
     return Finding("", GOOD, value, words)
+
+
+def by_chance(words: str, p: float, value: float | None = None) -> Finding:
+    """What the level of an alarm leaves to chance: good, or slight where it is unlikely."""
+    if p > UNLIKELY:
+        return good(f"{words} (p = {p:.2g})", value)
+    return slight(f"{words} (p = {p:.2g}: unlikely by chance, too likely for an alarm)", "", value)
 
 
 def slight(words: str, advice: Advice | str = "", value: float | None = None) -> Finding:

@@ -21,7 +21,7 @@ from doxa.diagnose.advice import (
     other_likelihood,
 )  # fmt: skip
 from doxa.diagnose.data import ALPHA, REPLICAS, Head, Patient, Scored, family, two_sided
-from doxa.diagnose.finding import Finding, bad, good, number, skipped, slight, warning
+from doxa.diagnose.finding import Finding, bad, by_chance, good, number, skipped, slight, warning
 from doxa.errors import Unavailable
 from doxa.likelihoods import HeteroscedasticGaussian, Poisson, StudentT
 from doxa.noise import generator
@@ -83,8 +83,10 @@ def dispersion(patient: Patient, head: Head) -> Finding:
     told = f"squared errors at the {where} rows are {number(ratio)} times the announced variance"
     floor = _TOO_SMALL if head.test is not None else 0.1  # a fit's own residuals are smaller
     counts = isinstance(family(scored.likelihood), Poisson)
-    if p > ALPHA or (ratio < 1 and head.test is None and ratio > floor):
-        return good(f"{told} (p = {p:.2g})", ratio)
+    if ratio < 1 and head.test is None and ratio > floor:
+        return good(told, ratio)
+    if p > ALPHA:
+        return by_chance(told, p, ratio)
     small = floor < ratio < _TOO_LARGE
     grade, little = (slight, "a little ") if small else (bad, "")
     if counts:
@@ -190,7 +192,7 @@ def evenness(patient: Patient, head: Head) -> Finding:
     ratio = _unevenness(size, basis, patient.seed)
     told = f"where the noise should be largest its variance is {number(ratio)} times the smallest"
     if p > ALPHA:
-        return good(f"{told} (p = {p:.2g})", ratio)
+        return by_chance(told, p, ratio)
     advice = any_of(noise_by_input(patient), "a transform of y")
     if isinstance(family(head.train.likelihood), HeteroscedasticGaussian):
         advice = any_of(longer(patient), "more hidden units")

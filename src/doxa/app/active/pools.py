@@ -21,8 +21,8 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from doxa.app.active.png import encode
 from doxa.app.columns import CLASSIFIERS, MOST_INTEGER_CLASSES, Column
+from doxa.app.png import encode
 from doxa.app.reading import (
     Array,
     float_of,

@@ -29,7 +29,7 @@ def report(
     ),
     title: Annotated[str | None, typer.Option(help="What the report is called.")] = None,
     diagnose: Annotated[
-        bool, typer.Option("--diagnose/--no-diagnose", help="Ask the doctor.")
+        bool, typer.Option("--diagnose/--no-diagnose", help="Run the diagnostics.")
     ] = True,
     sep: Sep = None,
     decimal: Decimal = None,
@@ -37,13 +37,12 @@ def report(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a report: verdict, scores, calibration, uncertainty, diagnostics, recipe; opens
+    """Write a report: status, scores, calibration, uncertainty, diagnostics, recipe; opens
     offline."""
     from doxa.app import fitting, report
     from doxa.app.reading import Dialect
-    from doxa.app.report.build import check_place
-    from doxa.app.report.provenance import rows_of_files
-    from doxa.app.report.subject import inputs_of
+    from doxa.app.report.report import check_place
+    from doxa.app.report.subject import inputs_of, rows_of_files
 
     log_to_terminal(verbose)
     check_place(out_file)
@@ -62,9 +61,9 @@ def report(
         run.name or None,
         remarks=remarks,
     )
-    verdict = report.save(subject, out_file, diagnose)
+    status = report.save(subject, out_file, diagnose)
     for remark in subject.remarks:
         out.print(escape(remark), soft_wrap=True, highlight=False)
-    out.print(escape(verdict.diagnosis.summary), soft_wrap=True, highlight=False)
+    out.print(escape(status.diagnosis.summary), soft_wrap=True, highlight=False)
     size = out_file.stat().st_size / 1024
     out.print(f"report written to {escape(str(out_file))} ({size:.0f} kB)", soft_wrap=True)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from doxa.app.comparison.reference import Referred
+from doxa.app.report.scores import SCORES, Score
 from doxa.app.tables import Array, import_pandas
 from doxa.evaluate.closeness import Closeness
 
@@ -162,14 +163,15 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-# What is shown of the scores; the written table has them all.
-SHOWN = {
-    "log_likelihood": "log likelihood", "rmse": "RMSE", "crps": "CRPS",
-    "coverage": "95 % coverage", "accuracy": "accuracy", "brier": "Brier", "ece": "ECE",
-}  # fmt: skip
 CLOSENESS = {
     "agreement": "agreement", "total_variation": "total variation", "wasserstein2": "W2",
 }  # fmt: skip
+
+
+def compared(found: Comparison) -> list[Score]:
+    """The scores that are shown, the log likelihood first; the written table has them all."""
+    shown = [each for each in SCORES if each.compared and each.name in found.score_names]
+    return sorted(shown, key=lambda each: each.name != "log_likelihood")
 
 
 def as_tables(found: Comparison) -> list[Table]:
@@ -211,8 +213,8 @@ def multiple(value: float) -> str:
 
 
 def _scores(found: Comparison) -> Table:
-    names = [name for name in SHOWN if name in found.score_names]
-    heads = ["method", *(SHOWN[name] for name in names)]
+    shown = compared(found)
+    heads = ["method", *(each.title() for each in shown)]
     heads.insert(2, "behind the best")
     status_head = Column("status", overflow="fold")
     table = Table(*heads, status_head, title="held-out scores", caption=sizes(found))
@@ -220,7 +222,7 @@ def _scores(found: Comparison) -> Table:
         if row.failed:
             cells = ["–"] * (len(heads) - 1)
         else:
-            cells = [with_error(row.mean(name), row.error(name)) for name in names]
+            cells = [with_error(row.mean(each.name), row.error(each.name)) for each in shown]
             gap = "best" if row is found.best else with_error(*found.behind(row))
             cells.insert(1, gap)
         table.add_row(

@@ -1,35 +1,49 @@
-"""What a report is about: a posterior, the rows it is asked about, and what things are called."""
+"""What a report is about: a posterior, the rows it is evaluated on, and what things are called.
+
+Rows have a provenance. A run remembers the checksum of its file, and which rows of it
+`doxa fit --split` held out. A file that is given as a test but is the file of the fit holds no new
+rows; nor do rows that stand among those of the fit one by one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa.app.reading import place_of
-from doxa.app.report.names import Names
-from doxa.app.schema import Schema
+from doxa.app.held_out import checksum
+from doxa.app.reading import Dialect, place_of
+from doxa.app.report.html import Content, Names
+from doxa.app.report.text import count
+from doxa.app.schema import Schema, read_labelled
 from doxa.data import as_tensors, rows_of
 from doxa.errors import DataError, ShapeError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from doxa.app.report.evaluation import Evaluation
+    from doxa.app.report.status import OverallStatus
+
 Array = np.ndarray[Any, np.dtype[Any]]
+
+FITTED = "the rows it was fitted to"
+HELD_OUT = "held out from the fit"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs and truths, and how each row is written for people."""
+    """Inputs and targets, and how each row is written for people."""
 
     x: Any
     y: Any  # a tensor, or one for each head
-    what: str  # "test.csv", "the test rows"
-    told: str  # whose they are: "held out from the fit", "the rows it was fitted to"
+    source: str  # "test.csv", "the test rows"
+    provenance: str  # "held out from the fit", "the rows it was fitted to"
     columns: tuple[str, ...] = ()
     cells: Callable[[int], Sequence[object]] = lambda row: ()
     label: Callable[[int], object] = lambda row: f"row {row}"  # as Python counts
@@ -43,13 +57,13 @@ class Rows:
         """x at some rows."""
         return tree_map(lambda t: t[index], self.x)
 
-    def only(self, chosen: Array, told: str) -> Rows:
-        """Some of the rows, chosen by a mask, under the names that they have."""
+    def only(self, chosen: Array, provenance: str) -> Rows:
+        """The rows that a mask chooses, under the names that they have."""
         places = np.flatnonzero(chosen)
         index = torch.as_tensor(places)
         y = tree_map(lambda t: t[index], self.y)
         return replace(
-            self, x=self.take(index), y=y, told=told,
+            self, x=self.take(index), y=y, provenance=provenance,
             cells=lambda row: self.cells(int(places[row])),
             label=lambda row: self.label(int(places[row])),
         )  # fmt: skip
@@ -76,7 +90,25 @@ class Input:
 
 @dataclass
 class Subject:
-    """Everything the sections read."""
+    """Everything that the sections read; `report.render` fills in the evaluations and the status.
+
+    Attributes
+    ----------
+    posterior : Posterior
+        Any, also loaded from disk, recalibrated or conformal.
+    target, classes, inputs
+        What the target, its classes and the input columns are called.
+    test, train : Rows or None
+        Rows that the fit has not seen, and those it was fitted to.
+    folder : str or None
+        The folder that the posterior was loaded from.
+    image : tuple of int or None
+        The shape of one row of x, where rows are to be shown as pictures.
+    remarks : list of str
+        What a reader should know about the rows that were given.
+    evaluations : list of Evaluation
+        Predictions at the scored rows, one for each head.
+    """
 
     posterior: Any
     target: str = "y"
@@ -86,68 +118,88 @@ class Subject:
     train: Rows | None = None
     schema: Schema | None = None
     title: str | None = None
-    place: str | None = None  # the folder it was loaded from
-    image: tuple[int, ...] | None = None  # the shape of one row of x, to be looked at
-    remarks: list[str] = field(default_factory=list)  # about whose rows were given
+    folder: str | None = None
+    image: tuple[int, ...] | None = None
+    remarks: list[str] = field(default_factory=list)
     names: Names = field(default_factory=Names)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    status: OverallStatus | None = None
+
+    def __post_init__(self) -> None:
+        stored = self.posterior.metadata.get("table")
+        if self.classes is None and stored:  # a run of `doxa fit` knows what its classes are called
+            known = Schema.from_json(stored).classes
+            self.classes = None if known is None else tuple(map(str, known))
 
     @property
     def rows(self) -> Rows | None:
-        """The rows that are scored: held-out ones if there are any."""
+        """The rows that are scored: new ones if there are any."""
         return self.test or self.train
 
+    @property
+    def heading(self) -> Content:
+        if self.title:
+            return self.names.show(self.title, 120)
+        return [f"{self.method_name} for ", self.names.show(self.target)]
 
-def rows_of_arrays(data: Any, what: str, told: str, names: Sequence[str] | None = None) -> Rows:
+    @property
+    def method_name(self) -> str:
+        method = self.posterior.method
+        return str(getattr(method, "name", type(method).__name__))
+
+    def class_names(self, number: int) -> list[str]:
+        """What `number` classes are called. The names belong to the only head."""
+        if self.classes and len(self.classes) == number and len(self.evaluations) < 2:
+            return list(self.classes)
+        return [f"class {k}" for k in range(number)]
+
+
+def rows_of_arrays(data: Any, source: str, provenance: str, names: Sequence[str] | None) -> Rows:
     """(x, y) of the Python interface."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
-        raise DataError(f"{what} must be a pair (x, y)")
-    x = as_tensors(data[0], f"x of {what}")
-    count = rows_of(x, f"x of {what}")
-    if count == 0:
-        raise DataError(f"{what} have no rows (N = 0)")
+        raise DataError(f"{source} must be a pair (x, y)")
+    x = as_tensors(data[0], f"x of {source}")
+    number = rows_of(x, f"x of {source}")
+    if number == 0:
+        raise DataError(f"{source} have no rows (N = 0)")
     heads = isinstance(data[1], (tuple, list)) and all(hasattr(t, "shape") for t in data[1])
     y = tuple(torch.as_tensor(t) for t in data[1]) if heads else torch.as_tensor(data[1])
     lengths = [len(t) for t in y] if isinstance(y, tuple) else [len(y)]
-    if lengths != [count] * len(lengths):
-        raise ShapeError(f"{what}: x has {count} rows and y {lengths[0]}")
-    rows = Rows(x, y, what, told)
+    if lengths != [number] * len(lengths):
+        raise ShapeError(f"{source}: x has {number} rows and y {lengths[0]}")
+    rows = Rows(x, y, source, provenance)
     table = rows.table
     if table is None:
         return rows
     columns = column_names(table.shape[1], names)
-    return Rows(x, y, what, told, columns, lambda row: table[row].tolist())
+    return replace(rows, columns=columns, cells=lambda row: table[row].tolist())
 
 
 def rows_of_frame(
-    schema: Schema, frame: pd.DataFrame, what: str, told: str, said: Sequence[str] = ()
+    schema: Schema, frame: pd.DataFrame, source: str, provenance: str, notes: Sequence[str] = ()
 ) -> Rows:
-    """A table as `doxa fit` reads it, and what was said of its file; cells are shown as they
+    """A table as `doxa fit` reads it, with the notes about its file; cells are shown as they
     are."""
-    x, notes = schema.features(frame)
-    y = schema.targets(frame)
+    x, more = schema.features(frame)
     shown = [column.name for column in schema.columns]
     cells = frame[shown]
     return Rows(
-        torch.as_tensor(x),
-        torch.as_tensor(y),
-        what,
-        told,
-        tuple(shown),
-        lambda row: list(cells.iloc[row]),
-        lambda row: place_of(frame.index, row),
-        (*said, *notes),
-    )
+        torch.as_tensor(x), torch.as_tensor(schema.targets(frame)), source, provenance,
+        tuple(shown), lambda row: list(cells.iloc[row]), lambda row: place_of(frame.index, row),
+        (*notes, *more),
+    )  # fmt: skip
 
 
-def column_names(count: int, names: Sequence[str] | None) -> tuple[str, ...]:
+def column_names(number: int, names: Sequence[str] | None) -> tuple[str, ...]:
     if names is None:
-        return tuple(f"x{k + 1}" for k in range(count))
-    if len(names) != count:
-        raise DataError(f"{len(names)} names for {count} input columns")
+        return tuple(f"x{k + 1}" for k in range(number))
+    if len(names) != number:
+        raise DataError(f"{len(names)} names for {number} input columns")
     return tuple(map(str, names))
 
 
 def inputs_of(schema: Schema) -> tuple[Input, ...]:
+    """The columns of a table and where they stand in x."""
     found, at = [], 0
     for column in schema.columns:
         places = range(at, at + column.width)
@@ -160,3 +212,86 @@ def inputs_of(schema: Schema) -> tuple[Input, ...]:
             found += own
         at += column.width
     return tuple(found)
+
+
+def rows_of_files(
+    metadata: dict[str, Any],
+    schema: Schema,
+    test: Path | None,
+    train: Path | None,
+    dialect: Dialect = Dialect(),  # noqa: B008 - frozen
+) -> tuple[Rows | None, Rows | None, list[str]]:
+    """(new rows, rows of the fit, remarks on the choice)."""
+    source = metadata.get("source", {})
+    split = metadata.get("held_out_rows") or {}
+    remarks: list[str] = []
+    same = {path: _checksum(path) == source.get("sha256") for path in (test, train) if path}
+    if train is not None and source.get("sha256") and not same[train]:
+        remarks.append(
+            f"{train.name} is not the file of the fit ({source.get('file', 'unknown')}): its "
+            "checksum differs"
+        )
+    whole = test if test is not None and same[test] else None
+    if whole is None and test is None and train is not None and same[train]:
+        whole = train if split else None
+    if whole is None:
+        new_rows = _read(schema, test, HELD_OUT, dialect)
+        return new_rows, _read(schema, train, FITTED, dialect), remarks
+    everything = _read(schema, whole, FITTED, dialect)
+    assert everything is not None
+    if not split:
+        remarks.append(
+            f"{whole.name} is the file of the fit (same checksum): its rows are {FITTED}, not new "
+            "ones"
+        )
+        return None, everything, remarks
+    new = _split(split, _checksum(whole), whole.name, everything.count)
+    # Rows that it was calibrated on are neither.
+    used = metadata.get("calibration_rows") or {}
+    old = ~new & ~_split(used, _checksum(whole), whole.name, everything.count)
+    remarks.append(f"{count(int(new.sum()), 'row')} of {whole.name}, set aside by --split, scored")
+    return everything.only(new, "set aside by the fit"), everything.only(old, FITTED), remarks
+
+
+def without_seen(test: Rows, train: Rows) -> tuple[Rows | None, list[str]]:
+    """The test rows, with a remark on those that the fit has seen; None where it saw them all."""
+    known = set(_keys(train))
+    seen = sum(key in known for key in _keys(test))
+    if not seen:
+        return test, []
+    if seen == test.count:
+        return None, [f"all {test.count:,} test rows are among {FITTED}: there are no new ones"]
+    remark = f"{seen:,} of {test.count:,} test rows are also among {FITTED}"
+    some = f"{test.provenance}, but {seen:,} of them are also among {FITTED}"
+    return replace(test, provenance=some), [remark]
+
+
+def _read(schema: Schema, path: Path | None, provenance: str, dialect: Dialect) -> Rows | None:
+    if path is None:
+        return None
+    frame, notes = read_labelled(path, schema, dialect)
+    return rows_of_frame(schema, frame, path.name, provenance, notes)
+
+
+def _checksum(path: Path) -> str:
+    try:
+        return checksum(path)
+    except DataError:
+        return ""  # reading the table says what is wrong with it
+
+
+def _split(split: dict[str, Any], checksum: str, file: str, rows: int) -> Array:
+    """[rows]: which ones were held out."""
+    numbers = np.asarray(split.get("rows", []), dtype=int)
+    if split.get("sha256") not in (None, checksum) or (numbers.size and numbers.max() >= rows):
+        raise DataError(f"the rows that the run set aside are not rows of {file}; pass --test")
+    chosen = np.zeros(rows, dtype=bool)
+    chosen[numbers] = True
+    return chosen
+
+
+def _keys(rows: Rows) -> list[bytes]:
+    """One for each row, the same where x and y are the same."""
+    leaves = tree_flatten((rows.x, rows.y))[0]
+    flat = [t.detach().cpu().float().reshape(len(t), -1).numpy() for t in leaves]
+    return [row.tobytes() for row in np.concatenate(flat, axis=1)]

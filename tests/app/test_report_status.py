@@ -1,4 +1,4 @@
-"""The report tells the truth: whose rows are scored, one verdict, one number for one thing."""
+"""The report is right: whose rows are scored, one overall status, one number for one thing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from typer.testing import CliRunner
 import doxa as library
 from doxa.app import report
 from doxa.app.cli import app
-from doxa.app.report.provenance import rows_of_files
-from doxa.app.report.words import percent
+from doxa.app.report import html
+from doxa.app.report.report import SECTIONS, Part
+from doxa.app.report.scores import SCORES, Score
+from doxa.app.report.subject import HELD_OUT, rows_of_arrays, rows_of_files
+from doxa.app.report.text import percent, points
 from doxa.app.schema import Schema
+from doxa.diagnose.advice import Advice
+from doxa.diagnose.calibration import judged_coverage
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior import Status
 
@@ -133,14 +138,15 @@ def numbers() -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("verdict", "headline"),
     [("bad", "✕ Do not rely on it: 1 bad finding"), ("warning", "! Use it with care: 1 warning"),
-     ("slight", "○ No alarm: 1 slight finding"), ("good", "✓ No fault was found in 2 checks")],
+     ("slight", "○ No alarm: 1 slight finding"), ("good", "✓ No fault was found in 3 checks")],
 )  # fmt: skip
-def test_there_is_one_verdict_on_the_page(
+def test_there_is_one_overall_status_on_the_page(
     verdict: str, headline: str, numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posterior, (x, y) = numbers
     found = [Finding("coverage", verdict, 0.9, "so it is")]
-    monkeypatch.setattr("doxa.app.report.verdict.doctor", lambda *_, **__: Diagnosis(found))
+    found += [Finding("calibration", "good", 0.0, "so it is")]
+    monkeypatch.setattr("doxa.app.report.status.doctor", lambda *_, **__: Diagnosis(found))
     report.write(posterior, tmp_path / "r.html", (x + 1, y + 2), (x, y))
     page = root(tmp_path / "r.html")
     pills = [node.text for node in page.all("header")[0].by_class("mark")]
@@ -150,7 +156,7 @@ def test_there_is_one_verdict_on_the_page(
         assert "without trouble" not in page.text
 
 
-def test_too_sure_intervals_are_in_the_verdict_without_the_doctor(tmp_path: Path) -> None:
+def test_too_sure_intervals_are_in_the_status_without_diagnostics(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 2, generator=g)
     y = x.sum(1) + torch.randn(60, generator=g)
@@ -162,7 +168,7 @@ def test_too_sure_intervals_are_in_the_verdict_without_the_doctor(tmp_path: Path
     assert "too sure of itself" in head
 
 
-def test_a_status_that_is_not_ok_is_in_the_verdict(numbers: Any, tmp_path: Path) -> None:
+def test_a_fit_that_did_not_end_well_is_in_the_overall_status(numbers: Any, tmp_path: Path) -> None:
     posterior, (x, y) = numbers
     posterior.record.status = Status("overconfident", "90 % intervals hold 60 %")
     try:
@@ -220,3 +226,142 @@ def test_a_calibrated_run_alone_says_what_it_knows(tmp_path: Path) -> None:
     assert "Nothing could be checked" not in words
     assert "the method keeps no spread" not in words
     assert "Along a" in words and "Along b" in words and "Along b (missing)" not in words
+
+
+def classifier(positives: int, rows: int = 300) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
+    """One that has learned how rare the positives are, which is all that there is to learn."""
+    x = 0.1 * torch.randn(rows, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(rows, dtype=torch.long)
+    y[torch.linspace(0, rows - 1, positives).long()] = 1
+    assert int(y.sum()) == positives
+    net = library.nets.mlp(2, 2, ())
+    return library.fit(net, (x, y), "map", likelihood="categorical", steps=600, lr=0.05,
+                       validation=None, progress=False), (x, y)  # fmt: skip
+
+
+@pytest.mark.parametrize("diagnose", [False, True])
+def test_a_class_that_is_never_recognised_is_no_good_report(diagnose: bool, tmp_path: Path) -> None:
+    posterior, (x, y) = classifier(positives=23)
+    assert int(posterior.predict(x).probs.argmax(1).sum()) == 0
+    report.write(posterior, tmp_path / "r.html", (x + 1e-3, y), (x, y), classes=["no", "yes"],
+                 diagnose=diagnose)  # fmt: skip
+    head = header(tmp_path / "r.html")
+    assert "No fault was found" not in head
+    assert "Class 'yes' is recognised in 0 of its 23 rows" in head
+    scores = root(tmp_path / "r.html").all("table")[0].text
+    assert "balanced accuracy50 %" in scores
+
+
+def test_classes_that_are_recognised_raise_no_finding(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(300, 2, generator=g)
+    y = (x[:, 0] + 0.3 * torch.randn(300, generator=g) > 1.4).long()  # about one in twelve
+    posterior = library.fit(library.nets.mlp(2, 2, ()), (x, y), "map", likelihood="categorical",
+                            steps=400, lr=0.05, progress=False)  # fmt: skip
+    found = assess_of(posterior, (x + 1e-4, y)).find("classes")
+    assert found is not None and found.verdict == "good"
+
+
+def assess_of(posterior: Any, rows: tuple[Any, Any], **options: Any) -> Any:
+    subject = report.Subject(
+        posterior, test=rows_of_arrays(rows, "the test rows", HELD_OUT, None), **options
+    )
+    return report.render(subject, diagnose=False)[1]
+
+
+@pytest.mark.parametrize("rows", [40, 200])
+def test_intervals_that_are_far_too_wide_are_not_within_chance(rows: int, tmp_path: Path) -> None:
+    """All targets inside 95 % intervals may be chance; all inside 20 % intervals is not."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 2, generator=g)
+    y = x.sum(1) + 0.1 * torch.randn(rows, generator=g)
+    posterior = library.fit(library.nets.mlp(2, 1, ()), (x, y), "map", steps=400, lr=0.05,
+                            progress=False, likelihood=library.Gaussian(5.0),
+                            validation=None)  # fmt: skip
+    report.write(posterior, tmp_path / "r.html", (x + 1e-3, y), diagnose=False)
+    page, head = root(tmp_path / "r.html").text, header(tmp_path / "r.html")
+    assert "percentage points more than they promise" in page
+    assert "within chance" not in head
+    assert "No fault was found" not in head
+    assert "too wide" in page
+
+
+def test_confidence_is_described_once(tmp_path: Path) -> None:
+    """The head, the chart and the status agree on whether a gap is within chance."""
+    posterior, (x, _) = classifier(positives=75)
+    few, label = x[:40] + 1e-3, torch.arange(40) % 2  # as many of one as of the other
+    gap = float(posterior.predict(few).probs.max(1).values.mean()) - 0.5
+    assert 0.2 < gap < 0.3
+    report.write(posterior, tmp_path / "r.html", (few, label), diagnose=False)
+    page, head = root(tmp_path / "r.html").text, header(tmp_path / "r.html")
+    assert f"On the whole overconfident, by {points(gap)}" in page
+    assert f"more confident than right by {points(gap)}" in head
+    assert "as its confidence promises" not in head
+    assert "No fault was found" not in head
+
+
+def test_a_small_probability_is_not_called_good() -> None:
+    found = judged_coverage(0.88, 0.95, 0.002, "88 % lie in their interval", Advice(""))
+    assert found.verdict == "slight" and "p = 0.002" in found.words
+    assert not found.alarms
+    assert judged_coverage(0.93, 0.95, 0.2, "93 % lie in it", Advice("")).verdict == "good"
+
+
+def test_the_recipe_names_the_likelihood_that_the_fit_chose(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=400), "b": rng.normal(size=400)})
+    frame["y"] = 3 * frame["a"] + rng.standard_t(1.5, size=400)
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    doxa("fit", tmp_path / "data.csv", "--target", "y", "--steps", 300, "-o", tmp_path / "run")
+    posterior = library.load(str(tmp_path / "run"))
+    assert posterior.base_likelihood.name == "student-t"
+    doxa("report", tmp_path / "run", "--out", tmp_path / "r.html")
+    page = root(tmp_path / "r.html")
+    recipe = next(n for n in page.all("section") if n.attributes["id"] == "recipe").text
+    assert "StudentT" in recipe
+    assert "gaussian" not in recipe.lower()
+
+
+def test_classes_are_called_by_their_names(tmp_path: Path) -> None:
+    """In the findings of the diagnostics, and where a run knows the names."""
+    rng = np.random.default_rng(0)
+    names = ["ant", "bee", "cat", "dog"]
+    frame = pd.DataFrame({"a": rng.normal(size=160), "b": rng.normal(size=160)})
+    frame["kind"] = [names[k % 3] for k in range(157)] + ["dog"] * 3
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    doxa("fit", tmp_path / "data.csv", "--target", "kind", "--method", "map", "--steps", 60,
+         "-o", tmp_path / "run")  # fmt: skip
+    doxa("report", tmp_path / "run", "--train", tmp_path / "data.csv", "-o", tmp_path / "r.html")
+    text = root(tmp_path / "r.html").text
+    assert "class 'dog' has 3 rows" in text
+    assert "class 3" not in text
+    posterior = library.load(str(tmp_path / "run"))
+    x = frame[["a", "b"]].to_numpy(np.float32)
+    y = np.array([names.index(name) for name in frame["kind"]])
+    report.write(posterior, tmp_path / "p.html", (x, y), diagnose=False)
+    text = root(tmp_path / "p.html").text
+    assert "dog" in text and "class 3" not in text
+
+
+def test_a_score_is_one_row_of_the_table(numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new score is in the table and among the tiles, with its explanation."""
+    bias = Score("bias", "bias", "lower", "mean of prediction minus target", tile=True,
+                 compute=lambda found: float(np.mean(found.mean - found.truth)))  # fmt: skip
+    monkeypatch.setattr("doxa.app.report.scores.SCORES", (*SCORES, bias))
+    posterior, (x, y) = numbers
+    subject = report.Subject(posterior, test=rows_of_arrays((x, y), "rows", HELD_OUT, None))
+    page, faults = parse(report.render(subject, diagnose=False)[0])
+    assert faults == []
+    value = float(np.mean(posterior.predict(x).mean.numpy().ravel() - y.numpy()))
+    shown = f"{value:.3g}".replace("-", "−")
+    assert f"{shown}biaslower is better" in page.all("header")[0].by_class("tiles")[0].text
+    assert f"bias{shown}lowermean of prediction minus target" in page.all("table")[0].text
+
+
+def test_a_section_is_one_row_of_the_list(numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Part("own", "A section of one's own", lambda subject: html.paragraph("<b>own</b>"))
+    monkeypatch.setattr("doxa.app.report.report.SECTIONS", (*SECTIONS, own))
+    page, faults = parse(report.render(report.Subject(numbers[0]), diagnose=False)[0])
+    assert faults == []
+    assert page.all("section")[-1].attributes["id"] == "own"
+    assert "<b>own</b>" in page.all("section")[-1].text

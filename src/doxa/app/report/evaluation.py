@@ -1,0 +1,258 @@
+"""The predictions of a posterior at the scored rows, as plain arrays, of which charts are made.
+
+Rows are predicted in blocks, so that memory stays bounded: a block's predictive is read and let go.
+A target may have several elements (outputs, pixels): arrays are flat over rows × elements, and
+`row` says to which row each belongs. What a predictive does not have is noted with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from doxa.app.report.subject import Array, Rows
+from doxa.errors import DoxaError, MemoryBudgetError, Unavailable
+from doxa.likelihoods import Bernoulli
+
+LEVEL = 0.95
+LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
+MOST_NUMBERS = 4_000_000  # of one quantity, over all rows
+BLOCK_NUMBERS = 4_000_000  # of one block's draws
+MOST_ROWS = 100_000
+MOST_COMPONENTS = 500_000  # rows × draws: quantiles of a mixture are found by bisection
+LEAST_ROWS = 250
+
+
+@dataclass
+class Evaluation:
+    """The predictions of one head; arrays are over elements unless their comment says otherwise."""
+
+    label: str  # "" where there is one head
+    kind: str  # "numbers", "counts" or "classes"
+    rows: int  # scored
+    total: int  # given
+    site: tuple[int, ...]  # shape of one row's elements
+    index: Array  # [rows]: which of the given rows
+    row: Array  # 0 … rows − 1: the row of each element
+    place: Array  # and its place in the row
+    truth: Array
+    scores: dict[str, float] = field(default_factory=dict)
+    mean: Array | None = None
+    std: Array | None = None
+    aleatoric: Array | None = None
+    epistemic: Array | None = None
+    low: Array | None = None
+    high: Array | None = None
+    pit: Array | None = None
+    covered: Array | None = None  # [levels]: shares
+    probs: Array | None = None  # [elements, C]
+    entropy: Array | None = None
+    information: Array | None = None
+    sets: Array | None = None  # [elements, C]: conformal sets of classes
+    level: float = LEVEL  # of low, high and the sets
+    conformal: bool = False
+    draws: int = 1
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def uncertainty(self) -> Array | None:
+        """What rows are ranked by: entropy of classes, the standard deviation of numbers."""
+        return self.entropy if self.kind == "classes" else self.std
+
+    @property
+    def head(self) -> str:
+        """What the names of checks of this head end in."""
+        return f" (head {int(self.label.rpartition(' ')[2]) - 1})" if self.label else ""
+
+    def by_row(self, values: Array) -> Array:
+        """The mean over each row's elements: [rows]."""
+        total = np.bincount(self.row, weights=values, minlength=self.rows)
+        return total / np.maximum(np.bincount(self.row, minlength=self.rows), 1)
+
+    def confusion(self) -> Array | None:
+        """[C, C]: how often each true class (row) was predicted as each class (column)."""
+        if self.probs is None or not self.truth.size:
+            return None
+        number = self.probs.shape[1]
+        pairs = self.truth.astype(int) * number + self.probs.argmax(axis=1)
+        return np.bincount(pairs, minlength=number**2).reshape(number, number)
+
+
+def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
+    """One evaluation for each head."""
+    from doxa.evaluate import Streaming
+
+    parts = heads(posterior.predict(rows.take(slice(0, 1))))
+    numbers = max(math.prod(p.mean.shape[1:]) for p in parts)
+    draws = max(draws_of(p) for p in parts)
+    index = np.arange(rows.count)
+    most = max(1, min(MOST_ROWS, MOST_NUMBERS // numbers))
+    if any(kind_of(p.likelihood) != "classes" for p in parts):
+        most = min(most, max(LEAST_ROWS, MOST_COMPONENTS // (draws * numbers)))
+    if most < rows.count:
+        index = np.sort(np.random.default_rng(seed).choice(rows.count, most, replace=False))
+    size = int(np.clip(BLOCK_NUMBERS // (draws * numbers), 1, 8192))
+    transform = getattr(posterior, "transform", None)
+    conformal = hasattr(transform, "level")
+    level = float(getattr(transform, "level", LEVEL))  # a conformal one has a level of its own
+    streams = [Streaming(level=level) for _ in parts]
+    blocks: list[list[_Block]] = [[] for _ in parts]
+    for start in range(0, len(index), size):
+        at = torch.as_tensor(index[start : start + size])
+        for k, p in enumerate(heads(_predict(posterior, rows.take(at)))):
+            y = rows.y[k] if isinstance(rows.y, tuple) else rows.y
+            blocks[k].append(_read(p, y[at], start, streams[k], conformal))
+    found = []
+    for k, each in enumerate(blocks):
+        label = f"head {k + 1}" if len(parts) > 1 else ""
+        evaluation = _joined(label, each, index, rows.count)
+        evaluation.level, evaluation.conformal = level, conformal
+        if "scores" not in evaluation.missing:
+            evaluation.scores = streams[k].result()
+        found.append(evaluation)
+    return found
+
+
+def heads(p: Any) -> Sequence[Any]:
+    """The predictives of each head; the predictive itself where there is one."""
+    try:
+        return p.heads
+    except Unavailable:
+        return (p,)
+
+
+def kind_of(likelihood: Any) -> str:
+    if likelihood.classifies:
+        return "classes"
+    return "counts" if likelihood.discrete else "numbers"
+
+
+def draws_of(p: Any) -> int:
+    try:
+        return max(1, len(p.weights))
+    except Unavailable:
+        return 1
+
+
+def array(values: Tensor) -> Array:
+    return values.detach().cpu().double().numpy()
+
+
+@dataclass
+class _Block:
+    """Some rows: arrays by name, [rows, elements], probabilities and sets [rows, elements, C]."""
+
+    kind: str
+    draws: int
+    truth: Array
+    site: tuple[int, ...]
+    arrays: dict[str, Array] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str, value: Callable[[], Array]) -> None:
+        """Keep a quantity, or the reason why there is none."""
+        try:
+            self.arrays[name] = value()
+        except DoxaError as error:
+            self.missing[name] = str(error)
+
+
+def _predict(posterior: Any, x: Any) -> Any:
+    """With all draws, or their moments where they do not fit the memory budget."""
+    try:
+        return posterior.predict(x)
+    except MemoryBudgetError:
+        return posterior.predict(x, keep="moments")
+
+
+def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
+    """What a report needs of one predictive; its scores go into `stream`."""
+    from doxa.evaluate import pit
+
+    if y.is_floating_point():
+        y = y.to(p.mean.dtype)
+    truth = p.targets(y)
+    n = len(truth)
+
+    def flat(values: Tensor) -> Array:
+        return array(values).reshape(n, -1)
+
+    def by_class(values: Tensor) -> Array:  # [n, C, *site] to [n, elements, C]
+        return np.moveaxis(array(values), 1, -1).reshape(n, -1, values.shape[1])
+
+    def class_probs() -> Array:
+        two = isinstance(p.likelihood, Bernoulli)
+        return by_class(torch.stack([1.0 - p.probs, p.probs], dim=1) if two else p.probs)
+
+    def ends() -> Array:  # the upper end comes with the lower one
+        low, high = p.interval(stream.level)
+        block.arrays["high"] = flat(high)
+        return flat(low)
+
+    def covered() -> Array:  # [1, levels]: the ends of an interval belong to it
+        bounds = [p.interval(level) for level in LEVELS]
+        inside = [((low <= truth) & (truth <= high)).double().mean() for low, high in bounds]
+        return np.array([[float(share) for share in inside]])
+
+    block = _Block(kind_of(p.likelihood), draws_of(p), flat(truth), tuple(truth.shape[1:]))
+    try:
+        stream.update(p, y)
+    except DoxaError as error:
+        block.missing["scores"] = str(error)
+    if block.kind == "classes":
+        block.get("probs", class_probs)
+        block.get("entropy", lambda: flat(p.entropy))
+        block.get("information", lambda: flat(p.mutual_information))
+        if conformal:
+            block.get("sets", lambda: by_class(p.prediction_set()))
+        return block
+    block.get("mean", lambda: flat(p.mean))
+    block.get("std", lambda: flat(p.std))
+    block.get("aleatoric", lambda: flat(p.aleatoric))
+    block.get("epistemic", lambda: flat(p.epistemic))
+    block.get("low", ends)
+    block.get("pit", lambda: flat(pit(p, y, seed=seed)))
+    if block.kind == "counts" or "pit" in block.missing:
+        block.get("covered", covered)
+    return block
+
+
+def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> Evaluation:
+    """Blocks put together; a quantity that one of them lacks is missing."""
+    first = blocks[0]
+    truth = np.concatenate([block.truth for block in blocks])
+    rows = len(truth)
+    found = Evaluation(
+        label, first.kind, rows, total, first.site, index,
+        np.repeat(np.arange(rows), truth.shape[1]), np.tile(np.arange(truth.shape[1]), rows),
+        truth.reshape(-1), draws=first.draws,
+        missing={name: why for block in blocks for name, why in block.missing.items()},
+    )  # fmt: skip
+    for name in first.arrays.keys() - found.missing.keys():
+        whole = np.concatenate([block.arrays[name] for block in blocks])
+        if name == "covered":
+            weights = [len(block.truth) for block in blocks]
+            found.covered = np.average(whole, axis=0, weights=weights)
+        else:
+            setattr(found, name, whole.reshape(-1, *whole.shape[2:]))
+    if found.probs is not None:
+        _drop_ignored(found)
+    return found
+
+
+def _drop_ignored(found: Evaluation) -> None:
+    """Elements whose label is no class (an ignored index) count nowhere."""
+    assert found.probs is not None
+    known = (found.truth >= 0) & (found.truth < found.probs.shape[1])
+    if known.all():
+        return
+    for name in ("row", "place", "truth", "probs", "entropy", "information", "sets"):
+        values = getattr(found, name)
+        if values is not None:
+            setattr(found, name, values[known])

@@ -1,1 +1,0 @@
-"""The parts of a report, one file a part: each reads a `Subject` and gives its content."""

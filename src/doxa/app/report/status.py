@@ -1,0 +1,364 @@
+"""The overall status: what the diagnostics found and what the scored rows show, the worst first.
+
+The head of the report, its section on diagnostics and the command line all read it here, so that
+they agree.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from doxa.app.report import html
+from doxa.app.report.calibration import (
+    confidence_gap,
+    coverage_gap,
+    describe_confidence,
+    epistemic_share,
+    share_band,
+)
+from doxa.app.report.evaluation import LEVEL, Evaluation
+from doxa.app.report.html import Content
+from doxa.app.report.scores import about_rows, baseline, score
+from doxa.app.report.subject import Rows, Subject
+from doxa.app.report.text import capitalized, count, describe, listed, percent, points, short
+from doxa.diagnose import Diagnosis, Finding, doctor
+from doxa.diagnose.advice import MORE_ROWS, NAMES, Advice, any_of, recalibrate
+from doxa.diagnose.calibration import judged_coverage
+from doxa.diagnose.data import binomial, binomial_upper
+from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
+from doxa.errors import DoxaError
+
+MOST_ROWS = 20_000  # that the diagnostics look at, so that they stay quick
+LEAST_ROWS = 20  # with fewer, chance decides
+LARGE_GAP = 0.05  # between promise and observation, beside what chance allows
+HARDLY = 0.1  # a class is hardly recognised where it is in a smaller share of its rows
+MOST_CLASSES = 3  # named in one finding
+BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "learned-nothing")
+SHOWN_ELSEWHERE = {  # of what a method measured
+    "engine", "mode", "engine_reason", "seconds", "steps", "rows", "kernel", "stopping",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OverallStatus:
+    """All findings, and why the diagnostics were not run where they were not."""
+
+    diagnosis: Diagnosis
+    reason: str = ""
+
+    def find(self, check: str) -> Finding | None:
+        """A finding of this name that was looked at."""
+        found = (f for f in self.diagnosis if f.check == check and f.verdict != NOT_CHECKED)
+        return next(found, None)
+
+
+def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
+    """Run the diagnostics, and add what they have not looked at. A failure of theirs is a reason in
+    the report, not an error."""
+    evaluations = subject.evaluations
+    level = evaluations[0].level if evaluations else LEVEL
+    found, reason = _diagnose(subject, level) if diagnose else ([], "they were not wanted")
+    seen = {finding.check for finding in found if finding.verdict != NOT_CHECKED}
+    if not found:
+        found = [replace(_status(subject), check="status")]
+    for evaluation in evaluations:
+        for name, check in CHECKS.items():
+            name += evaluation.head
+            finding = None if name in seen else check(subject, evaluation)
+            if finding is not None:
+                found = [f for f in found if f.check != name]
+                found.append(replace(finding, check=name))
+    kept = None if evaluations else _remembered_coverage(subject)
+    if kept is not None:
+        found = [f for f in found if f.check != "coverage"]
+        found.append(replace(kept, check="coverage"))
+    new_rows = subject.test is not None or kept is not None
+    return OverallStatus(Diagnosis(found, new_rows), reason)
+
+
+def _diagnose(subject: Subject, level: float) -> tuple[list[Finding], str]:
+    if subject.train is None:
+        return [], "they need the rows the posterior was fitted to (--train, or train= in Python)"
+    test = None if subject.test is None else _pair(subject.test)
+    try:
+        found = doctor(subject.posterior, _pair(subject.train), test, level=level)
+    except DoxaError as error:
+        return [], str(error)
+    return [_with_class_names(subject, finding) for finding in found.findings], ""
+
+
+def _with_class_names(subject: Subject, finding: Finding) -> Finding:
+    """The diagnostics know classes by their numbers."""
+    names = subject.classes
+    if names is None or len(subject.evaluations) > 1:
+        return finding
+
+    def named(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return f"class {names[number]!r}" if number < len(names) else match[0]
+
+    return replace(finding, words=re.sub(r"\bclass (\d+)\b", named, finding.words))
+
+
+def _pair(rows: Rows) -> tuple[Any, Any]:
+    """(x, y), at most `MOST_ROWS` of them, evenly taken."""
+    step = math.ceil(rows.count / MOST_ROWS)
+    y = tuple(t[::step] for t in rows.y) if isinstance(rows.y, tuple) else rows.y[::step]
+    return rows.take(slice(None, None, step)), y
+
+
+def _status(subject: Subject) -> Finding:
+    """How the fit ended, where the diagnostics have not looked at it."""
+    status = subject.posterior.status
+    if status != "ok":
+        grade = bad if status in BAD_STATUS else warning
+        reason = status.reason or "no reason was given"
+        return grade(f"the fit ended as {str(status)!r}: {reason}", "")
+    ended = "the fit ended as it should"
+    return good(ended) if subject.evaluations else skipped(f"{ended}; there are no rows to check")
+
+
+def _remembered_coverage(subject: Subject) -> Finding | None:
+    """How intervals did on the rows that the fit set aside, where none are given now."""
+    kept = subject.posterior.metadata.get("held_out_scores")
+    share = None if kept is None else kept["scores"].get("coverage")
+    if kept is None or share is None or kept["rows"] < LEAST_ROWS:
+        return None
+    n, level = kept["rows"], kept["level"]
+    held = (
+        f"when it was fitted, {percent(share)} of {count(n, 'row')} of {kept['file']} that were "
+        f"set aside lay in their {percent(level)} interval"
+    )
+    p = binomial(round(share * n), n, level)
+    return judged_coverage(share, level, p, held, _recalibrated(subject))
+
+
+def _recalibrated(subject: Subject) -> Advice:
+    return any_of(recalibrate(subject.posterior), "an ensemble", MORE_ROWS)
+
+
+def _coverage(subject: Subject, found: Evaluation) -> Finding | None:
+    """The share of targets in the intervals of the scores."""
+    share = found.scores.get("coverage")
+    if found.kind == "classes" or share is None or not math.isfinite(share):
+        return None
+    n = found.truth.size
+    held = f"{percent(share)} of {count(n, 'target')} lie in their {percent(found.level)} interval"
+    if n < LEAST_ROWS:
+        return skipped(f"{held}: too few to tell", MORE_ROWS)
+    if share > found.level and (found.kind == "counts" or subject.test is None):
+        return good(held, share)  # by construction, or because they were trained on
+    p = binomial(round(share * n), n, found.level)
+    return judged_coverage(share, found.level, p, held, _recalibrated(subject))
+
+
+def _calibration(subject: Subject, found: Evaluation) -> Finding | None:
+    """Intervals of every level, or the confidence in the likeliest class."""
+    if found.kind == "classes":
+        return _confidence(subject, found)
+    gap = coverage_gap(found)
+    if gap is None or found.conformal or found.kind == "counts" or found.truth.size < LEAST_ROWS:
+        return None
+    at_level = _coverage(subject, found)
+    if at_level is not None and at_level.alarms:
+        return None  # it says the same
+    wide = gap.value > 0
+    held = f"{points(gap.value)} {'more' if wide else 'less'} than they promise"
+    text = f"on average over all levels intervals hold {held}"
+    if not gap.beyond:
+        return good(f"{text}, within chance", gap.value)
+    if wide and subject.test is None:
+        return good(f"{text}, as rows that were trained on often do", gap.value)
+    text = f"intervals are too {'wide' if wide else 'narrow'}: {text}, beyond chance"
+    grade = warning if abs(gap.value) > LARGE_GAP else slight
+    return grade(text, _recalibrated(subject), gap.value)
+
+
+def _confidence(subject: Subject, found: Evaluation) -> Finding | None:
+    gap, n = confidence_gap(found), found.truth.size
+    if gap is None or "accuracy" not in found.scores:
+        return None
+    text = f"it is {points(gap.value)} {'more' if gap.value > 0 else 'less'} confident than right"
+    if n < LEAST_ROWS:
+        return skipped(f"{text} at {count(n, 'row')}: too few to tell", MORE_ROWS)
+    if not gap.beyond:
+        return good(f"{text}, within chance", gap.value)
+    if gap.value < 0 and subject.test is None:
+        return good(f"{text}, as rows that were trained on often are", gap.value)
+    alarming = abs(gap.value) > LARGE_GAP + gap.chance * 3.29 / 1.96  # a level of 0.001
+    grade = warning if alarming else slight
+    return grade(f"{text}, beyond chance", _recalibrated(subject), gap.value)
+
+
+def _error(subject: Subject, found: Evaluation) -> Finding | None:
+    """Against a prediction that ignores the inputs."""
+    constant = baseline(found)
+    if constant is None or found.truth.size < LEAST_ROWS:
+        return None
+    name, what, ground = constant
+    value, show = found.scores.get(name), score(name).show
+    if value is None:
+        return None
+    advice = any_of("more steps", MORE_ROWS)
+    if name == "rmse":
+        text = f"its error is {show(value)} (RMSE); {what} would give {show(ground)}"
+        return good(text, value) if value < ground else warning(text, advice, value)
+    text = f"{show(value)} of rows are right; {what} would give {show(ground)}"
+    if value < ground - share_band(ground, found.truth.size):
+        return warning(text, advice, value)
+    return good(text, value) if value > ground else slight(f"no better: {text}", advice, value)
+
+
+def _classes(subject: Subject, found: Evaluation) -> Finding | None:
+    """Classes whose rows are hardly ever recognised, as rare ones behind a high accuracy.
+
+    A class is reported where so few recognised rows would be unlikely (1 % for all classes
+    together) if its rows were recognised as often as those of all classes are."""
+    counts = found.confusion()
+    if counts is None or len(counts) < 2:
+        return None
+    total, right = counts.sum(axis=1), np.diag(counts)
+    overall = float(right.sum() / total.sum())
+    names, rare = subject.class_names(len(counts)), 0.01 / len(counts)
+    missed = [
+        f"class {names[c]!r} is recognised in {right[c]} of its {total[c]:,} rows"
+        for c in np.argsort(-total, kind="stable")
+        if total[c] and right[c] <= HARDLY * total[c]
+        and binomial_upper(int(total[c] - right[c]), int(total[c]), 1 - overall) < rare
+    ]  # fmt: skip
+    worst = float(np.min(right[total > 0] / total[total > 0]))
+    if not missed:
+        return good("every class with enough rows is recognised in some of them", worst)
+    more = f" and {len(missed) - MOST_CLASSES} more classes" if len(missed) > MOST_CLASSES else ""
+    advice = any_of(
+        "decide by the costs of mistakes instead of the likeliest class (its probabilities may "
+        "be right all the same)",
+        "more rows of such classes",
+    )
+    return warning(f"{listed(missed[:MOST_CLASSES])}{more}", advice, worst)
+
+
+CHECKS = {
+    "coverage": _coverage, "calibration": _calibration, "error": _error, "classes": _classes,
+}  # fmt: skip
+
+
+def overall_mark(status: OverallStatus) -> Content:
+    """The status as a pill; nothing good is claimed of rows that the fit has seen."""
+    found = status.diagnosis
+    look = found.verdict if found.new_rows or found.verdict != "good" else "none"
+    return html.mark(look, found.headline)
+
+
+def lead(subject: Subject) -> Content:
+    """One paragraph: whether predictions and their uncertainty hold."""
+    status = subject.status
+    assert status is not None
+    found, ended = status.diagnosis, status.find("status")
+    parts: list[Content] = []
+    if found.summary != f"{found.headline}.":
+        parts.append(f"{found.summary} ")
+    if ended is not None and ended.alarms:
+        parts.append(f"{capitalized(ended.words)}. ")
+    if subject.evaluations:
+        first = subject.evaluations[0]
+        head = f" ({first.label})" if first.label else ""
+        describe_head = _describe_classes if first.kind == "classes" else _describe_numbers
+        parts += ["On ", about_rows(subject, first), head, " ", describe_head(first, status)]
+        share = epistemic_share(first)
+        if share is not None:
+            parts.append(f" {percent(share, 0)} of the uncertainty is epistemic.")
+    else:
+        parts.append(
+            "No rows were given to score it on: pass held-out rows with --test to see whether "
+            "its predictions, and their uncertainty, hold."
+        )
+    return [*parts, " More in the ", html.link("diagnostics", "diagnostics"), "."]
+
+
+def _describe_numbers(found: Evaluation, status: OverallStatus) -> str:
+    rmse, constant = found.scores.get("rmse"), baseline(found)
+    parts = []
+    if rmse is not None:
+        text = f"its error is {short(rmse)} (RMSE)"
+        if constant is not None:
+            text += f", against {short(constant[2])} for always predicting the mean"
+            if rmse >= constant[2]:
+                text += ", so that it is no help here"
+        parts.append(text)
+    share = found.scores.get("coverage")
+    if share is not None:
+        level = f"{'conformal ' * found.conformal}{percent(found.level)}"
+        held = f"its {level} intervals hold {percent(share)} of the targets"
+        parts.append(f"{held}, {_describe_coverage(share, found, status)}")
+    return "; ".join(parts) + "." if parts else "it gives no scores."
+
+
+def _describe_coverage(share: float, found: Evaluation, status: OverallStatus) -> str:
+    """What the finding about the intervals and the curve over all levels say together."""
+    finding = status.find("coverage" + found.head)
+    if finding is None:
+        return "too few rows to tell"
+    little = "a little " if finding.verdict == "slight" else ""
+    side = "cautious" if share > found.level else "sure of itself"
+    if finding.verdict != "good":
+        more = "more" if share > found.level else "less"
+        return f"{little}{more} than promised: it is {little}too {side}"
+    gap = None if found.conformal else coverage_gap(found)
+    if gap is not None and gap.beyond and found.kind == "numbers":
+        held = f"{points(gap.value)} {'more' if gap.value > 0 else 'less'} than they promise"
+        return f"but on average over all levels they hold {held}, beyond chance"
+    return "as they should, within chance"
+
+
+def _describe_classes(found: Evaluation, status: OverallStatus) -> str:
+    accuracy, constant, gap = found.scores.get("accuracy"), baseline(found), confidence_gap(found)
+    if accuracy is None or gap is None:
+        return "it gives no scores."
+    text = f"it names the right class in {percent(accuracy)} of rows"
+    if constant is not None:
+        text += f" (the commonest class alone: {percent(constant[2])})"
+    finding, missed = (status.find(name + found.head) for name in ("calibration", "classes"))
+    if finding is None:
+        text += "; too few rows to assess its confidence."
+    elif gap.beyond:
+        lean = "more" if gap.value > 0 else "less"
+        text += f", and is {lean} confident than right by {points(gap.value)} on average."
+    elif finding.verdict == "good":
+        text += ", about as often as its confidence promises."
+    else:
+        text += f". {describe_confidence(gap)} Yet {finding.words}."
+    if missed is not None and missed.alarms:
+        text += f" {capitalized(missed.words)}."
+    return text
+
+
+def diagnostics_section(subject: Subject) -> Content:
+    """All findings, what to try, and what the method measured about itself."""
+    status = subject.status
+    assert status is not None
+    found = status.diagnosis
+    parts: list[Content] = [html.paragraph(found.summary)]
+    if status.reason:
+        parts.append(html.paragraph(f"The diagnostics were not run: {status.reason}."))
+    parts.append(html.findings([
+        (html.mark(f.verdict, f.verdict), str(f.check).replace("_", " "), f.words, f.advice)
+        for f in found.ranked
+    ]))  # fmt: skip
+    if found.code:
+        title = "What to try, in Python"
+        code = html.code_block(title, "\n\n".join(found.code), tall=True)
+        parts += [html.heading(title), html.paragraph(f"Here {NAMES}.", look="quiet"), code]
+    own = [
+        (name.replace("_", " "), describe(value))
+        for name, value in subject.posterior.diagnostics.items()
+        if name not in SHOWN_ELSEWHERE
+    ]
+    if own:
+        parts.append(html.boxed("What the method measured", html.terms(own)))
+    return parts

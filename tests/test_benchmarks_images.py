@@ -214,17 +214,21 @@ def test_ignored_pixels_count_nowhere() -> None:
     x = torch.nn.functional.one_hot(y, 11).permute(0, 3, 1, 2).float()
     y[:, :2] = scenes.UNLABELLED
 
-    class Known:
+    class AnalyticGradient:
         kind = "sample"
 
         def predict(self, x: torch.Tensor, n: int | None = None) -> doxa.Predictive:
             likelihood = doxa.Categorical(ignore_index=scenes.UNLABELLED)
             return doxa.Predictive(20.0 * x[None], likelihood)
 
-    numbers, uncertainty = scenes.score(Known(), images_of(x, y), replace(scenes.SMALL, rows=2))
+    numbers, uncertainty = scenes.score(
+        AnalyticGradient(), images_of(x, y), replace(scenes.SMALL, rows=2)
+    )
     assert numbers["mean_iou"] == 1.0 and numbers["accuracy"] == 1.0
     assert uncertainty["wrong"] == {"entropy": 0.0, "mutual_information": 0.0}
-    wrong, _ = scenes.score(Known(), images_of(x.roll(1, 1), y), replace(scenes.SMALL, rows=2))
+    wrong, _ = scenes.score(
+        AnalyticGradient(), images_of(x.roll(1, 1), y), replace(scenes.SMALL, rows=2)
+    )
     assert wrong["mean_iou"] == 0.0 and wrong["accuracy"] == 0.0
 
 

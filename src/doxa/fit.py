@@ -21,17 +21,17 @@ from torch.utils.data import DataLoader
 from doxa import checks
 from doxa.data import Data
 from doxa.driver import Callback, Options
-from doxa.driver.belief import believe
-from doxa.driver.finish import launch
+from doxa.driver.belief import build_problem
+from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
     Given,
     fingerprint,
     fitted_rows,
     member_ids,
-    place_data,
+    prepare_data,
+    select_engine,
     stack,
-    try_engine,
 )
 from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
@@ -40,7 +40,7 @@ from doxa.method import FitSettings, Method, as_method
 from doxa.method.memory import Workload, check_planned
 from doxa.method.method import in_half, keywords
 from doxa.model import Model, Subset
-from doxa.model.checks import check_logits, check_reach, say_if_trained
+from doxa.model.checks import check_gradient_flow, check_logits, warn_if_pretrained
 from doxa.model.model import Network, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
@@ -140,11 +140,13 @@ def fit(
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     given = Given.read(data, sample_weight)
     specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
-    problem, noise_model, inferred = believe(model, method, likelihood, prior, subset, given, specs)
-    believed = problem.model
+    problem, noise_model, inferred = build_problem(
+        model, method, likelihood, prior, subset, given, specs
+    )
+    prior_moments = problem.model
     problem = method.prepare(problem)
-    if believed is not None:
-        device, dtype = device or believed.device, dtype or believed.dtype
+    if prior_moments is not None:
+        device, dtype = device or prior_moments.device, dtype or prior_moments.dtype
     device = checks.place(device or "cpu")
     dtype = None if dtype is None else checks.floating(dtype)
     if dtype is not None:
@@ -154,7 +156,7 @@ def fit(
     ids = member_ids(members, method)
     if isinstance(validation, str) and validation == "auto" and not method.holds_out:
         validation = None
-    held, splits, likelihood_output, inputs = place_data(
+    held, splits, likelihood_output, inputs = prepare_data(
         given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
     )  # fmt: skip
     size = _batch_size(batch_size, method, held, problem)
@@ -174,12 +176,12 @@ def fit(
         specs, ids, likelihood_output, inputs, settings,
     )  # fmt: skip
     half = precision != "full" and in_half(precision, method, run)
-    run = replace(run, engine=try_engine(run, engine, method, half))
+    run = replace(run, engine=select_engine(run, engine, method, half))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
-            say_if_trained(run.net, run.initial[0])
-        check_logits(run.net.likelihood, check_reach(run.net, first, few))
+            warn_if_pretrained(run.net, run.initial[0])
+        check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
     options = Options(
         schedule=schedule, patience=patience, checkpoint_seconds=checkpoint_every,
         callbacks=callbacks, draws_budget=draws_budget,
@@ -187,7 +189,7 @@ def fit(
     )  # fmt: skip
     if checkpoint is not None:
         options.fingerprint = fingerprint(run, method, options, specs)
-    posteriors, _ = launch(run, method, options, specs, checkpoint, began)
+    posteriors, _ = run_fit(run, method, options, specs, checkpoint, began)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows in zip(posteriors, used, strict=True):

@@ -166,11 +166,11 @@ class Noise:
         self._counters: dict[int, Tensor] = {}
         self._sources: dict[object, Noise] = {}
 
-    def part(self, members: slice) -> Noise:
+    def select_members(self, members: slice) -> Noise:
         """The numbers of some of the members."""
         return self._derived((members.start, members.stop), self.members[members])
 
-    def times(self, k: int) -> Noise:
+    def expand_particles(self, k: int) -> Noise:
         """Numbers for k particles of every member, each with a key of its own."""
         return self._derived(k, [f"{member}/{j}" for member in self.members for j in range(k)])
 
@@ -293,16 +293,16 @@ class Request(NamedTuple):
     call: int
 
 
-class Ahead:
+class PrefetchedNoise:
     """The numbers of a stage's steps, with the interface of `Noise`."""
 
     def __init__(
-        self, noise: Noise, path: tuple[object, ...] = (), root: Ahead | None = None
+        self, noise: Noise, path: tuple[object, ...] = (), root: PrefetchedNoise | None = None
     ) -> None:
         self.noise, self.path = noise, path
         self.device, self.dtype = noise.device, noise.dtype
         self._root = self if root is None else root
-        self._sources: dict[tuple[object, ...], Ahead] = {}
+        self._sources: dict[tuple[object, ...], PrefetchedNoise] = {}
         self._readers: dict[Request, Callable[[int], Tensor]] = {}
         self._generator = torch.Generator()
         self._asked: dict[Request, None] | None = None
@@ -329,15 +329,15 @@ class Ahead:
         it is hashed with is found ahead: half of the hash's operations, however few the rows."""
         return self.noise.rows(kind, shape, *self._number("keys", (2,), step, call).unbind(-1))
 
-    def part(self, members: slice) -> Ahead:
+    def select_members(self, members: slice) -> PrefetchedNoise:
         path = (*self.path, (members.start, members.stop))
         known = self._root._sources.get(path)
-        return known or Ahead(self.noise.part(members), path, self._root)
+        return known or PrefetchedNoise(self.noise.select_members(members), path, self._root)
 
-    def times(self, k: int) -> Ahead:
+    def expand_particles(self, k: int) -> PrefetchedNoise:
         path = (*self.path, k)
         known = self._root._sources.get(path)
-        return known or Ahead(self.noise.times(k), path, self._root)
+        return known or PrefetchedNoise(self.noise.expand_particles(k), path, self._root)
 
     def _number(self, kind: str, shape: Sequence[int], step: Tensor, call: int) -> Tensor:
         request, root = Request(self.path, kind, tuple(shape), call), self._root

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from shell import doxa
 
-from doxa.decide.active import Book
+from doxa.decide.active import LabelState
 from doxa.decide.active.book import load
 
 pd = pytest.importorskip("pandas")
@@ -58,7 +58,7 @@ def killed(words: tuple[object, ...], folder: Path, chance: random.Random, secon
     return os.WIFSIGNALED(status)
 
 
-def book_of(folder: Path) -> Book:
+def book_of(folder: Path) -> LabelState:
     found = load(folder)
     assert found is not None
     return found[0][0]

@@ -23,7 +23,7 @@ from doxa.app.report.subject import HELD_OUT, rows_of_arrays, rows_of_files
 from doxa.app.report.text import percent, points
 from doxa.app.schema import Schema
 from doxa.diagnose.advice import Advice
-from doxa.diagnose.calibration import judged_coverage
+from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior import Status
 
@@ -301,10 +301,10 @@ def test_confidence_is_described_once(tmp_path: Path) -> None:
 
 
 def test_a_small_probability_is_not_called_good() -> None:
-    found = judged_coverage(0.88, 0.95, 0.002, "88 % lie in their interval", Advice(""))
+    found = evaluated_coverage(0.88, 0.95, 0.002, "88 % lie in their interval", Advice(""))
     assert found.verdict == "slight" and "p = 0.002" in found.words
     assert not found.alarms
-    assert judged_coverage(0.93, 0.95, 0.2, "93 % lie in it", Advice("")).verdict == "good"
+    assert evaluated_coverage(0.93, 0.95, 0.2, "93 % lie in it", Advice("")).verdict == "good"
 
 
 def test_the_recipe_names_the_likelihood_that_the_fit_chose(tmp_path: Path) -> None:

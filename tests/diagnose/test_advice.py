@@ -12,7 +12,7 @@ from short import LENGTHS, short
 
 import doxa
 from doxa.diagnose import Diagnosis, Finding, advice, convergence, doctor, inputs, spread
-from doxa.diagnose.data import Patient
+from doxa.diagnose.data import DiagnosticData
 from doxa.posterior import Status
 
 TASKS = {
@@ -76,7 +76,7 @@ def fitted(task: str, method: str = "map", **options: Any) -> Any:
     return doxa.fit(net, rows(task, 30), short(method), **chosen)
 
 
-def everything(patient: Patient) -> dict[str, advice.Advice]:
+def everything(patient: DiagnosticData) -> dict[str, advice.Advice]:
     """All advice that there is for a patient, by its function."""
     found = {"MORE_ROWS": advice.MORE_ROWS, "NEW_ROWS": advice.NEW_ROWS}
     found["recalibrate"] = advice.recalibrate(patient.posterior)
@@ -111,7 +111,7 @@ SLOW = [
 )
 def test_every_snippet_runs_as_printed(task: str, method: str) -> None:
     posterior = fitted(task, method)
-    patient = Patient(posterior, rows(task, 30), None, 0.9, 0)
+    patient = DiagnosticData(posterior, rows(task, 30), None, 0.9, 0)
     for name, each in everything(patient).items():
         assert each.words or name == "point", name
     done = snippets(patient)
@@ -123,7 +123,7 @@ def test_every_snippet_runs_as_printed(task: str, method: str) -> None:
     assert len(done) >= 5
 
 
-def snippets(patient: Patient) -> set[str]:
+def snippets(patient: DiagnosticData) -> set[str]:
     return {snippet for each in everything(patient).values() for snippet in each.code}
 
 
@@ -146,7 +146,7 @@ def test_the_checks_print_these_and_nothing_else(task: str) -> None:
     words = " ".join(finding.advice for finding in found)
     for each in ("stop early", "standardise", "more rows"):
         assert each in words
-    patient = Patient(posterior, data, None, 0.9, 0)
+    patient = DiagnosticData(posterior, data, None, 0.9, 0)
     said = list(found.alarms)
     for status in STATUSES:
         posterior.record.status = Status(status, "it was said")
@@ -168,13 +168,13 @@ def test_recalibration_is_of_the_kind_that_the_task_has() -> None:
 def test_a_snippet_keeps_what_the_fit_was_given() -> None:
     posterior = fitted("regression", likelihood=doxa.Gaussian(0.5), prior=doxa.Normal(2.0),
                        standardize=True)  # fmt: skip
-    patient = Patient(posterior, rows("regression", 30), None, 0.9, 0)
+    patient = DiagnosticData(posterior, rows("regression", 30), None, 0.9, 0)
     asked = run(advice.refit(patient, steps=2), posterior, "regression").asked[0]
     assert asked["likelihood"] == doxa.Gaussian(0.5)
     assert asked["prior"] == doxa.Normal(2.0)
     assert asked["standardize"] is True
     own = fitted("regression", "deep-ensemble")
-    patient = Patient(own, rows("regression", 30), None, 0.9, 0)
+    patient = DiagnosticData(own, rows("regression", 30), None, 0.9, 0)
     assert "members=10" in (advice.ensemble(patient) or advice.MORE_ROWS).code[0]
     assert 'likelihood="gaussian"' in advice.refit(patient)
 
@@ -183,7 +183,7 @@ def test_what_is_done_already_is_not_advised() -> None:
     task = "regression"
     scaled = doxa.fit(doxa.nets.mlp(2, 1, (4,)), rows(task, 80), "map", steps=3, standardize=True,
                       validation=0.2, progress=False)  # fmt: skip
-    patient = Patient(scaled, rows(task, 80), None, 0.9, 0)
+    patient = DiagnosticData(scaled, rows(task, 80), None, 0.9, 0)
     assert advice.standardise(patient) is None
     assert advice.early_stopping(patient) is None
     assert advice.calmer(patient).words == "a tenth of the learning rate"
@@ -217,7 +217,7 @@ def test_snippets_for_a_neural_process_are_for_tasks() -> None:
     tasks = doxa.data.Tasks(pairs)
     posterior = doxa.fit(None, tasks, short("cnp"), steps=3, progress=False)
     seen = posterior.condition(*pairs[0])
-    done = snippets(Patient(seen, pairs[0], None, 0.9, 0))
+    done = snippets(DiagnosticData(seen, pairs[0], None, 0.9, 0))
     again = [snippet for snippet in done if "doxa.fit" in snippet and "posterior.sc" not in snippet]
     assert again
     for snippet in again:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.diagnose import calibration, convergence, doctor, residuals
-from doxa.diagnose.data import Patient
+from doxa.diagnose.data import DiagnosticData
 from doxa.diagnose.spread import prior_variance
 from doxa.posterior import SamplePosterior, Status
 
@@ -193,12 +193,12 @@ def test_the_width_of_the_prior_is_known_in_closed_form() -> None:
     data = x, 7 * y
     posterior = doxa.fit(None, data, "gp", standardize=True, progress=False)
     far = float(posterior.predict(x + 1e4).epistemic.mean())
-    patient = Patient(posterior, data, None, 0.9, 0)
+    patient = DiagnosticData(posterior, data, None, 0.9, 0)
     assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(far, rel=0.35)
     net = doxa.nets.mlp(3, 1, hidden=())
     model = doxa.Model(net, prior=doxa.Normal(1.0))
     posterior = doxa.fit(model, data, "laplace", steps=20, standardize=True, progress=False)
-    patient = Patient(posterior, data, None, 0.9, 0)
+    patient = DiagnosticData(posterior, data, None, 0.9, 0)
     want = float((7 * y).var(correction=0)) * (1 + 3)  # standardised columns: E‖x‖² = 3
     assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(want, rel=0.35)
 
@@ -440,7 +440,7 @@ def test_particles_and_members_are_not_judged_as_chains(name: str) -> None:
     net = doxa.nets.mlp(3, 1, hidden=(4,))
     posterior = doxa.fit(net, data, short(name), steps=20, standardize=True, progress=False)
     posterior.record.status = Status("not-converged", "it was said")
-    patient = Patient(posterior, data, None, 0.9, 0)
+    patient = DiagnosticData(posterior, data, None, 0.9, 0)
     assert not patient.is_chain
     for check in (convergence.chains, convergence.weights, convergence.energy):
         found = check(patient)

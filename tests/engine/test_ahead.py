@@ -13,7 +13,7 @@ import doxa
 from doxa import noise
 from doxa.data import Batch
 from doxa.engine import execute
-from doxa.noise import Ahead, Noise
+from doxa.noise import Noise, PrefetchedNoise
 
 
 def at(t: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def at(t: int) -> torch.Tensor:
 
 def test_a_run_that_begins_later_gets_the_same_bits() -> None:
     source = Noise(1, "test", [0, 1, 2])
-    whole, resumed = Ahead(source), Ahead(source)
+    whole, resumed = PrefetchedNoise(source), PrefetchedNoise(source)
     for shape in ((501,), (3, 2), (20_000,)):
         early = [whole.normal(shape, at(t), 1) for t in range(60)]
         late = [resumed.normal(shape, at(t), 1) for t in range(41, 60)]
@@ -30,8 +30,11 @@ def test_a_run_that_begins_later_gets_the_same_bits() -> None:
 
 
 def test_a_member_does_not_depend_on_its_company() -> None:
-    together, alone = Ahead(Noise(0, "test", [3, 5, 9])), Ahead(Noise(0, "test", [5]))
-    part = together.part(slice(1, 2))
+    together, alone = (
+        PrefetchedNoise(Noise(0, "test", [3, 5, 9])),
+        PrefetchedNoise(Noise(0, "test", [5])),
+    )
+    part = together.select_members(slice(1, 2))
     for t in (0, 63, 64):
         want = together.uniform((7,), at(t), 2)[1:2]
         assert torch.equal(alone.uniform((7,), at(t), 2), want)
@@ -39,9 +42,9 @@ def test_a_member_does_not_depend_on_its_company() -> None:
 
 
 def test_members_steps_calls_purposes_and_particles_have_numbers_of_their_own() -> None:
-    one, other = Ahead(Noise(0, "test", [0, 1])), Ahead(Noise(0, "other", [0]))
+    one, other = PrefetchedNoise(Noise(0, "test", [0, 1])), PrefetchedNoise(Noise(0, "other", [0]))
     drawn = [one.normal((4,), at(t), call)[m] for t in range(70) for call in (1, 2) for m in (0, 1)]
-    drawn += [other.normal((4,), at(0), 1)[0], *one.times(3).normal((4,), at(0), 1)]
+    drawn += [other.normal((4,), at(0), 1)[0], *one.expand_particles(3).normal((4,), at(0), 1)]
     assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)
 
 
@@ -50,14 +53,17 @@ def test_many_alternating_numbers_serve_eight_steps_and_no_place_has_one_twice()
     Correlations of a place over pairs of steps are 0 within five standard errors."""
     n = noise._MANY
     quarter = n // 4
-    whole, late = Ahead(Noise(0, "test", [4, 7])), Ahead(Noise(0, "test", [4, 7]))
+    whole, late = (
+        PrefetchedNoise(Noise(0, "test", [4, 7])),
+        PrefetchedNoise(Noise(0, "test", [4, 7])),
+    )
     drawn = [whole.alternating((n,), at(t), 1) for t in range(9)]
     for k in range(4):
         even, odd = drawn[2 * k : 2 * k + 2]
         assert even.shape == (2, n) and torch.equal(even, -odd)
         assert torch.equal(even, drawn[0].roll(-k * quarter, -1))
     assert torch.equal(drawn[5], late.alternating((n,), at(5), 1))
-    alone = Ahead(Noise(0, "test", [7])).alternating((n,), at(6), 1)
+    alone = PrefetchedNoise(Noise(0, "test", [7])).alternating((n,), at(6), 1)
     assert torch.equal(alone[0], drawn[6][1])
     for other in (*drawn[2::2],):
         assert (drawn[0] * other).mean(1).abs().max() < 5 / math.sqrt(n)
@@ -67,15 +73,15 @@ def test_many_alternating_numbers_serve_eight_steps_and_no_place_has_one_twice()
 def test_noise_of_rows_is_the_hash_whatever_is_found_ahead(kind: str) -> None:
     source = Noise(2, "test", [4, 7, 9])
     for cut in (slice(0, 3), slice(1, 2)):
-        ahead, hashed = Ahead(source).part(cut), source.part(cut)
+        ahead, hashed = PrefetchedNoise(source).select_members(cut), source.select_members(cut)
         for t, call in ((130, 1), (0, 1), (63, 2), (64, 2)):
-            want = hashed.times(2).rowwise(kind, (5, 3), at(t), call)
-            assert torch.equal(ahead.times(2).rowwise(kind, (5, 3), at(t), call), want)
+            want = hashed.expand_particles(2).rowwise(kind, (5, 3), at(t), call)
+            assert torch.equal(ahead.expand_particles(2).rowwise(kind, (5, 3), at(t), call), want)
 
 
 def test_they_are_distributed_as_they_should_be() -> None:
     """A mean and a variance over 200,000 numbers within five standard errors."""
-    source = Ahead(Noise(2, "test", [0], dtype=torch.float64))
+    source = PrefetchedNoise(Noise(2, "test", [0], dtype=torch.float64))
     n = 200_000
     z, u = source.normal((n,), at(3), 1)[0], source.uniform((n,), at(3), 2)[0]
     assert abs(float(z.mean())) < 5 / math.sqrt(n)
@@ -87,17 +93,17 @@ def test_they_are_distributed_as_they_should_be() -> None:
 
 def test_alternating_numbers_cancel_in_pairs() -> None:
     """Steps 2k and 2k + 1 have opposite numbers, pairs have others."""
-    source = Ahead(Noise(0, "test", [0, 1]))
+    source = PrefetchedNoise(Noise(0, "test", [0, 1]))
     drawn = [source.alternating((5,), at(t), 1) for t in range(130)]
     assert all(torch.equal(a, -b) for a, b in zip(drawn[::2], drawn[1::2], strict=True))
     assert len({tuple(row.flatten().tolist()) for row in drawn[::2]}) == 65
 
 
 def test_what_a_step_asks_for_can_be_handed_in() -> None:
-    source = Ahead(Noise(0, "test", [0, 1]))
+    source = PrefetchedNoise(Noise(0, "test", [0, 1]))
 
     def step(t: torch.Tensor) -> torch.Tensor:
-        return source.normal((3,), t, 1) + source.part(slice(0, 2)).uniform((3,), t, 2)
+        return source.normal((3,), t, 1) + source.select_members(slice(0, 2)).uniform((3,), t, 2)
 
     with source.listening() as asked:
         want = step(at(5))
@@ -124,7 +130,7 @@ def test_a_compiled_step_is_given_the_strides_it_was_compiled_for(monkeypatch: A
         return call
 
     monkeypatch.setattr(execute, "_compiled", compiled)
-    source, n = Ahead(Noise(0, "test", [0, 1])), noise._MANY
+    source, n = PrefetchedNoise(Noise(0, "test", [0, 1])), noise._MANY
 
     def step(state: Any, _: Any, t: torch.Tensor, rate: torch.Tensor) -> Any:
         return {"theta": state["theta"] + source.alternating((n,), t, 1)}, {}

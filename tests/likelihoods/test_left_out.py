@@ -115,8 +115,8 @@ def test_nothing_is_asked_of_what_is_given() -> None:
         Bernoulli(temperature=1.0), Categorical(class_weight=[1.0, 2.0]), Gaussian(), StudentT(),
         Gaussian(noise=1.0, assumed=True), Gaussian(per_output=True, assumed=True),
     ]  # fmt: skip
-    assert all(each.asks_left_out for each in asked)
-    assert not any(each.asks_left_out for each in given)
+    assert all(each.calibrates_on_held_out for each in asked)
+    assert not any(each.calibrates_on_held_out for each in given)
     assert assumed("gaussian") == Gaussian() and repr(assumed("gaussian")) == repr(Gaussian())
 
 

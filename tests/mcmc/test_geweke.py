@@ -133,11 +133,11 @@ def everything_is_taken(patch: pytest.MonkeyPatch) -> None:
     """The acceptance max(1, ·) of the lecture's slide; in NUTS the newest point, always."""
     for module in (hmc, metropolis):
         patch.setattr(module, "acceptance", torch.ones_like)
-    sprout = nuts.sprout
+    new_leaf = nuts.new_leaf
 
     def newest(density: Any, branch: Any) -> Any:
         certain = torch.full_like(branch["luck"], -torch.inf)
-        return sprout(density, {**branch, "luck": certain})
+        return new_leaf(density, {**branch, "luck": certain})
 
     patch.setattr(nuts, "sprout", newest)
 
@@ -177,8 +177,10 @@ BUGS: list[tuple[str, Plant]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "plant"), BUGS, ids=lambda v: getattr(v, "__name__", v))
-def test_a_planted_bug_is_found(name: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+def test_a_planted_bug_is_found(
+    name: str, init_tree: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_tree(monkeypatch)
     assert worst(name) > 5
 
 

@@ -14,7 +14,7 @@ import doxa
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import concerns
 from doxa.mcmc.kernel import Point
-from doxa.mcmc.nuts import Parts, _branch, close, join, sprout
+from doxa.mcmc.nuts import Parts, _branch, close, join, new_leaf
 from doxa.posterior.chains import ebfmi
 
 
@@ -193,7 +193,7 @@ def test_leaves_are_drawn_by_their_weight() -> None:
     visited: list[Tensor] = []
 
     def leaf(branch: dict[str, Tensor]) -> dict[str, Tensor]:
-        branch = sprout(density, branch)
+        branch = new_leaf(density, branch)
         value, grad = density(branch["theta"])
         point = Point(branch["theta"], branch["momentum"], value, grad)
         visited.append(torch.stack([point.theta[0, 0], point.energy[0]]))

@@ -16,7 +16,7 @@ import doxa
 from doxa import Engine, store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.method import Clock, Known, Method, Run, Stage, State, optimise
+from doxa.method import AnalyticGradient, Clock, Method, Run, Stage, State, optimise
 from doxa.posterior import SamplePosterior
 
 
@@ -70,7 +70,7 @@ def plain(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
 def partly_known(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
     """The same, with the gradient of −½ Σ b⁴ handed over."""
     b = params["b"].detach()
-    known = Known(-0.5 * (b**4).sum((1, 2)), {"b": lambda grad: grad - 2 * b**3})
+    known = AnalyticGradient(-0.5 * (b**4).sum((1, 2)), {"b": lambda grad: grad - 2 * b**3})
     extra = (clock.noise(2, 3) * params["b"]).sum((1, 2))
     return run.log_likelihood(params["theta"], batch) + extra, {}, known
 
@@ -147,7 +147,7 @@ def test_the_guard_also_sees_a_name_that_the_loss_does_not_show() -> None:
 
     def hidden(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         bad = torch.tensor([m == 1 for m in run.members])[:, None, None]
-        known = Known(
+        known = AnalyticGradient(
             torch.zeros_like(run.n), {"b": lambda grad: torch.where(bad, torch.inf, grad)}
         )
         return run.log_likelihood(params["theta"], batch), {}, known
@@ -202,7 +202,7 @@ def test_n_is_the_sum_of_each_members_own_weights() -> None:
             return torch.stack([torch.full((12,), float(m + 1)) for m in run.members])
 
         def init(self, run: Run) -> State:
-            seen.extend([run.n, run.part(slice(1, 3)).n, run.times(2).n])
+            seen.extend([run.n, run.select_members(slice(1, 3)).n, run.expand_particles(2).n])
             return super().init(run)
 
     weight = torch.tensor([1.0] * 6 + [0.5] * 6)
@@ -216,7 +216,7 @@ def test_n_is_the_sum_of_each_members_own_weights() -> None:
 def test_a_batch_for_particles() -> None:
     x, y = torch.arange(8.0).reshape(8, 1), torch.arange(8.0)
     batch = Batch(x, y, torch.tensor([3.0, 3.0]))
-    wide = batch.times(2)
+    wide = batch.expand_particles(2)
     assert wide.shared
     assert wide.scale.tolist() == [3.0] * 4
     dealt = batch.split(4)  # two members, four particles each, two rows a particle
@@ -231,7 +231,7 @@ def test_a_batch_for_particles() -> None:
         [10, 12, 14, 16],
         [11, 13, 15, 17],
     ]
-    assert own.times(2).y.tolist() == [[*range(8)]] * 2 + [[*range(10, 18)]] * 2
+    assert own.expand_particles(2).y.tolist() == [[*range(8)]] * 2 + [[*range(10, 18)]] * 2
     weighted = Batch(x, y, torch.ones(2), torch.arange(8.0))
     assert weighted.split(2).weight.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]] * 2
     uneven = batch.split(3)  # a ninth row is added, and counts for nothing
@@ -247,10 +247,10 @@ def test_particles_have_starts_and_noise_of_their_own() -> None:
         width = 4
 
         def init(self, run: Run) -> State:
-            wide = run.times(4)
+            wide = run.expand_particles(4)
             clock = Clock(torch.tensor(0), torch.tensor(0.0), 1, run.noise("test"))
-            seen["start"], seen["noise"] = wide.start(), clock.times(4).noise(5)
-            assert torch.equal(wide.part(slice(4, 8)).start(), seen["start"][4:8])
+            seen["start"], seen["noise"] = wide.start(), clock.expand_particles(4).noise(5)
+            assert torch.equal(wide.select_members(slice(4, 8)).start(), seen["start"][4:8])
             assert wide.size == 4 * run.size
             return super().init(run)
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import doxa
 from doxa.engine import Engine
 from doxa.errors import ModelError
-from doxa.model import Model, Noisy, Site
+from doxa.model import MethodLayer, Model, Site
 
 M, N = 3, 5
 
 
-class Jittered(Noisy, nn.Linear):
+class Jittered(MethodLayer, nn.Linear):
     """y = W(x + s ε) + b with s learned by the layer; gives ½ Σ s² and the mean of its input."""
 
     own = ("s",)
@@ -151,7 +151,7 @@ def test_noise_rows_follow_a_reshape(method: str) -> None:
     assert torch.allclose(whole, torch.cat(parts), rtol=1e-4, atol=1e-5)
 
 
-class Odd(Noisy, nn.Module):
+class Odd(MethodLayer, nn.Module):
     def noise(self, x: Tensor) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {"eps": ("normal", (4, len(x)))}
 

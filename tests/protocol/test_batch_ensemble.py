@@ -14,13 +14,23 @@ from trial import curve, held_to_the_protocol
 
 import doxa
 from doxa import store
-from doxa.method import Method, Problem, Run, Stage, State, folded, network_part, optimise, unfolded
-from doxa.model.layers import Noisy
+from doxa.method import (
+    Method,
+    Problem,
+    Run,
+    Stage,
+    State,
+    flatten_particles,
+    network_part,
+    optimise,
+    unflatten_particles,
+)
+from doxa.model.layers import MethodLayer
 from doxa.model.model import Network
 from doxa.posterior import SamplePosterior
 
 
-class RankOne(Noisy, nn.Linear):
+class RankOne(MethodLayer, nn.Linear):
     """((x ∘ s) Wᵀ) ∘ r + b: a linear layer with weights W ∘ (r sᵀ)."""
 
     own = ("r", "s")
@@ -61,7 +71,7 @@ class BatchEnsemble(Method):
         return problem.rewrite(rule)
 
     def init(self, run: Run) -> State:
-        state = unfolded(run.times(self.size).init_network(), self.size)
+        state = unflatten_particles(run.expand_particles(self.size).init_network(), self.size)
         return {**state, "theta": run.start()}
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -70,10 +80,10 @@ class BatchEnsemble(Method):
     def _objective(self, run: Run, params: State, batch: Any, clock: Any) -> Any:
         k = self.size
         theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
-        inner = folded(network_part(params), k)
-        fit = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
+        inner = flatten_particles(network_part(params), k)
+        fit = run.expand_particles(k).train(theta, inner, batch.split(k), clock.expand_particles(k))
         value = fit.value.unflatten(0, (-1, k)).mean(1)
-        return value, unfolded(fit.changed, k), run.known_prior(params["theta"])
+        return value, unflatten_particles(fit.changed, k), run.known_prior(params["theta"])
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> SamplePosterior:
         samples = state["theta"].unsqueeze(1).expand(-1, self.size, -1).contiguous()

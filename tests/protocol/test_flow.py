@@ -46,7 +46,7 @@ class FlowVI(Method):
 
     def prepare(self, problem: Problem) -> Problem:
         auxiliary = nn.Sequential(nn.Linear(problem.layout.size, 8), nn.Tanh(), nn.Linear(8, SIZE))
-        return problem.bring(flow=Coupling(), auxiliary=auxiliary)
+        return problem.add_modules(flow=Coupling(), auxiliary=auxiliary)
 
     def init(self, run: Run) -> State:
         state = {**run.init_network(), **run.init_modules()}

@@ -109,7 +109,7 @@ class SparseGP(Method):
     needs_network: ClassVar[bool] = False
 
     def prepare(self, problem: Problem) -> Problem:
-        return problem.bring(gp=Bound())
+        return problem.add_modules(gp=Bound())
 
     def init(self, run: Run) -> State:
         start = run.init_modules(given=True)["gp"]

@@ -123,9 +123,11 @@ def naive_elbo(
         belief = log_prior(name, mean).sum() - 0.5 * (std / STD).square().sum()
     elif name == "laplace":
         own, unit = mean[free], Normal(torch.zeros(()).double(), 1.0)
-        folded = std * math.sqrt(2 / math.pi) * (-(own**2) / (2 * std**2)).exp()
-        folded = folded + own * (1 - 2 * unit.cdf(-own / std))
-        belief = log_prior(name, mean[~free]).sum() - (folded / 0.4 + math.log(0.8)).sum()
+        flatten_particles = std * math.sqrt(2 / math.pi) * (-(own**2) / (2 * std**2)).exp()
+        flatten_particles = flatten_particles + own * (1 - 2 * unit.cdf(-own / std))
+        belief = (
+            log_prior(name, mean[~free]).sum() - (flatten_particles / 0.4 + math.log(0.8)).sum()
+        )
     else:
         belief = log_prior(name, theta).sum()
     return fit + belief + heat * (std.log() + HALF_LOG_2PI_E).sum()

@@ -63,7 +63,7 @@ def regression_figure(
         _plain(ax)
         ax.tick_params(labelbottom=True)  # in every row
         ax.axvspan(*shade, color=GAP, lw=0, zorder=0, label="gap without data")
-        _belief(ax, grid, panel)
+        _prediction(ax, grid, panel)
         ax.plot(grid, truth, color=INK, lw=1.0, ls=(0, (4, 3)), label="the true curve", zorder=4)
         ax.plot(grid, panel.mean, color=MEAN, lw=2.0, label="mean", zorder=5)
         ax.plot(x, y, ".", color=INK, ms=3.5, alpha=0.75, label="data", zorder=6)
@@ -92,7 +92,7 @@ def regression_figure(
     return figure
 
 
-def _belief(ax: Any, grid: Array, panel: Panel) -> None:
+def _prediction(ax: Any, grid: Array, panel: Panel) -> None:
     """Two bands about the mean, and functions drawn."""
     doubt = 2.0 * np.sqrt(panel.epistemic)
     total = 2.0 * np.sqrt(panel.epistemic + panel.aleatoric)

@@ -56,7 +56,7 @@ class Batch:
         points = None if self.points is None else self.points[s]
         return Batch(pick(self.x), pick(self.y), self.scale[s], weight, False, points)
 
-    def times(self, k: int) -> Batch:
+    def expand_particles(self, k: int) -> Batch:
         """The same rows for each of k particles of every member: M·k in place of M."""
         again: Callable[[Tensor], Tensor] = lambda t: t.repeat_interleave(k, 0)  # noqa: E731
         weight = self.weight

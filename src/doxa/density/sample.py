@@ -40,7 +40,7 @@ from doxa.density.density import Density, Written
 from doxa.density.draws import Draws
 from doxa.density.transforms import Real, Transform, transform
 from doxa.driver import Callback, Options
-from doxa.driver.finish import launch
+from doxa.driver.finish import run_fit
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import member_ids
 from doxa.engine import Engine, works
@@ -281,7 +281,7 @@ MOST_RHAT = 1.01
 LEAST_MOVED = 0.05
 
 
-def judge(draws: Draws) -> None:
+def set_status(draws: Draws) -> None:
     """Fill in diagnostics and status; a status the sampler set is left as it is."""
     table = draws.summary()
     found = draws.diagnostics
@@ -393,7 +393,7 @@ def sample(
     if checkpoint is not None:
         options.fingerprint = _fingerprint(run, density, method, values)
     specs = [RunSpec(seed=seed)]
-    (posterior,), result = launch(run, method, options, specs, checkpoint, began)
+    (posterior,), result = run_fit(run, method, options, specs, checkpoint, began)
     if not isinstance(posterior, SamplePosterior) or result.kept is None:
         raise MethodError(f"{method.name} keeps no draws; sample with nuts, hmc or metropolis")
     if not result.kept:
@@ -402,7 +402,7 @@ def sample(
     draws = Draws(posterior.samples, shapes, density.transforms, method, posterior.record)
     if density.refused:
         draws.diagnostics["raised"] = density.refused
-    judge(draws)
+    set_status(draws)
     return draws
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from doxa.diagnose.data import Patient
+from doxa.diagnose.data import DiagnosticData
 from doxa.likelihoods import Gaussian, Heads
 from doxa.posterior import Posterior
 from doxa.priors import Normal
@@ -52,7 +52,7 @@ NEW_ROWS = coded(
 )
 
 
-def standardise(patient: Patient) -> Advice | None:
+def standardise(patient: DiagnosticData) -> Advice | None:
     """None where it is done already."""
     scales = patient.posterior.scales
     if scales.x_loc is not None or scales.y_loc is not None:
@@ -60,7 +60,7 @@ def standardise(patient: Patient) -> Advice | None:
     return coded("standardise x and y", refit(patient, standardize=True))
 
 
-def calmer(patient: Patient) -> Advice:
+def calmer(patient: DiagnosticData) -> Advice:
     """For a fit that ran away: unit scales and a tenth of the rate, at once."""
     changes: dict[str, Any] = {}
     words = []
@@ -77,7 +77,7 @@ def calmer(patient: Patient) -> Advice:
     return coded(" and ".join(words), refit(patient, **changes))
 
 
-def longer(patient: Patient) -> Advice:
+def longer(patient: DiagnosticData) -> Advice:
     """More draws of a chain, more steps of anything else."""
     method = patient.base.method
     lengths = {n: 2 * max(50, getattr(method, n)) for n in ("burn_in", "draws") if has(method, n)}
@@ -91,7 +91,7 @@ def longer(patient: Patient) -> Advice:
     return coded("more steps", refit(patient, steps=2 * steps))
 
 
-def early_stopping(patient: Patient) -> Advice | None:
+def early_stopping(patient: DiagnosticData) -> Advice | None:
     """None where the fit stopped on held-out rows, or the method has nothing to stop."""
     method = patient.base.method
     if patient.posterior.history.get("validation") or not getattr(method, "overfits", False):
@@ -99,7 +99,7 @@ def early_stopping(patient: Patient) -> Advice | None:
     return coded("stop early, on rows held out", refit(patient, validation=0.1))
 
 
-def narrower_prior(patient: Patient) -> Advice | None:
+def narrower_prior(patient: DiagnosticData) -> Advice | None:
     if not _has_network(patient):
         return None
     return coded("a narrower prior", refit(patient, prior="doxa.Normal(0.5)"))
@@ -118,7 +118,7 @@ def recalibrate(posterior: Posterior) -> Advice | None:
     return coded("recalibrate, on rows of their own", code)
 
 
-def ensemble(patient: Patient) -> Advice | None:
+def ensemble(patient: DiagnosticData) -> Advice | None:
     """An ensemble, or more members where it is one."""
     if not _has_network(patient):
         return None
@@ -127,7 +127,7 @@ def ensemble(patient: Patient) -> Advice | None:
     return coded("an ensemble", refit(patient, '"deep-ensemble"'))
 
 
-def another(patient: Patient, *names: str) -> Advice:
+def another(patient: DiagnosticData, *names: str) -> Advice:
     """The first of these methods that is for the task and is not the one at hand."""
     likelihood = patient.posterior.base_likelihood
     task = "classification" if likelihood.classifies else "regression"
@@ -142,7 +142,7 @@ def another(patient: Patient, *names: str) -> Advice:
     return Advice("another method")
 
 
-def colder(patient: Patient) -> Advice:
+def colder(patient: DiagnosticData) -> Advice:
     """For a posterior that is too narrow: its own temperature, or a method that spreads."""
     if has(patient.base.method, "temperature") and patient.base.method.temperature != 1:
         code = refit(patient, written(patient, temperature=1.0))
@@ -150,7 +150,7 @@ def colder(patient: Patient) -> Advice:
     return another(patient, "laplace", "hmc")
 
 
-def smaller_steps(patient: Patient) -> Advice:
+def smaller_steps(patient: DiagnosticData) -> Advice:
     """Of a sampler whose trajectories break off."""
     method = patient.base.method
     target = getattr(method, "target_accept", None)
@@ -160,7 +160,7 @@ def smaller_steps(patient: Patient) -> Advice:
     return coded("smaller steps (a higher target_accept)", code)
 
 
-def other_likelihood(patient: Patient, name: str, words: str, outputs: int = 1) -> Advice:
+def other_likelihood(patient: DiagnosticData, name: str, words: str, outputs: int = 1) -> Advice:
     """With `outputs` numbers of the network for one of y; a network is made where there is none."""
     chosen = f'"{name}"'
     if _learns_tasks(patient):  # it predicts the noise of every point already
@@ -179,7 +179,7 @@ def other_likelihood(patient: Patient, name: str, words: str, outputs: int = 1) 
     return coded(words, f"net = doxa.nets.mlp({shape[0]}, {wide}, {hidden!r})\n{again}")
 
 
-def learned_noise(patient: Patient) -> Advice | None:
+def learned_noise(patient: DiagnosticData) -> Advice | None:
     """Where the noise was given; where it is learned already, a correction of its size."""
     likelihood = patient.posterior.base_likelihood
     if isinstance(likelihood, Gaussian) and likelihood.noise is not None:
@@ -187,14 +187,14 @@ def learned_noise(patient: Patient) -> Advice | None:
     return recalibrate(patient.posterior)
 
 
-def noise_by_input(patient: Patient) -> Advice:
+def noise_by_input(patient: DiagnosticData) -> Advice:
     """A network with a second output for the noise."""
     words = "let the network predict its noise: twice as many outputs"
     return other_likelihood(patient, "heteroscedastic", words, outputs=2)
 
 
 def refit(
-    patient: Patient, method: str | None = None, *, network: bool = True, **changes: Any
+    patient: DiagnosticData, method: str | None = None, *, network: bool = True, **changes: Any
 ) -> str:
     """The call of `fit` that made the posterior, with changes: as much of it as is known."""
     network = network and _has_network(patient)
@@ -203,7 +203,7 @@ def refit(
 
 
 def _options(
-    patient: Patient, likelihood: str | None = None, network: bool = True, **changes: Any
+    patient: DiagnosticData, likelihood: str | None = None, network: bool = True, **changes: Any
 ) -> list[str]:
     posterior, model = patient.posterior, patient.base.model
     options = {}
@@ -218,7 +218,7 @@ def _options(
     return [f"{name}={value}" for name, value in options.items()]
 
 
-def written(patient: Patient, **changes: Any) -> str:
+def written(patient: DiagnosticData, **changes: Any) -> str:
     """The method as a person would write it: its name, or its class with what was changed."""
     method: Any = patient.base.method
     row = next((row for row in methods() if row.name == getattr(method, "name", None)), None)
@@ -246,11 +246,11 @@ def call(function: str, arguments: list[str]) -> str:
     return f"{function}(\n{inside}\n)"
 
 
-def _has_network(patient: Patient) -> bool:
+def _has_network(patient: DiagnosticData) -> bool:
     return bool(getattr(patient.base.method, "needs_network", True))
 
 
-def _learns_tasks(patient: Patient) -> bool:
+def _learns_tasks(patient: DiagnosticData) -> bool:
     """A neural process: its likelihood is its own, and its data are tasks."""
     name = getattr(patient.base.method, "name", None)
     return any(row.name == name and row.tasks == ("tasks",) for row in methods())

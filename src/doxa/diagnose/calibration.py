@@ -15,8 +15,8 @@ from torch import Tensor
 from doxa.diagnose.advice import MORE_ROWS, NEW_ROWS, Advice, any_of, ensemble, recalibrate
 from doxa.diagnose.data import (
     ALPHA,
+    DiagnosticData,
     Head,
-    Patient,
     Scored,
     binomial,
     kolmogorov,
@@ -36,7 +36,7 @@ _WARPED = 0.083  # from uniform: what a variance wrong by a factor of two gives 
 _FAR_OFF = 0.15
 
 
-def coverage(patient: Patient, head: Head) -> Finding:
+def coverage(patient: DiagnosticData, head: Head) -> Finding:
     """The share of targets inside their central interval, by an exact binomial test."""
     scored = head.unseen
     if scored.classifies:
@@ -52,10 +52,10 @@ def coverage(patient: Patient, head: Head) -> Finding:
     told = f"{share:.0%} of {n} {where} targets lie in their {patient.level:.0%} interval"
     if share > level and head.test is None:
         return good(f"{told}, which proves little of rows that it was fitted to", share)
-    return judged_coverage(share, level, p, told, _advice(patient))
+    return evaluated_coverage(share, level, p, told, _advice(patient))
 
 
-def judged_coverage(share: float, level: float, p: float, told: str, advice: Advice) -> Finding:
+def evaluated_coverage(share: float, level: float, p: float, told: str, advice: Advice) -> Finding:
     """A share of targets inside intervals of a level, whose probability under it is p."""
     low, high = _tolerated(level, 2.0)
     side = "wide" if share > level else "narrow"
@@ -69,7 +69,7 @@ def judged_coverage(share: float, level: float, p: float, told: str, advice: Adv
     return grade(f"intervals are too {side}: {told} (p = {p:.1g})", advice, share)
 
 
-def _advice(patient: Patient) -> Advice:
+def _advice(patient: DiagnosticData) -> Advice:
     return any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS)
 
 
@@ -102,7 +102,7 @@ def _shared(scored: Scored, bounds: tuple[Tensor, ...], share: float) -> float:
         return 0.0
 
 
-def calibration(patient: Patient, head: Head) -> Finding:
+def calibration(patient: DiagnosticData, head: Head) -> Finding:
     """PIT of continuous targets and counts, expected calibration error of classes."""
     scored = head.unseen
     if len(scored) < _LEAST_ROWS:
@@ -114,7 +114,7 @@ def calibration(patient: Patient, head: Head) -> Finding:
     return _of_numbers(patient, scored)
 
 
-def _of_classes(patient: Patient, scored: Scored, unseen: bool) -> Finding:
+def _of_classes(patient: DiagnosticData, scored: Scored, unseen: bool) -> Finding:
     confidence, top = scored.probs.max(1)
     right = (top == scored.y).double()
     replicas = _calibration_error(confidence, (scored.replicas == top).double())
@@ -145,7 +145,7 @@ def _calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
     return sums.abs().sum(1) / gaps.shape[1]
 
 
-def _of_numbers(patient: Patient, scored: Scored) -> Finding:
+def _of_numbers(patient: DiagnosticData, scored: Scored) -> Finding:
     """The distance of the probability integral transforms from uniform, against replicas.
 
     A target's transform is its rank among its replicas; a replica's, its rank among the others.

@@ -33,7 +33,7 @@ from doxa.diagnose.advice import (
     standardise,
     written,
 )
-from doxa.diagnose.data import ALPHA, Patient, normal_quantile
+from doxa.diagnose.data import ALPHA, DiagnosticData, normal_quantile
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 from doxa.likelihoods import Categorical
 from doxa.mcmc.convergence import APART, LEAST_EBFMI, LEAST_TRANSITIONS, MOST_DIVERGENT
@@ -48,7 +48,7 @@ _APART = 1.1
 _LEAST_WORTH = 25  # draws: a Monte Carlo error of a fifth of the posterior's standard deviation
 
 
-def status(patient: Patient) -> Finding:
+def status(patient: DiagnosticData) -> Finding:
     """What the driver said when the fit ended."""
     said = patient.posterior.status
     if said == "ok":
@@ -78,7 +78,7 @@ def status(patient: Patient) -> Finding:
     return bad(words, longer(patient))
 
 
-def _last_layer(patient: Patient) -> Advice:
+def _last_layer(patient: DiagnosticData) -> Advice:
     """For a posterior over all weights that is worse than its own maximum."""
     name = getattr(patient.base.method, "name", "")
     tuned = written(patient, tune="validation") if name == "laplace" else written(patient)
@@ -88,7 +88,7 @@ def _last_layer(patient: Patient) -> Advice:
     return coded(words if held_out else "the last layer only", code)
 
 
-def training(patient: Patient) -> Finding:
+def training(patient: DiagnosticData) -> Finding:
     """The training curve: finite, no longer falling at its end, not above where it had been."""
     history = patient.posterior.history.get("loss")
     if not history:
@@ -154,7 +154,7 @@ def _line(values: Tensor) -> tuple[Tensor, Tensor]:
     return slope, (rest.square().sum(0) / (len(values) - 2) / square).sqrt()
 
 
-def chains(patient: Patient) -> Finding:
+def chains(patient: DiagnosticData) -> Finding:
     """Chains that stick, chains that disagree, chains worth too few draws."""
     base = patient.base
     if not isinstance(base, SamplePosterior) or not patient.is_chain:
@@ -188,7 +188,7 @@ def chains(patient: Patient) -> Finding:
     return good(told, worst)
 
 
-def _functions(patient: Patient, count: int, draws: int) -> Tensor:
+def _functions(patient: DiagnosticData, count: int, draws: int) -> Tensor:
     """What predictions rest on, at some training rows, and the likelihood's own parameters:
     [K, T, entries]. Logits count up to a constant, which no prediction sees."""
     few = patient.train.thinned(_ROWS, patient.seed)
@@ -210,7 +210,7 @@ def _functions(patient: Patient, count: int, draws: int) -> Tensor:
 _MOST_WEIGHTS = 1000
 
 
-def weights(patient: Patient) -> Finding:
+def weights(patient: DiagnosticData) -> Finding:
     """How far the chains agree weight by weight: a fact to read beside that of the functions."""
     base = patient.base
     if not isinstance(base, SamplePosterior) or not patient.is_chain:
@@ -237,7 +237,7 @@ def weights(patient: Patient) -> Finding:
     )
 
 
-def energy(patient: Patient) -> Finding:
+def energy(patient: DiagnosticData) -> Finding:
     """Divergent transitions and E-BFMI of a Hamiltonian sampler, as its record says."""
     found = patient.posterior.diagnostics
     if "divergences" not in found and "ebfmi" not in found:

@@ -258,7 +258,7 @@ class Head:
         return self.train if self.test is None else self.test
 
 
-class Patient:
+class DiagnosticData:
     """A posterior and its data, checked; predictions are made once."""
 
     def __init__(self, posterior: Posterior, data: Any, test: Any, level: float, seed: int) -> None:

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from doxa.diagnose import calibration, convergence, inputs, residuals, spread
-from doxa.diagnose.data import Head, Patient
+from doxa.diagnose.data import DiagnosticData, Head
 from doxa.diagnose.finding import Diagnosis, Finding, skipped
 from doxa.errors import DataError
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
 
-WHOLE: dict[str, Callable[[Patient], Finding]] = {
+WHOLE: dict[str, Callable[[DiagnosticData], Finding]] = {
     "status": convergence.status,
     "training": convergence.training,
     "chains": convergence.chains,
@@ -25,7 +25,7 @@ WHOLE: dict[str, Callable[[Patient], Finding]] = {
     "scaling": inputs.scaling,
     "duplicates": inputs.duplicates,
 }
-EACH_HEAD: dict[str, Callable[[Patient, Head], Finding]] = {
+EACH_HEAD: dict[str, Callable[[DiagnosticData, Head], Finding]] = {
     "sample size": inputs.sample_size,
     "skill": spread.skill,
     "overfitting": spread.overfitting,
@@ -61,7 +61,7 @@ def doctor(
     """
     if not 0.0 < level < 1.0:
         raise DataError(f"level must lie between 0 and 1, got {level}")
-    patient = Patient(posterior, data, test, level, seed)
+    patient = DiagnosticData(posterior, data, test, level, seed)
     findings = [_look(name, partial(check, patient)) for name, check in WHOLE.items()]
     try:
         heads = patient.heads

@@ -18,14 +18,14 @@ from doxa.diagnose.advice import (
     narrower_prior,
     refit,
 )
-from doxa.diagnose.data import ALPHA, Head, Patient, Sample, Scored, binomial_upper
+from doxa.diagnose.data import ALPHA, DiagnosticData, Head, Sample, Scored, binomial_upper
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
 
 _FEW_ROWS = 20
 _ROWS_A_DIRECTION = 5
 
 
-def sample_size(patient: Patient, head: Head) -> Finding:
+def sample_size(patient: DiagnosticData, head: Head) -> Finding:
     """Rows against the directions that the inputs vary in.
 
     The number of directions is the participation ratio (Σλ)² / Σλ² of the eigenvalues of the
@@ -73,7 +73,7 @@ def _directions(columns: Tensor) -> float:
     return float(square.sum().square() / square.square().sum())
 
 
-def duplicates(patient: Patient) -> Finding:
+def duplicates(patient: DiagnosticData) -> Finding:
     """Test rows that the fit has seen, more of them than the training rows repeat themselves."""
     if patient.test is None:
         return skipped("there are no test rows", NEW_ROWS)
@@ -103,7 +103,7 @@ _STRETCHED = 4.0
 _LARGE = 10.0  # root mean square of a column that a network was given as it is
 
 
-def scaling(patient: Patient) -> Finding:
+def scaling(patient: DiagnosticData) -> Finding:
     """Inputs that a network cannot digest, units that differ between train and test, and scales
     that were computed with the test rows."""
     train = patient.train.columns
@@ -122,7 +122,7 @@ def scaling(patient: Patient) -> Finding:
     return good("train and test inputs are on the same scale, which knows nothing of the test rows")
 
 
-def _against_fit(patient: Patient, train: Tensor) -> Finding | None:
+def _against_fit(patient: DiagnosticData, train: Tensor) -> Finding | None:
     """The rows given against those whose location and scale the posterior stores."""
     scales = patient.posterior.scales
     if not isinstance(scales.x_loc, Tensor) or len(train) < _LEAST_ROWS:
@@ -140,7 +140,7 @@ def _against_fit(patient: Patient, train: Tensor) -> Finding | None:
     )
 
 
-def _left_to_fit(patient: Patient, words: str) -> Advice:
+def _left_to_fit(patient: DiagnosticData, words: str) -> Advice:
     raw = "give raw rows, and leave the scaling to fit"
     return any_of(words, coded(raw, refit(patient, standardize=True)))
 
@@ -149,7 +149,7 @@ def _varies(columns: Tensor) -> Tensor:
     return (columns.std(0) > 0).unsqueeze(0)
 
 
-def _own_scale(patient: Patient, train: Tensor, test: Tensor) -> Finding | None:
+def _own_scale(patient: DiagnosticData, train: Tensor, test: Tensor) -> Finding | None:
     """Means of exactly 0 with spreads of exactly 1 (or ranges of exactly [0, 1]) do not happen:
     whichever rows have them are the rows that the scales came from."""
     if _is_scaled(test) and not _same_rows(train, test):
@@ -194,7 +194,7 @@ def _is_continuous(table: Tensor) -> bool:
     return all(len(column.unique()) > 10 for column in table.T)
 
 
-def _units(patient: Patient, train: Tensor, test: Tensor) -> Finding | None:
+def _units(patient: DiagnosticData, train: Tensor, test: Tensor) -> Finding | None:
     """Medians and interquartile ranges, column by column: robust, and far beyond chance."""
     if len(test) < _LEAST_ROWS or len(train) < _LEAST_ROWS:
         return None
@@ -217,7 +217,7 @@ def _units(patient: Patient, train: Tensor, test: Tensor) -> Finding | None:
     )
 
 
-def _leaked_targets(patient: Patient, test: Sample) -> Finding | None:
+def _leaked_targets(patient: DiagnosticData, test: Sample) -> Finding | None:
     train = patient.train
     y = [s.y for s in (train, test) if isinstance(s.y, Tensor) and s.y.is_floating_point()]
     if len(y) < 2 or y[0].shape[1:] != y[1].shape[1:]:
@@ -234,7 +234,7 @@ def _leaked_targets(patient: Patient, test: Sample) -> Finding | None:
     )
 
 
-def _digestible(patient: Patient, train: Tensor) -> Finding | None:
+def _digestible(patient: DiagnosticData, train: Tensor) -> Finding | None:
     """A network wants inputs and targets of about unit size."""
     base = patient.base
     if base.model is None and base.kind != "process":

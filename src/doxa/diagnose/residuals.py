@@ -20,7 +20,7 @@ from doxa.diagnose.advice import (
     noise_by_input,
     other_likelihood,
 )  # fmt: skip
-from doxa.diagnose.data import ALPHA, REPLICAS, Head, Patient, Scored, family, two_sided
+from doxa.diagnose.data import ALPHA, REPLICAS, DiagnosticData, Head, Scored, family, two_sided
 from doxa.diagnose.finding import Finding, bad, by_chance, good, number, skipped, slight, warning
 from doxa.errors import Unavailable
 from doxa.likelihoods import HeteroscedasticGaussian, Poisson, StudentT
@@ -34,7 +34,7 @@ _UNEVEN = 3.0  # ratio of variances, top third to bottom third
 _DEGREES = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 50.0)
 
 
-def targets(patient: Patient, head: Head) -> Finding:
+def targets(patient: DiagnosticData, head: Head) -> Finding:
     """Classes or small counts under a continuous likelihood."""
     scored = head.train
     if scored.likelihood.discrete:
@@ -67,7 +67,7 @@ def targets(patient: Patient, head: Head) -> Finding:
     return good("targets are continuous, or as good as", step / max(noise, 1e-300))
 
 
-def dispersion(patient: Patient, head: Head) -> Finding:
+def dispersion(patient: DiagnosticData, head: Head) -> Finding:
     """The size of the errors against what was announced."""
     scored = head.unseen
     if scored.classifies:
@@ -101,7 +101,7 @@ def dispersion(patient: Patient, head: Head) -> Finding:
     )
 
 
-def tails(patient: Patient, head: Head) -> Finding:
+def tails(patient: DiagnosticData, head: Head) -> Finding:
     """Outliers that the likelihood does not allow for: is z better described by a Student-t than
     by a Gaussian? Twice the log likelihood ratio at the best degrees of freedom, whose null
     distribution is half a χ²₁ (the Gaussian lies on the edge: Self & Liang, 1987)."""
@@ -169,7 +169,7 @@ def _best_degrees(z: Tensor) -> tuple[float, float]:
     return _DEGREES[best], 2 * (float(total[best]) - gaussian)
 
 
-def evenness(patient: Patient, head: Head) -> Finding:
+def evenness(patient: DiagnosticData, head: Head) -> Finding:
     """Noise that depends on the input, where the likelihood says it does not.
 
     |z| is regressed on the prediction, the inputs and their squares (Glejser, 1969); the share it

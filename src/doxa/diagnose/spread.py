@@ -37,7 +37,7 @@ from doxa.diagnose.advice import (
     refit,
     standardise,
 )
-from doxa.diagnose.data import ALPHA, Head, Patient, Scored, mean_above_zero, normal_quantile
+from doxa.diagnose.data import ALPHA, DiagnosticData, Head, Scored, mean_above_zero, normal_quantile
 from doxa.diagnose.finding import Finding, bad, good, number, skipped, warning
 from doxa.likelihoods import Categorical
 from doxa.noise import generator
@@ -47,7 +47,7 @@ from doxa.predictive import Predictive
 _DRAWS = 400
 
 
-def prior_variance(patient: Patient, head: Head) -> Tensor:
+def prior_variance(patient: DiagnosticData, head: Head) -> Tensor:
     """The mean variance of E[y | f] over functions of the prior, at the training rows."""
     base, scored = patient.base, head.train
     f = base.prior_functions(patient.few.x, _DRAWS, seed=0)
@@ -66,7 +66,7 @@ _CLEAR = 0.05  # chance of so large a gain over a constant where there is none
 _UNAWARE = 1.5  # of the squared errors that were announced
 
 
-def skill(patient: Patient, head: Head) -> Finding:
+def skill(patient: DiagnosticData, head: Head) -> Finding:
     """Better than a constant, on the test rows where there are any."""
     scored = head.unseen
     gain = scored.log_prob - constant_scores(head.train, scored)
@@ -108,7 +108,7 @@ def constant_scores(train: Scored, scored: Scored) -> Tensor:
     return each * elements
 
 
-def overfitting(patient: Patient, head: Head) -> Finding:
+def overfitting(patient: DiagnosticData, head: Head) -> Finding:
     """Much worse on new rows than on its own, and not aware of it.
 
     A gap alone is no fault: what is flexible knows its own rows better. It is one where the
@@ -148,7 +148,7 @@ _FAR = 5.0  # standard deviations
 _FAR_KINDS = ("inputs scaled out", "noise")
 
 
-def members(patient: Patient, head: Head) -> Finding:
+def members(patient: DiagnosticData, head: Head) -> Finding:
     """Members that are copies of one another, or of which some never trained.
 
     Members that found their own way have weights as far apart as vectors of their length in
@@ -177,7 +177,7 @@ def members(patient: Patient, head: Head) -> Finding:
     return good(f"the {count} members differ{told}", apart)
 
 
-def _point(patient: Patient) -> Finding:
+def _point(patient: DiagnosticData) -> Finding:
     return skipped(
         "the method gives one function: it has no epistemic uncertainty to judge",
         any_of(another(patient, "laplace"), another(patient, "deep-ensemble")),
@@ -215,7 +215,7 @@ def _lost(scored: Scored, count: int) -> int:
     return lost
 
 
-def width(patient: Patient, head: Head) -> Finding:
+def width(patient: DiagnosticData, head: Head) -> Finding:
     """As wide as the prior: nothing was learned. A point: more is claimed than data can teach."""
     if patient.is_point:
         return _point(patient)
@@ -240,17 +240,17 @@ def width(patient: Patient, head: Head) -> Finding:
     return good(f"the data left {ratio:.2g} of the prior's variance", share)
 
 
-def far(patient: Patient, head: Head) -> Finding:
+def far(patient: DiagnosticData, head: Head) -> Finding:
     """Epistemic uncertainty should grow where there was no data."""
     if patient.is_point:
         return _point(patient)
     x = patient.few.x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return skipped("x is not one table of floating-point numbers: none can be made far away")
-    here = _doubt(patient.posterior, x, head)
+    here = _epistemic(patient.posterior, x, head)
     ratios = {
-        name: _doubt(patient.posterior, strange, head) / max(here, 1e-300)
-        for name, strange in _strange_inputs(x, patient.seed).items()
+        name: _epistemic(patient.posterior, strange, head) / max(here, 1e-300)
+        for name, strange in _out_of_distribution_inputs(x, patient.seed).items()
     }
     told = ", ".join(f"{number(value)} times on {name}" for name, value in ratios.items())
     most = max(ratios[name] for name in _FAR_KINDS)  # shuffled columns need not be far
@@ -267,7 +267,7 @@ def far(patient: Patient, head: Head) -> Finding:
     return good(f"epistemic uncertainty is {told}", most)
 
 
-def _strange_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
+def _out_of_distribution_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
     """Rows that cannot come from where x came from."""
     axes = [0] if x.ndim <= 2 else list(range(x.ndim))
     centre = x.double().mean(axes, keepdim=True)
@@ -283,7 +283,7 @@ def _strange_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
     return {name: value.to(x.dtype) for name, value in made.items()}
 
 
-def _doubt(posterior: Posterior, x: Tensor, head: Head) -> float:
+def _epistemic(posterior: Posterior, x: Tensor, head: Head) -> float:
     """The mean variance over functions: of E[y] for numbers, of the logits for classes. (Far away a
     softmax saturates, so that mutual information may rightly fall where functions disagree.)"""
     p = posterior.predict(x)

@@ -14,19 +14,19 @@ from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
 from doxa.method import Method
 from doxa.model import Model, Subset
-from doxa.model.checks import looked_at, meant, understood
-from doxa.model.model import Network, OwnFunctions, Problem
+from doxa.model.checks import infer_from_targets, infer_likelihood, looked_at
+from doxa.model.model import Network, NoNetwork, Problem
 
 
-def believe(
+def build_problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
     specs: Sequence[RunSpec],
 ) -> tuple[Problem, Likelihood, Inferred | None]:  # fmt: skip
     """What is fitted, under which likelihood, and how that was inferred where none was given."""
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
-    believed = problem.model
+    prior_moments = problem.model
     noise_model = (
-        believed.likelihood if believed
+        prior_moments.likelihood if prior_moments
         else likelihoods.likelihood(likelihood or (inferred.name if inferred else "gaussian"))
     )  # fmt: skip
     if method.regression_only and not noise_model.is_normal:
@@ -50,25 +50,27 @@ def _problem(
                 f"{method.name} needs a network; only linear and process methods do not"
             )
         shapes = (tree_map(lambda t: list(t.shape[1:]), tree) for tree in (given.x, given.y))
-        own = OwnFunctions(*shapes)
+        own = NoNetwork(*shapes)
         if likelihood is not None or method.regression_only:
             return own, None
-        return own, meant(given.y, given.source is None)
+        return own, infer_from_targets(given.y, given.source is None)
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        believed = model.unseen()
+        prior_moments = model.unseen()
     else:
-        believed = Model(model, likelihood, prior, subset or "all")
+        prior_moments = Model(model, likelihood, prior, subset or "all")
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
         try:
-            believed, inferred = understood(believed, given.x, given.y, given.source is None)
+            prior_moments, inferred = infer_likelihood(
+                prior_moments, given.x, given.y, given.source is None
+            )
         except ModelError as error:
             raise error if given.tasks is None else _for_tasks(method, error) from error
     if type(method).prepare is not Method.prepare:  # it asks which layers there are
-        believed = looked_at(believed, given.x)
-    return Network(believed), inferred
+        prior_moments = looked_at(prior_moments, given.x)
+    return Network(prior_moments), inferred
 
 
 def _for_tasks(method: Method, error: ModelError) -> ModelError:

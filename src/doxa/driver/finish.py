@@ -16,29 +16,34 @@ from doxa.data import Data
 from doxa.driver.loop import Driver, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import Options
-from doxa.driver.validation import ask_left_out, judge, judged, learned
+from doxa.driver.validation import (
+    calibrate_on_held_out,
+    check_prior_collapse,
+    evaluate_held_out,
+    held_out_predictions,
+)
 from doxa.engine.engine import threads_for
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 
 
-def launch(
+def run_fit(
     run: Run, method: Method, options: Options, specs: Sequence[RunSpec],
     checkpoint: str | Path | None, began: float,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
     """Drive a method to its posteriors, one a run; from its checkpoint, where there is one, and
     then by the engine that wrote it. The checkpoint's folder is this fit's alone until it ends."""
     if checkpoint is None:
-        return _launched(run, method, options, specs, began)
+        return _run_fit(run, method, options, specs, began)
     with store.exclusive(checkpoint):
         options.checkpoint = store.Checkpoints(checkpoint)
         options.found = own_checkpoint(options.checkpoint, options.fingerprint)
         if options.found is not None:
             run = replace(run, engine=saved_engine(run.engine, options.found, checkpoint))
-        return _launched(run, method, options, specs, began)
+        return _run_fit(run, method, options, specs, began)
 
 
-def _launched(
+def _run_fit(
     run: Run, method: Method, options: Options, specs: Sequence[RunSpec], began: float
 ) -> tuple[list[Posterior], Progress]:
     driver = Driver(run, method, options)
@@ -56,7 +61,7 @@ def _posterior(
     run: Run, method: Method, result: Progress, spec: RunSpec, rows: slice, seconds: float
 ) -> Posterior:
     """Of one run, whose members are `rows`, with its record."""
-    part = run.part(rows)
+    part = run.select_members(rows)
     posterior = method.finish(part, slice_state(result.state, rows), result.draws(rows))
     record = posterior.record
     record.seed = spec.seed
@@ -73,17 +78,17 @@ def _posterior(
     }  # fmt: skip
     if spec.hyper:
         record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
-    _judge(posterior, part, result, rows)
+    _check_divergence(posterior, part, result, rows)
     if isinstance(run.data, Data):
         seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
         rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
-            each = judged(posterior, method, run, rows, result)
-            ask_left_out(posterior, each, method, part, bool(result.best_step))
-            judge(posterior, each, run)
+            each = held_out_predictions(posterior, method, run, rows, result)
+            calibrate_on_held_out(posterior, each, method, part, bool(result.best_step))
+            evaluate_held_out(posterior, each, run)
         if method.shrinks and record.status == "ok" and not run.data.tasks:
-            learned(posterior, part)
+            check_prior_collapse(posterior, part)
         if result.best_step:  # how the history's sums over held-out rows are to be read
             held = run.data.held_out_rows().total_weight(run.split_of)
             record.diagnostics["stopping"] = {
@@ -101,7 +106,7 @@ def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:
     return plain | series
 
 
-def _judge(posterior: Posterior, run: Run, result: Progress, rows: slice) -> None:
+def _check_divergence(posterior: Posterior, run: Run, result: Progress, rows: slice) -> None:
     """Say so when members broke down, or the loss ended far above where it began. Draws belong
     above it: the log joint of p weights lies p/2 below its maximum on average; twice that is
     allowed, for their step sizes."""

@@ -40,7 +40,7 @@ from doxa.engine.engine import threads_for
 from doxa.engine.execute import Executor, choose_executor
 from doxa.errors import CorruptedArtefact, MethodError, StoreError
 from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
-from doxa.noise import Ahead, worthwhile
+from doxa.noise import PrefetchedNoise, worthwhile
 from doxa.optim import schedule
 from doxa.store import DrawsFile
 
@@ -250,7 +250,9 @@ class EarlyStopping:
         """The log-likelihood of some rows under each member's current weights, [M]."""
         run, score, scores = self.run, self.method.score, []
         for part in run.engine.chunks(run.size):
-            scores.append(score(run.part(part), slice_state(state, part), batch.members(part)))
+            scores.append(
+                score(run.select_members(part), slice_state(state, part), batch.members(part))
+            )
         return scores[0] if len(scores) == 1 else torch.cat(scores)
 
 
@@ -411,7 +413,7 @@ class Driver:
         ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
         noise: Any = run.noise(f"stage/{number}")
         near = run.device.type == "cpu" and worthwhile(run.size * run.layout.size, steps)
-        ahead = Ahead(noise) if near else None
+        ahead = PrefetchedNoise(noise) if near else None
 
         def step(
             state: State, batch: Any, t: Tensor, rate: Tensor, owned: bool = False
@@ -426,8 +428,8 @@ class Driver:
         )  # fmt: skip
         while at.t < steps:
             t = at.t
-            if t in stage.marks:
-                at.state = stage.marks[t](run, at.state)
+            if t in stage.hooks:
+                at.state = stage.hooks[t](run, at.state)
             tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
             before = copied(at.state) if tick else {}
             new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
@@ -459,7 +461,7 @@ class Driver:
 
     def _executor(
         self, stage: Stage, at: Progress, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,
-        ahead: Ahead | None,
+        ahead: PrefetchedNoise | None,
     ) -> Executor:  # fmt: skip
         """As asked for, as the checkpoint says, or by the rule about the work."""
         if at.t > 0 and at.mode is not None:

@@ -225,7 +225,7 @@ class Given(NamedTuple):
         return rows
 
 
-def place_data(
+def prepare_data(
     given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
     validation: Any, standardize: bool, device: torch.device, dtype: torch.dtype | None,
     members: Sequence[int],
@@ -548,9 +548,9 @@ def _constants(
     }
 
 
-def try_engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
+def select_engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
     """As asked for, or by the rule; the loop where stacking fails."""
-    own, width = not isinstance(run.problem, Network), method.width_on(run.problem)
+    own, width = not isinstance(run.problem, Network), method.num_particles_on(run.problem)
     if asked != "auto":
         chosen = Engine.parse(asked)
     elif own and method.modules_stack and run.size > 1:
@@ -562,7 +562,7 @@ def try_engine(run: Run, asked: str | Engine, method: Method, half: bool = False
     if own:
         return chosen
     chosen = replace(chosen, half=half)
-    wide = run.times(width) if width > 1 else run
+    wide = run.expand_particles(width) if width > 1 else run
     size = min(run.settings.batch_size, 8)
     rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
     batch = rows.batch(0)
@@ -593,7 +593,7 @@ def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunS
         "method": store.encode(method), "steps": run.steps, "batch": run.settings.batch_size,
         "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.settings.rate,
         "optimizer": repr(run.settings.optimizer), "patience": options.patience,
-        "likelihood": _recipe(run.likelihood), "model": _beliefs(run.problem.model),
+        "likelihood": _recipe(run.likelihood), "model": _model_settings(run.problem.model),
         "members": list(run.members), "seeds": list(run.seeds), "dtype": str(run.dtype),
         "grid": [repr(dict(spec.hyper)) for spec in specs],
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
@@ -614,7 +614,7 @@ def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunS
     return digest.hexdigest()
 
 
-def _beliefs(model: Model | None) -> Any:
+def _model_settings(model: Model | None) -> Any:
     """What of a model the layout does not say."""
     if model is None:
         return None

@@ -58,10 +58,12 @@ _FROM_EACH = 50  # functions, of a Gaussian over them
 _SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
 
 
-Judged = list[tuple[Posterior, int]]  # who is judged by the rows of which split
+HeldOutPredictions = list[tuple[Posterior, int]]  # who is judged by the rows of which split
 
 
-def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
+def evaluate_held_out(
+    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
+) -> None:
     """Put into the record what the held-out rows say of a run."""
     data = run.rows
     assert data.validation is not None
@@ -69,7 +71,7 @@ def judge(posterior: Posterior, judged: Judged, run: Run) -> None:
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
     found_by_mixture = "left_out" in posterior.diagnostics
-    for each, split in judged:
+    for each, split in held_out_predictions:
         p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
             mixed = _mixed(posterior, each, data, data.validation[split], split)
@@ -132,7 +134,7 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
     return torch.cat(each if one_more else weights)
 
 
-def learned(posterior: Posterior, run: Run) -> None:
+def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     """Say so where rows that a run was trained on are predicted no better than by a constant."""
     split = run.split_of[0]
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
@@ -151,16 +153,20 @@ def learned(posterior: Posterior, run: Run) -> None:
         )
 
 
-def judged(posterior: Posterior, method: Method, run: Run, part: slice, result: Progress) -> Judged:
+def held_out_predictions(
+    posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
+) -> HeldOutPredictions:
     """A run, whose members are `part`, and its rows; or each of its members, where each has rows
     of its own."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
         return [(posterior, splits[0])]
-    each: Judged = []
+    each: HeldOutPredictions = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
-        alone = method.finish(run.part(own), slice_state(result.state, own), result.draws(own))
+        alone = method.finish(
+            run.select_members(own), slice_state(result.state, own), result.draws(own)
+        )
         alone.record.seed = posterior.record.seed
         each.append((alone, split))
     return each
@@ -308,22 +314,28 @@ _FUNCTIONS = 50  # of them
 Asked = tuple[Tensor, Tensor, dict[str, Tensor], Tensor]  # f [S, N, ...], y, theta, weight [N]
 
 
-def ask_left_out(
-    posterior: Posterior, judged: Judged, method: Method, run: Run, stopped: bool
+def calibrate_on_held_out(
+    posterior: Posterior,
+    held_out_predictions: HeldOutPredictions,
+    method: Method,
+    run: Run,
+    stopped: bool,
 ) -> None:
     """Give a posterior, and those that are judged in its place, the likelihood that the rows left
     out ask for; `stopped` says whether training ended where they are predicted best. Methods that
     do not overfit integrate over what could be asked."""
     before = posterior.base_likelihood
-    if not (method.overfits and before.asks_left_out and isinstance(posterior, WeightPosterior)):
+    if not (
+        method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
+    ):
         return
-    rows = _rows(posterior, judged, run)
+    rows = _rows(posterior, held_out_predictions, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
         return
-    found = before.left_out(*rows, stopped=len(judged) * stopped)
+    found = before.left_out(*rows, stopped=len(held_out_predictions) * stopped)
     if found is None:
         return
-    for each in {id(p): p for p in (posterior, *(p for p, _ in judged))}.values():
+    for each in {id(p): p for p in (posterior, *(p for p, _ in held_out_predictions))}.values():
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
@@ -342,12 +354,12 @@ def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
         setattr(posterior, posterior.flat, weights.index_add(-1, index, by))
 
 
-def _rows(posterior: Posterior, judged: Judged, run: Run) -> Asked | None:
+def _rows(posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run) -> Asked | None:
     """What the rows left out are asked with; None where functions are not kept."""
-    data, most = run.rows, _MOST_NUMBERS // len(judged)
+    data, most = run.rows, _MOST_NUMBERS // len(held_out_predictions)
     assert data.validation is not None
     parts: list[Asked] = []
-    for alone, split in judged:
+    for alone, split in held_out_predictions:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior, alone, in_units(data, rows, split)[0])
         if form is None:

@@ -45,7 +45,7 @@ from doxa.engine.engine import Count
 from doxa.engine.simplify import overwritten, simplified, spelled_out, thrifty
 from doxa.model.inspection import draws_itself
 from doxa.model.model import LogDensity, Network
-from doxa.noise import Ahead, Request
+from doxa.noise import PrefetchedNoise, Request
 from doxa.optim import unfused
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Executor:
     """Runs one stage's step in a given mode; falls back to eager if a mode fails. `ahead` is where
     the step's random numbers come from, if it does not compute them."""
 
-    def __init__(self, step: Step, mode: str = "eager", ahead: Ahead | None = None) -> None:
+    def __init__(
+        self, step: Step, mode: str = "eager", ahead: PrefetchedNoise | None = None
+    ) -> None:
         self.step = step
         self.mode = mode
         self.ahead = ahead
@@ -139,7 +141,7 @@ def leaves_of(batch: Batch) -> list[Any]:
 
 
 def _traced(
-    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: Ahead | None,
+    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: PrefetchedNoise | None,
     compiled: bool,
 ) -> Step:  # fmt: skip
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -206,7 +208,7 @@ def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
 
 
 def _rehearsed(
-    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: Ahead | None
+    step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: PrefetchedNoise | None
 ) -> list[Request]:
     """The random numbers that a step asks for. The step is run once on a copy, so that whatever is
     computed once and kept is not computed while the step is recorded."""
@@ -296,7 +298,12 @@ Trial = Callable[[], tuple[State, Batch, Tensor, Tensor]]
 
 
 def choose_executor(
-    step: Step, trial: Trial, run: Any, steps: int, ahead: Ahead | None = None, worth: float = 3.0
+    step: Step,
+    trial: Trial,
+    run: Any,
+    steps: int,
+    ahead: PrefetchedNoise | None = None,
+    worth: float = 3.0,
 ) -> Executor:
     """How to execute a stage of so many steps: compiled, where that saves more than `worth` times
     what compiling costs."""

@@ -40,9 +40,9 @@ def simplified(module: GraphModule, example: list[Tensor]) -> GraphModule:
         name = f"_folded_{node.name}"
         module.register_buffer(name, value)
         with graph.inserting_before(node):
-            folded = graph.get_attr(name)
-        folded.meta["val"] = value
-        node.replace_all_uses_with(folded)
+            flatten_particles = graph.get_attr(name)
+        flatten_particles.meta["val"] = value
+        node.replace_all_uses_with(flatten_particles)
     graph.eliminate_dead_code()
     module.recompile()
     return module

@@ -26,7 +26,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.method import (
-    Mark,
+    Hook,
     Method,
     Objective,
     Run,
@@ -87,7 +87,7 @@ class SnapshotEnsemble(Method):
         yield Stage("last snapshot", walk.step, 0, enter=self._take)
         yield from noise_on_held_out(self._mixed, run, f"{_KEPT}theta")
 
-    def _entered(self, k: int, begin: Mark) -> Mark:
+    def _entered(self, k: int, begin: Hook) -> Hook:
         """Into the cycle k: what the one before ended with is kept."""
 
         def enter(run: Run, state: State) -> State:

@@ -31,10 +31,10 @@ from doxa.method import (
     Run,
     Stage,
     State,
-    folded,
+    flatten_particles,
     network_part,
     potential,
-    unfolded,
+    unflatten_particles,
 )
 from doxa.method.method import positive, whole
 from doxa.posterior import Posterior, SamplePosterior
@@ -66,7 +66,9 @@ class SVGD(Method):
         return self.particles
 
     def init(self, run: Run) -> State:
-        state = unfolded(run.times(self.particles).init_network(), self.particles)
+        state = unflatten_particles(
+            run.expand_particles(self.particles).init_network(), self.particles
+        )
         theta = state["theta"]  # [M, K, P]
         if not run.settings.fresh:  # particles at one place would never part
             away = run.noise("particles").normal(tuple(theta.shape[1:]))
@@ -80,9 +82,9 @@ class SVGD(Method):
 
     def _step(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         k, theta = self.particles, state["theta"]
-        inner = folded({"theta": theta, **network_part(state)}, k)
-        value, grads, changed = run.times(k).value_and_grad(
-            potential, inner, batch.times(k), clock.times(k)
+        inner = flatten_particles({"theta": theta, **network_part(state)}, k)
+        value, grads, changed = run.expand_particles(k).value_and_grad(
+            potential, inner, batch.expand_particles(k), clock.expand_particles(k)
         )
         grad = grads["theta"].unflatten(0, (-1, k))  # [M, K, P]
         phi = self._stein(run, theta, grad)
@@ -90,7 +92,7 @@ class SVGD(Method):
         optimizer = run.settings.optimizer
         new = optimizer.update({"theta": theta}, descent, state, clock.rate, clock.t, clock.owned)
         loss = value.unflatten(0, (-1, k)).mean(1) * run.per_example
-        return {**state, **unfolded(changed, k), **new}, {"loss": loss}
+        return {**state, **unflatten_particles(changed, k), **new}, {"loss": loss}
 
     def _stein(self, run: Run, theta: Tensor, grad: Tensor) -> Tensor:
         """φ at every particle, [M, K, P]."""

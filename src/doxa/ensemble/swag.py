@@ -28,7 +28,7 @@ from doxa import linalg, store
 from doxa.ensemble.swa import SWA
 from doxa.errors import MethodError
 from doxa.method import (
-    Mark,
+    Hook,
     Run,
     Stage,
     State,
@@ -102,12 +102,12 @@ class SWAG(SWA):
             )  # fmt: skip
             yield replace(
                 walk, rates=rates[first * c : last * c], enter=self._entered(first, walk.enter),
-                marks={(i - first) * c: self._add(i) for i in range(first + 1, last)},
+                hooks={(i - first) * c: self._add(i) for i in range(first + 1, last)},
             )  # fmt: skip
         if not watched:
             yield Stage("last point", walk.step, 0, over=("mean",), enter=self._add(points))
 
-    def _entered(self, done: int, begin: Mark | None) -> Mark:
+    def _entered(self, done: int, begin: Hook | None) -> Hook:
         """Onto the walk, after so many points."""
         assert begin is not None
         take = self._add(done) if done else lambda run, state: state | self._empty(run)
@@ -121,7 +121,7 @@ class SWAG(SWA):
             "points": torch.zeros_like(run.n),
         }  # fmt: skip
 
-    def _add(self, i: int) -> Mark:
+    def _add(self, i: int) -> Hook:
         """Take the i-th point in (Welford, 1962)."""
 
         def add(run: Run, state: State) -> State:
@@ -175,7 +175,12 @@ class SWAG(SWA):
     def _drawn(self, run: Run, gaussian: GaussianPosterior, state: State) -> Posterior:
         """Draws of the Gaussian, each with statistics of its own."""
         k, covariance = self.samples, gaussian.covariance
-        eps = run.times(k).noise("draws").normal((covariance.numbers,)).unflatten(0, (-1, k))
+        eps = (
+            run.expand_particles(k)
+            .noise("draws")
+            .normal((covariance.numbers,))
+            .unflatten(0, (-1, k))
+        )
         away = covariance.sample(eps.transpose(0, 1)).transpose(0, 1)  # [M, K, subset]
         draws = gaussian.mean.unsqueeze(1).repeat(1, k, 1)
         draws[..., run.subset_index] += away

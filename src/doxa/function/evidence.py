@@ -58,7 +58,7 @@ class Seen(NamedTuple):
         return weight / weight.sum(1, keepdim=True)
 
 
-def glance(run: Run, most: int | None = None) -> Seen:
+def sample_rows(run: Run, most: int | None = None) -> Seen:
     """At all rows that count, or at so many of them, evenly spaced."""
     weight = run.rows.weight
     own = weight is not None and weight.ndim == 2  # then each member has its own, else each split

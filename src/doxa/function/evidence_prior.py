@@ -19,7 +19,7 @@ from torch import Tensor
 
 from doxa.data import Batch, batch_rows
 from doxa.errors import DataError
-from doxa.function.evidence import glance
+from doxa.function.evidence import sample_rows
 from doxa.likelihoods import Likelihood
 from doxa.method import Clock, Run, Stage, State, optimise
 from doxa.optim import Adam
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
 
 def box(run: Run, margin: float) -> State:
     """Each member's box: the range of every number of x, wider by a share of it on each side."""
-    x = glance(run, LOOKED_AT).x
+    x = sample_rows(run, LOOKED_AT).x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError(
             "measurement points are drawn in a box around x, which has to be one array of real "
@@ -95,7 +95,7 @@ def prior_variance(likelihood: Likelihood) -> float:
 
 def first_kernel(run: Run) -> State:
     """Where it starts: "kernel", log (ℓ of each column, v, p) [M, D + 2]; "kernel_noise", log σ."""
-    seen = glance(run, LOOKED_AT)
+    seen = sample_rows(run, LOOKED_AT)
     rows = flat_inputs(seen.x).double()
     span = (rows.amax(1) - rows.amin(1)).clamp_min(1e-6)  # [M, D]
     power = torch.full_like(span[:, :1], prior_variance(run.likelihood))

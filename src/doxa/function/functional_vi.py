@@ -267,7 +267,7 @@ class FunctionalVI(DrawnWeights):
             mean = params["mean"]
             params = {**params, "mean": mean.index_copy(1, held, mean[:, held].detach())}
         std = params["rho"].exp()
-        eps = clock.times(s).noise(std.shape[1]).unflatten(0, (-1, s))  # [M, S, subset]
+        eps = clock.expand_particles(s).noise(std.shape[1]).unflatten(0, (-1, s))  # [M, S, subset]
         theta = moved(run, params["mean"].unsqueeze(1), std.unsqueeze(1) * eps)  # [M, S, P]
         at = measured(params, batch, clock, self.rows, self._points(run))
         f = self._functions(run, params, theta, at)  # [M, S, N, ...]
@@ -275,7 +275,7 @@ class FunctionalVI(DrawnWeights):
             value, changed = self.log_likelihood_at(run, params, batch, theta)
         else:
             own, changed = f[:, :, :rows].flatten(0, 1), {}
-            many, again = run.times(s), batch.times(s)
+            many, again = run.expand_particles(s), batch.expand_particles(s)
             each = many.total(many.log_likelihoods_of(own, theta.flatten(0, 1), again), again)
             value = each.unflatten(0, (-1, s)).mean(1)
         f = at.values(_flat(f))  # [M, S, K, O]
@@ -292,7 +292,7 @@ class FunctionalVI(DrawnWeights):
         s = theta.shape[1]
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
         x = at.x if at.shared else at.x.repeat_interleave(s, 0)
-        f = run.times(s).outputs(theta.flatten(0, 1), x, inner, at.shared)
+        f = run.expand_particles(s).outputs(theta.flatten(0, 1), x, inner, at.shared)
         if not isinstance(f, Tensor):
             raise ModelError("fbnn compares functions of one head, and this network has several")
         return f.unflatten(0, (-1, s))
@@ -325,11 +325,11 @@ class FunctionalVI(DrawnWeights):
         m, s, k, outputs = f.shape
         if isinstance(self.function_prior, FunctionPrior):
             shape = self.function_prior.noise_shape(k, outputs)
-            eps = clock.times(s).noise(*shape).unflatten(0, (m, s))
+            eps = clock.expand_particles(s).noise(*shape).unflatten(0, (m, s))
             return self.function_prior.functions(at.inputs(), eps, outputs)
         prior, index = run.subset_prior, run.subset_index
         assert prior.precision is not None
-        eps = clock.times(s).noise(len(index)).unflatten(0, (m, s))
+        eps = clock.expand_particles(s).noise(len(index)).unflatten(0, (m, s))
         away = prior.mean.unsqueeze(-2) + eps * prior.precision.rsqrt().unsqueeze(-2)
         mean = params["mean"].detach().index_fill(1, index, 0.0)
         theta = moved(run, mean.unsqueeze(1), away)

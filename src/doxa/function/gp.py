@@ -37,9 +37,9 @@ from doxa.function.evidence import (
     check_positive,
     evenly,
     first_value,
-    glance,
     kernel_start,
     quasi_newton,
+    sample_rows,
 )
 from doxa.function.kernels import Composed, KernelFunction, KernelSpec, function_of
 from doxa.function.process import GPPosterior, matrix, shared_level
@@ -165,7 +165,7 @@ class GP(Method):
     def _start(self, run: Run) -> tuple[Tensor, Tensor]:
         """Initial logarithms [M, H], the kernel's, then the noise if it is learned; and how small
         they may become."""
-        x, y, weight = glance(run)
+        x, y, weight = sample_rows(run)
         x = matrix(x, shared=False).double()
         y = y.double().reshape(*x.shape[:2], -1)
         sizes = Sizes.of(x, y, weight)
@@ -221,11 +221,11 @@ class GP(Method):
             return replace(stage, product=float(rows) ** 3)
 
         if run.steps:
-            climb = optimise(
+            stochastic_gradient = optimise(
                 objective, run.steps, name="hyper-parameters", source="all", validates=False,
                 capturable=False,
             )  # fmt: skip
-            yield sized(climb, rows)
+            yield sized(stochastic_gradient, rows)
         if not self.refine:
             return
         few = _SKETCH

@@ -67,7 +67,7 @@ from doxa.priors.functions import ImplicitPrior
 from doxa.vi.gaussian import moved
 
 
-class Believed(NamedTuple):
+class PriorMoments(NamedTuple):
     """f at rows under q(a): its mean [M, B, O], and H [M, S, B, O] with covariance Σ_s H_s H_sᵀ."""
 
     mean: Tensor
@@ -78,7 +78,7 @@ class Believed(NamedTuple):
 
 
 def energies(
-    run: Run, q: State, f: Believed, batch: Batch, alpha: float, eps: Tensor | None
+    run: Run, q: State, f: PriorMoments, batch: Batch, alpha: float, eps: Tensor | None
 ) -> Tensor:
     """(1/α) log E_q[p(y | f)^α] of each row, [M, B]; E_q log p at α = 0. Gaussian noise: in closed
     form. Otherwise over the draws of a that ε [M, T, S] makes."""
@@ -95,9 +95,11 @@ def energies(
     assert eps is not None
     count = eps.shape[1]
     drawn = f.mean.unsqueeze(1) + torch.einsum("msbo,mts->mtbo", f.half, eps)
-    many = run.times(count)
+    many = run.expand_particles(count)
     each = many.log_likelihoods_of(
-        shaped(run, drawn.flatten(0, 1)), theta.repeat_interleave(count, 0), batch.times(count)
+        shaped(run, drawn.flatten(0, 1)),
+        theta.repeat_interleave(count, 0),
+        batch.expand_particles(count),
     ).unflatten(0, (-1, count))
     if alpha == 0:
         return each.mean(1)
@@ -345,7 +347,9 @@ class ImplicitProcess(Method):
         s, index = self.functions, run.subset_index
         theta = state.pop("theta")
         if self.function_prior is not None:
-            noise = run.times(s).noise("functions").normal((self.function_prior.numbers,))
+            noise = (
+                run.expand_particles(s).noise("functions").normal((self.function_prior.numbers,))
+            )
             base = noise.unflatten(0, (-1, s))
         else:
             priors = [run.subset_prior[m] for m in range(run.size)] if run.subset_prior.runs else (
@@ -383,15 +387,15 @@ class ImplicitProcess(Method):
         eps = None
         if not isinstance(run.likelihood, Gaussian):
             eps = clock.noise(self.samples, self.functions)
-        f = self.believed(run, q, batch.x, batch.shared)
+        f = self.prior_moments(run, q, batch.x, batch.shared)
         each = energies(run, q, f, batch, self.alpha, eps)
         outside = run.prior.log_prob(mean) - run.subset_prior.log_prob(mean[:, run.subset_where])
         return run.total(each, batch) - divergence(q) + outside, {}
 
-    def believed(self, run: Run, q: State, x: Any, shared: bool) -> Believed:
+    def prior_moments(self, run: Run, q: State, x: Any, shared: bool) -> PriorMoments:
         """f under q(a) at any inputs."""
         mean, phi = self.basis(run, q, x, shared)
-        return Believed(
+        return PriorMoments(
             mean + torch.einsum("msbo,ms->mbo", phi, q["a_mean"]),
             torch.einsum("msbo,mst->mtbo", phi, root_of(q["a_root"])),
         )
@@ -405,7 +409,9 @@ class ImplicitProcess(Method):
         else:
             inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(q).items()}
             x = x if shared else tree_map(lambda t: t.repeat_interleave(s, 0), x)
-            out = run.times(s).outputs(self.weights(run, q).flatten(0, 1), x, inner, shared)
+            out = run.expand_particles(s).outputs(
+                self.weights(run, q).flatten(0, 1), x, inner, shared
+            )
             if not isinstance(out, Tensor):
                 raise ModelError("vip takes networks of one head, and this one has several")
             f = out.unflatten(0, (-1, s))
@@ -427,7 +433,7 @@ class ImplicitProcess(Method):
         q, eps = self._answer(state), None
         if not isinstance(run.likelihood, Gaussian):
             eps = run.noise("held-out").normal((_LOOKED_AT_BY, self.functions))
-        f = self.believed(run, q, batch.x, batch.shared)
+        f = self.prior_moments(run, q, batch.x, batch.shared)
         alpha = 0.0 if run.likelihood.tempered else 1.0
         return run.total(energies(run, q, f, batch, alpha, eps), batch)
 
@@ -482,6 +488,6 @@ class ImplicitProcess(Method):
         total = -divergence(q).double()
         for t in range(rows.count):
             batch = rows.batch(t)
-            f = self.believed(run, q, batch.x, batch.shared)
+            f = self.prior_moments(run, q, batch.x, batch.shared)
             total += run.total(energies(run, q, f, batch, 0.0, eps), batch).double()
         return float((total + run.units_log_jacobian()).mean())

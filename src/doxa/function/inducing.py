@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError
-from doxa.function.evidence import glance
+from doxa.function.evidence import sample_rows
 from doxa.function.kernels import Composed, Leaf, Node, Sum, label_of
 from doxa.likelihoods import Theta
 from doxa.linalg.layout import Params
@@ -251,7 +251,7 @@ def starts(run: Run, inducing: int | None) -> tuple[Tensor, Tensor, Tensor]:
 
     Targets that vary by less than rounding have no deviation: their size stands in for it, so that
     the noise starts at the scale of y, whatever its units."""
-    seen = glance(run, max(_SEEN, 4 * (inducing or MOST_POINTS)))
+    seen = sample_rows(run, max(_SEEN, 4 * (inducing or MOST_POINTS)))
     x = seen.x.double().flatten(2) if seen.x.ndim > 2 else seen.x.double().unsqueeze(2)
     weight = torch.ones_like(x[..., 0]) if seen.weight is None else seen.weight
     count = _count(int((weight > 0).sum(1).min()), inducing)

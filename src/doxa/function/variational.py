@@ -324,7 +324,7 @@ class VariationalProcess(Method):
         each = state["fit"] - state["inner kl"] - kl(mean, root, half_logdet)
         return float((each + run.units_log_jacobian()).mean())
 
-    def believed(self, run: Run, state: State) -> dict[str, Any]:
+    def prior_moments(self, run: Run, state: State) -> dict[str, Any]:
         """What a posterior of one run is made of."""
         mean, root, _ = from_precision(state["precision"], state["shift"])
         return run.common(self) | {

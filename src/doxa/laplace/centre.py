@@ -358,7 +358,7 @@ def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool)
     fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
     for part in run.engine.chunks(run.size):
         own, rows = slice_state(state, part), batch.members(part)
-        fit[part] = run.part(part).log_likelihood(theta[part], rows, own).double()
+        fit[part] = run.select_members(part).log_likelihood(theta[part], rows, own).double()
     if not tunes:
         return fit + run.prior.log_prob(theta).double()
     return fit - 0.5 * (state["tau"] * prior_curvature(run, {**state, "theta": theta})[1]).sum(1)
@@ -395,7 +395,7 @@ def _gained(run: Run, state: State, step: Tensor) -> Tensor:
             for part in run.engine.chunks(run.size):
                 own, rows = slice_state(state, part), batches.batch(t).members(part)
                 before, after = (
-                    run.part(part).log_likelihood(at[part], rows, own).double()
+                    run.select_members(part).log_likelihood(at[part], rows, own).double()
                     for at in (theta, moved)
                 )
                 gain[part] += after - before

@@ -54,7 +54,7 @@ class Outputs:
 
     def times(self, draws: int) -> Outputs:
         """The same rows for each of so many draws of every member's outputs."""
-        part = self.part.times(draws)
+        part = self.part.expand_particles(draws)
         return Outputs(self.likelihood, self.theta, part, self.shape, self.kind)
 
     def shaped(self, flat: Tensor) -> Any:

@@ -73,9 +73,9 @@ from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.status import HeldOut
 from doxa.linalg import Dense, Embedded, Structure
 from doxa.method import (
+    AnalyticGradient,
     Clock,
     Info,
-    Known,
     Method,
     Run,
     Stage,
@@ -149,7 +149,7 @@ def evidence_stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
     def mark(run: Run, state: State) -> State:
         return reestimated(run, state, sums, tunes)
 
-    return replace(ascent, marks=dict.fromkeys(sorted(times), mark))
+    return replace(ascent, hooks=dict.fromkeys(sorted(times), mark))
 
 
 def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
@@ -183,7 +183,7 @@ class Objective:
                 grad[:, run.layout.slices[NOISE]] = 0.0
             return grad
 
-        return fit.value, fit.changed, Known(value, {"theta": add})
+        return fit.value, fit.changed, AnalyticGradient(value, {"theta": add})
 
 
 def _of_all(run: Run, params: State) -> Tensor:
@@ -350,11 +350,11 @@ class Laplace(Method):
         if held_out and self.tunes(run) and self.tune != "evidence":
             parts = [slice(k, k + 1) for k in range(run.size)]
             held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)
-            each = [held.chosen(run.part(own), slice_state(state, own)) for own in parts]
+            each = [held.chosen(run.select_members(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
-        posterior = self._judged(run, state, rows)
+        posterior = self._evaluated(run, state, rows)
         if posterior.record.status == status.WORSE and self._may_move(run):
-            posterior = self._judged(run, state, rows, moves=True)
+            posterior = self._evaluated(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
         if run.likelihood.classifies:
             posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
@@ -366,7 +366,7 @@ class Laplace(Method):
         classes = run.likelihood.classifies and self.predictive == "linearised"
         return self.centre == "auto" and classes
 
-    def _judged(
+    def _evaluated(
         self, run: Run, state: State, rows: status.EvaluationRows | None, moves: bool = False
     ) -> LaplacePosterior:
         posterior = self._posterior(run, state, moves)

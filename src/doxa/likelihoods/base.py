@@ -177,7 +177,7 @@ class Likelihood(ABC):
         return self
 
     @property
-    def asks_left_out(self) -> bool:
+    def calibrates_on_held_out(self) -> bool:
         """Something in it is neither given nor learned in training, but by `left_out`."""
         return False
 

@@ -81,7 +81,7 @@ class Classes(Likelihood):
         object.__setattr__(self, "temperature", given)
 
     @property
-    def asks_left_out(self) -> bool:
+    def calibrates_on_held_out(self) -> bool:
         return self.temperature is None and not self.tempered
 
     def left_out(

@@ -216,7 +216,7 @@ class Gaussian(Likelihood):
         return True
 
     @property
-    def asks_left_out(self) -> bool:
+    def calibrates_on_held_out(self) -> bool:
         return self.assumed and self.noise is None and not self.per_output
 
     def left_out(

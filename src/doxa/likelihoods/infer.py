@@ -71,19 +71,19 @@ def _of_outputs_shape(y: Tensor, whole: bool, complete: bool) -> Inferred:
     """One target for each output: a number, or a yes or no."""
     truth = y.dtype == torch.bool
     if whole and not truth and not complete:
-        return _doubt("y holds whole numbers, of which a stream shows the first", "bernoulli")
+        return _uncertain("y holds whole numbers, of which a stream shows the first", "bernoulli")
     if not truth and not _are_yes_or_no(y):
         counts = "y holds whole numbers, one for each output, and not only 0 and 1"
         return Inferred("gaussian", counts if whole else "", level=logging.INFO)
     if complete and y[0].numel() > 1 and bool((y.flatten(1).sum(1) == 1).all()):
-        return _doubt("each row of y holds one 1", "categorical", " with y.argmax(1)")
+        return _uncertain("each row of y holds one 1", "categorical", " with y.argmax(1)")
     if whole:
         kind = "truth values" if truth else "0 and 1 only"
         return Inferred("bernoulli", f"y holds {kind}, one for each output", _said_by("bernoulli"))
-    return _doubt("y holds floats, though 0 and 1 only", "bernoulli")
+    return _uncertain("y holds floats, though 0 and 1 only", "bernoulli")
 
 
-def _doubt(reason: str, other: str, how: str = "") -> Inferred:
+def _uncertain(reason: str, other: str, how: str = "") -> Inferred:
     advice = f'say likelihood="{other}"{how} if they are classes, likelihood="gaussian" if numbers'
     return Inferred("gaussian", reason, advice)
 

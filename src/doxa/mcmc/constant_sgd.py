@@ -36,8 +36,8 @@ from doxa import store
 from doxa.data import Batch
 from doxa.mcmc.stochastic import (
     StochasticGradient,
-    climb,
     report,
+    stochastic_gradient,
 )
 from doxa.method import Clock, Info, Run, Stage, State, log_joint, optimise
 from doxa.method.method import positive, whole
@@ -94,14 +94,14 @@ class ConstantSGD(StochasticGradient):
     def _probe(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """At rest: the spread of ĝ over batches, and the largest curvature by power iteration,
         v ← Av/‖Av‖ with Av from the difference of two gradients."""
-        value, grad, changed = climb(run, state, batch, clock)
+        value, grad, changed = stochastic_gradient(run, state, batch, clock)
         mean = run.descent(grad)
         theta, v = state["theta"], state["probe.direction"]
         v = torch.where(clock.t == 0, clock.noise(*theta.shape[1:]), v)
         v = v if run.free is None else v * run.free
         v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-30)
         width = torch.finfo(theta.dtype).eps ** 0.28 * (1 + theta.norm(dim=1, keepdim=True))
-        ahead = climb(run, {**state, "theta": theta + width * v}, batch, clock)[1]
+        ahead = stochastic_gradient(run, {**state, "theta": theta + width * v}, batch, clock)[1]
         bent = (run.descent(ahead) - mean) / width  # Av
         count = clock.t.to(theta.dtype) + 1
         away = mean - state["probe.mean"]

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from doxa.mcmc.kernel import Kernel, Point, ValueAndGrad, free, leapfrog
-from doxa.method import Clock, Info, Mark, Marks, Run, State
+from doxa.method import Clock, Hook, Hooks, Info, Run, State
 from doxa.noise import Noise
 
 _START, _END, _FIRST = 75, 50, 25
@@ -144,7 +144,7 @@ def forget(state: State) -> State:
     return {**state, **_fresh(state["theta"], state["metric"])}
 
 
-def window_marks(burn_in: int, end: Callable[[int], Mark]) -> Marks:
+def window_hooks(burn_in: int, end: Callable[[int], Hook]) -> Hooks:
     """The windows of a burn-in: what was seen before the first is forgotten, and `end` of the
     transition at which each ends."""
     bounds = windows(burn_in)
@@ -166,7 +166,7 @@ def learn_mass(state: State) -> State:
         metric = (shrunk + ridge * each).sqrt() * moving
     else:
         fixed = (1 - moving).diag_embed()  # zeros on the diagonal would have no factor
-        doubt = _doubt(spread, each, n)
+        doubt = _estimation_error(spread, each, n)
         alone = shrunk.diagonal(dim1=1, dim2=2).diag_embed()
         whole = shrunk + doubt * (alone - shrunk) + ridge * each.diag_embed() + fixed
         factor, failed = torch.linalg.cholesky_ex(whole)
@@ -179,7 +179,7 @@ def learn_mass(state: State) -> State:
     return forget({**state, "metric": torch.where(fine, metric, state["metric"])})
 
 
-def _doubt(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
+def _estimation_error(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
     """λ, how much of the correlations n draws may have made up: [M, 1, 1]."""
     scale = torch.where(variances > 0, variances.rsqrt(), 0.0)  # [M, P]
     squares = (spread * scale.unsqueeze(1) * scale.unsqueeze(2)).square().triu(1)
@@ -211,10 +211,10 @@ class Hamiltonian(Kernel):
         new = average(state, info["accept"], run.field(self, "target_accept"))
         return {**state, **new, **observe(state)}
 
-    def marks(self) -> Marks:
-        return window_marks(self.burn_in, self._window_end)
+    def hooks(self) -> Hooks:
+        return window_hooks(self.burn_in, self._window_end)
 
-    def _window_end(self, t: int) -> Mark:
+    def _window_end(self, t: int) -> Hook:
         def mark(run: Run, state: State) -> State:
             learned = {**learn_mass(state), "early": torch.zeros_like(state["early"])}
             return self._seek(run, learned, t)

@@ -28,7 +28,7 @@ from torch import Tensor
 from doxa.data import Batch
 from doxa.engine.execute import Recorded
 from doxa.mcmc.convergence import chain_status, concerns
-from doxa.method import Clock, Info, Marks, Method, Run, Stage, State, log_joint, optimise
+from doxa.method import Clock, Hooks, Info, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
 
 DIVERGENT = 1000.0  # an energy error from which no trajectory recovers (Stan's)
@@ -135,7 +135,7 @@ class Kernel(Method):
         """What happens before burn-in."""
         return state
 
-    def marks(self) -> Marks:
+    def hooks(self) -> Hooks:
         """What happens between transitions of burn-in: {before which one: what}."""
         return {}
 
@@ -162,7 +162,7 @@ class Kernel(Method):
         move, recorded = self.move(run)
         if self.burn_in:
             burn_in = self._stage("burn-in", self.burn_in, move, adapting=True)
-            burn_in.marks, burn_in.capturable = self.marks(), self.captures(run)
+            burn_in.hooks, burn_in.capturable = self.hooks(), self.captures(run)
             burn_in.recorded = recorded
             burn_in.enter = lambda run, state: self.begin(run, self._arrive(run, state))
             yield burn_in

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.mcmc.hamiltonian import KINDS, learn_mass, observe, start_mass, window_marks
+from doxa.mcmc.hamiltonian import KINDS, learn_mass, observe, start_mass, window_hooks
 from doxa.mcmc.kernel import Kernel, acceptance, free, push
-from doxa.method import Clock, Info, Mark, Marks, Run, State
+from doxa.method import Clock, Hook, Hooks, Info, Run, State
 from doxa.method.method import one_of, positive, whole
 
 
@@ -96,10 +96,10 @@ class Metropolis(Kernel):
             step = torch.where(seeking, 0.5 * step, step)
         return {**state, **_untuned(step)}
 
-    def marks(self) -> Marks:
-        return window_marks(self.burn_in, self._window_end)
+    def hooks(self) -> Hooks:
+        return window_hooks(self.burn_in, self._window_end)
 
-    def _window_end(self, t: int) -> Mark:
+    def _window_end(self, t: int) -> Hook:
         """A new shape, and from it the scale that suits a Gaussian, or less."""
 
         def mark(run: Run, state: State) -> State:

@@ -23,8 +23,8 @@ Subtrees are not built recursively. Leaf i closes as many of them as i has trail
 where each began was noted when it did, in as many places as a branch has levels (Phan, Pradhan &
 Jankowiak, 2019). All chains are at the same leaf of the same doubling: those that are done wait.
 
-`plant`, `sprout`, `close` and `join` are fixed sequences of tensor operations, from named values to
-named values, which can be recorded or compiled; `grow` is the loop that calls them. In names,
+`init_tree`, `new_leaf`, `check_turning` and `merge` are fixed sequences of tensor operations, from
+named values to named values, which can be recorded or compiled; `grow` is the loop that calls them. In names,
 "end" is a branch's outermost point, "taken" and "drawn" are the points drawn of tree and branch.
 """
 
@@ -54,10 +54,10 @@ _TALLY = ("accept", "leapfrogs", "divergent")
 class Parts(NamedTuple):
     """The fixed sequences of operations, as they are executed."""
 
-    plant: Part
+    init_tree: Part
     leaf: Part
-    close: Part
-    join: Part
+    check_turning: Part
+    merge: Part
 
 
 def grow(
@@ -72,7 +72,7 @@ def grow(
     """A whole transition from `start`, with steps of size `step` [M]: the point taken, and what
     people want to know of it. `limit` ends it before `max_depth`, for which its parts were made."""
     uniform = clock.uniform(2 * max_depth + 2**_AHEAD - 1)
-    seed = parts.plant({
+    seed = parts.init_tree({
         "momentum": start.momentum, "log_density": start.log_density, "step": step,
         "uniform": uniform,
     })  # fmt: skip
@@ -95,7 +95,7 @@ def grow(
         held = {f"taken.{name}": tree[f"taken.{name}"] for name in _TAKEN}
         end, first = _branch(parts, {**now, **branch, **fixed, **held}, lucks.unbind(0))
         after = min(level + 1, max_depth - 1)
-        tree = parts.join({
+        tree = parts.merge({
             **tree, **{f"end.{name}": end[name] for name in (*_PLACE, "weight", "sum")},
             **{f"drawn.{name}": end[f"taken.{name}"] for name in _TAKEN},
             "first": first, "active": end["active"], "luck": luck[level], "size": seed["size"],
@@ -129,7 +129,7 @@ def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[Sta
             continue
         for level in range(1, (~i & (i + 1)).bit_length()):  # as many as i has trailing ones
             outer = noted[((i + 1 - 2**level) >> 1).bit_count()]
-            branch |= parts.close({
+            branch |= parts.check_turning({
                 "active": branch["active"], "last": branch["momentum"], "total": branch["sum"],
                 "begin": outer[0], "behind": outer[1],
                 "middle": note[0], "half": note[1], "before": note[2],
@@ -140,7 +140,7 @@ def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[Sta
     return branch, first
 
 
-def plant(at: State, max_depth: int) -> State:
+def init_tree(at: State, max_depth: int) -> State:
     """A tree of one point, and where its first branch goes; the numbers `uniform` decide the
     directions, and what is taken."""
     momentum = at["momentum"]
@@ -157,7 +157,7 @@ def plant(at: State, max_depth: int) -> State:
     }  # fmt: skip
 
 
-def sprout(density: ValueAndGrad, branch: State) -> State:
+def new_leaf(density: ValueAndGrad, branch: State) -> State:
     """One leaf: a leapfrog step, its weight, and whether it is the one taken."""
     active = branch["active"]
     theta, momentum, grad = (branch[name] for name in _PLACE)
@@ -183,7 +183,7 @@ def sprout(density: ValueAndGrad, branch: State) -> State:
     }  # fmt: skip
 
 
-def close(at: State) -> State:
+def check_turning(at: State) -> State:
     """Who is still active when a subtree ends: it began with the momentum `begin`, when the sum was
     `behind`; its right half with `middle`, when it was `half`, after the momentum `before`. Of two
     leaves the halves are single points, and the three questions are one."""
@@ -194,7 +194,7 @@ def close(at: State) -> State:
     return {"active": at["active"] & ~turned}
 
 
-def join(at: State) -> State:
+def merge(at: State) -> State:
     """The tree with a branch added, and where the next one begins."""
     forward, active = at["forward"], at["active"]  # [M, 1], [M]
     left, right = at["left.momentum"], at["right.momentum"]
@@ -267,10 +267,12 @@ class NUTS(Hamiltonian):
 
     def move(self, run: Run) -> tuple[Move, Recorded | None]:
         def leaf(state: State, batch: Batch, branch: State) -> State:
-            return sprout(self.density(run, state, batch), branch)
+            return new_leaf(self.density(run, state, batch), branch)
 
         recorded = Recorded(run, leaf, self.transitions * 2 ** min(self.max_depth, 4))
-        plants, closes, joins = (recorded.part(each) for each in (self._plant, close, join))
+        plants, closes, joins = (
+            recorded.part(each) for each in (self._plant, check_turning, merge)
+        )
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
             leaves = lambda branch: recorded(state, batch, clock, branch)  # noqa: E731
@@ -283,11 +285,11 @@ class NUTS(Hamiltonian):
 
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         density = self.density(run, state, batch)
-        leaf = lambda branch: sprout(density, branch)  # noqa: E731
-        return self._transition(state, clock, Parts(self._plant, leaf, close, join))
+        leaf = lambda branch: new_leaf(density, branch)  # noqa: E731
+        return self._transition(state, clock, Parts(self._plant, leaf, check_turning, merge))
 
     def _plant(self, values: State) -> State:
-        return plant(values, self.max_depth)
+        return init_tree(values, self.max_depth)
 
     def _transition(self, state: State, clock: Clock, parts: Parts) -> tuple[State, Info]:
         start = self.depart(state, clock)

@@ -44,10 +44,10 @@ from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.mcmc.stochastic import (
     StochasticGradient,
-    climb,
     held,
     report,
     step_size,
+    stochastic_gradient,
 )
 from doxa.method import Clock, Info, Run, State, Step
 from doxa.method.method import between, one_of, positive, whole
@@ -94,7 +94,7 @@ class PSGLD(StochasticGradient):
         adapting = burning or self.correction != "freeze"
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad, changed = climb(run, state, batch, clock)
+            value, grad, changed = stochastic_gradient(run, state, batch, clock)
             theta, mean = state["theta"], run.descent(grad)  # ḡ
             new = self._adapted(state, mean) if adapting else {}
             scale = self._preconditioner({**state, **new})  # G, [M, P]
@@ -130,7 +130,7 @@ class PSGLD(StochasticGradient):
         signs = torch.where(clock.uniform(theta.shape[1]) > 0.5, 1.0, -1.0).to(theta.dtype)
         width = torch.finfo(theta.dtype).eps ** (1 / 3)
         ahead, behind = (
-            climb(run, {**state, "theta": theta + side * signs}, batch, clock)[1]
+            stochastic_gradient(run, {**state, "theta": theta + side * signs}, batch, clock)[1]
             for side in (width, -width)
         )
         curvature = run.descent(signs * (ahead - behind)) / (2.0 * width)  # ∂ḡ_i/∂θ_i

@@ -107,7 +107,7 @@ class StochasticGradient(Method):
         advance = move or self.move
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            value, grad, changed = climb(run, state, batch, clock)
+            value, grad, changed = stochastic_gradient(run, state, batch, clock)
             new = advance(run, {**state, **changed}, grad, clock)
             new["theta"] = held(run, new["theta"], state["theta"])
             return {**state, **changed, **new}, report(run, value)
@@ -132,7 +132,9 @@ class StochasticGradient(Method):
         return 1.0
 
 
-def climb(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[Tensor, Tensor, State]:
+def stochastic_gradient(
+    run: Run, state: State, batch: Batch, clock: Clock
+) -> tuple[Tensor, Tensor, State]:
     """−Û [M], −∇Û [M, P] where weights are sampled, and the BatchNorm statistics that changed."""
     value, grads, changed = run.value_and_grad(potential, state, batch, clock)
     grad = grads["theta"]

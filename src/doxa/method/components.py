@@ -15,7 +15,7 @@ from doxa.errors import ModelError
 from doxa.method.method import Method, between, whole
 from doxa.method.run import Run
 from doxa.method.stage import Stage, noise_on_held_out, optimise
-from doxa.method.state import Clock, State, folded, network_part, unfolded
+from doxa.method.state import Clock, State, flatten_particles, network_part, unflatten_particles
 from doxa.model.model import Network, Problem
 from doxa.model.rank_one import SCALED, with_rank_one
 from doxa.model.spread import exact_noise
@@ -65,7 +65,7 @@ class Components(Method):
         return problem.rewrite(rule)
 
     def init(self, run: Run) -> State:
-        many = unfolded(run.times(self.size).init_network(), self.size)
+        many = unflatten_particles(run.expand_particles(self.size).init_network(), self.size)
         return {**many, "theta": run.start()}
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -85,9 +85,11 @@ class Components(Method):
             fit = run.train(params["theta"], network_part(params), batch.padded(k), clock)
             return fit.value, fit.changed
         theta = params["theta"].repeat_interleave(k, 0)  # [M·K, P]
-        inner = folded(network_part(params), k)
-        each = run.times(k).train(theta, inner, batch.split(k), clock.times(k))
-        return each.value.unflatten(0, (-1, k)).mean(1), unfolded(each.changed, k)
+        inner = flatten_particles(network_part(params), k)
+        each = run.expand_particles(k).train(
+            theta, inner, batch.split(k), clock.expand_particles(k)
+        )
+        return each.value.unflatten(0, (-1, k)).mean(1), unflatten_particles(each.changed, k)
 
     def parameters(self, run: Run, state: State) -> Tensor:
         """[M, K, P]: the same weights for every component; what parts them are the layers' own."""

@@ -45,7 +45,7 @@ from doxa.errors import DoxaError, MethodError, UnknownSetting, did_you_mean
 from doxa.method.memory import Workload
 from doxa.method.run import Run
 from doxa.method.stage import Stage
-from doxa.method.state import State, folded, network_part
+from doxa.method.state import State, flatten_particles, network_part
 from doxa.model.model import Network, Problem
 from doxa.registry import get_method
 
@@ -349,7 +349,7 @@ class Method:
         """Parameter vectors inside a member: the engine is chosen for members × width."""
         return 1
 
-    def width_on(self, problem: Problem) -> int:
+    def num_particles_on(self, problem: Problem) -> int:
         """The same for a problem that was prepared, where it depends on that."""
         return self.width
 
@@ -404,8 +404,10 @@ class Method:
         if theta.ndim == 2:
             return run.log_likelihood(theta, batch, state)
         k = theta.shape[1]
-        inner = folded(network_part(state), k)
-        each = run.times(k).log_likelihoods(theta.flatten(0, 1), batch.times(k), inner)
+        inner = flatten_particles(network_part(state), k)
+        each = run.expand_particles(k).log_likelihoods(
+            theta.flatten(0, 1), batch.expand_particles(k), inner
+        )
         mixed = torch.logsumexp(each.unflatten(0, (-1, k)), 1) - math.log(k)  # [M, B]
         weight = 1.0 if batch.weight is None else batch.weight
         return (mixed * weight).sum(-1) * batch.scale

@@ -28,8 +28,8 @@ from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Layout, Params
 from doxa.method.state import (
+    AnalyticGradient,
     Clock,
-    Known,
     NoClock,
     Objective,
     State,
@@ -208,7 +208,7 @@ class Members:
             self._derived[what] = make()
         return self._derived[what]
 
-    def part(self, rows: slice) -> Self:
+    def select_members(self, rows: slice) -> Self:
         """The same run for some of its members."""
         if rows == slice(0, self.size):
             return self
@@ -225,7 +225,7 @@ class Members:
             )  # fmt: skip
         return self._derived[key]
 
-    def times(self, k: int) -> Self:
+    def expand_particles(self, k: int) -> Self:
         """k particles in the place of every member: M·k rows, with numbers of their own."""
         if k not in self._derived:
             again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
@@ -468,10 +468,12 @@ class Run(Members):
         fit = self.train(theta, params, batch, clock)
         return fit.value, fit.changed, self.known_prior(theta)
 
-    def known_prior(self, theta: Tensor, name: str = "theta") -> Known:
+    def known_prior(self, theta: Tensor, name: str = "theta") -> AnalyticGradient:
         """log p(θ), whose gradient is known."""
         at = theta.detach()
-        return Known(self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)})
+        return AnalyticGradient(
+            self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)}
+        )
 
     def value_and_grad(
         self,
@@ -489,9 +491,9 @@ class Run(Members):
         each = []
         for part in parts:
             own = {k: v[part] for k, v in params.items()}
-            at = clock.part(part)
+            at = clock.select_members(part)
             rows = batch.members(part)
-            each.append(differentiated(self.part(part), objective, own, rows, at, over))
+            each.append(differentiated(self.select_members(part), objective, own, rows, at, over))
         clock._calls[:] = at._calls
         values, grads, changed = zip(*each, strict=True)
         return torch.cat(values), joined(grads), joined(changed)
@@ -510,7 +512,9 @@ class Run(Members):
         with torch.no_grad():
             for part in self.engine.chunks(self.size):
                 own = {k: v[part] for k, v in params.items()}
-                value, _, *known = target(self.part(part), own, batch.members(part), AT_REST)
+                value, _, *known = target(
+                    self.select_members(part), own, batch.members(part), AT_REST
+                )
                 each.append(value + known[0].value if known else value)
         return each[0] if len(each) == 1 else torch.cat(each)
 

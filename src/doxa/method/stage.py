@@ -17,15 +17,15 @@ from doxa.data import Batch, Source, batch_rows
 from doxa.data.weights import number_of_rows
 from doxa.linalg.layout import Params
 from doxa.method.run import AT_REST, Run
-from doxa.method.state import Clock, Info, Objective, State, network_part, unfolded
+from doxa.method.state import Clock, Info, Objective, State, network_part, unflatten_particles
 from doxa.optim import Adam, Optimizer
 
 if TYPE_CHECKING:
     from doxa.engine.execute import Recorded
 
 
-Mark = Callable[[Run, State], State]
-Marks = Mapping[int, Mark]
+Hook = Callable[[Run, State], State]
+Hooks = Mapping[int, Hook]
 Step = Callable[[Run, State, Batch, Clock], tuple[State, Info]]
 
 
@@ -59,7 +59,7 @@ class Stage:
     enter: Callable[[Run, State], State] | None = None
     validates: bool = False
     capturable: bool = True
-    marks: Marks = field(default_factory=dict)
+    hooks: Hooks = field(default_factory=dict)
     rates: Tensor | None = None
     recorded: Recorded | None = None
     product: float | None = None
@@ -145,7 +145,7 @@ def noise_on_held_out(
         if theta.ndim == 2:
             return fit + run.prior.log_prob(theta) + wider, {}
         k = theta.shape[1]  # particles, whose mean density is what predicts
-        each = run.times(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
+        each = run.expand_particles(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
         return fit + (each + wider).mean(1), {}
 
     stage = optimise(
@@ -196,7 +196,7 @@ def statistics_of_draws(run: Run, draws: Tensor, state: State) -> Params:
     """BatchNorm's statistics for each draw of the weights, [M, S, P], by a pass over the data:
     {buffer: [M, S, ...]}; nothing where there is no BatchNorm."""
     k = draws.shape[1]
-    many = run.times(k)
+    many = run.expand_particles(k)
     rows = many.passes(run.settings.batch_size)
     own = {name: v.repeat_interleave(k, 0) for name, v in network_part(state).items()}
     own["theta"] = draws.flatten(0, 1)
@@ -205,7 +205,7 @@ def statistics_of_draws(run: Run, draws: Tensor, state: State) -> Params:
         own = stage.enter(many, own)
         for t in range(rows.count):
             own, _ = stage.step(many, own, rows.batch(t), AT_REST)
-    return unfolded(run.buffers(own), k)
+    return unflatten_particles(run.buffers(own), k)
 
 
 def first_averaged(share: float, steps: int) -> int:

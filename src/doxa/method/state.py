@@ -4,8 +4,8 @@ Objectives and their gradients.
 
 An objective is differentiable code from (run, params, batch, clock) to (value [M], changed state[,
 known]). `params` is the state of the run's members; the run may hold some of the members of the fit
-only, so that an objective reads per-member tensors from its arguments alone. What is `Known` in
-closed form is added to the gradient that autograd finds.
+only, so that an objective reads per-member tensors from its arguments alone. A gradient
+that is known in closed form (`AnalyticGradient`) is added to the one that autograd finds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.noise import Ahead, Noise
+from doxa.noise import Noise, PrefetchedNoise
 
 if TYPE_CHECKING:
     from doxa.method.run import Run
@@ -44,7 +44,7 @@ class Clock:
         t: Tensor,
         rate: Tensor,
         steps: int,
-        source: Noise | Ahead,
+        source: Noise | PrefetchedNoise,
         owned: bool = False,
         calls: list[int] | None = None,
     ) -> None:
@@ -72,16 +72,20 @@ class Clock:
         self._calls[0] += 1
         return self.source.rowwise(kind, shape, self.t, self._calls[0])
 
-    def part(self, members: slice) -> Clock:
+    def select_members(self, members: slice) -> Clock:
         """Of some members, whose numbers do not depend on how members are cut."""
         rate = self.rate[members] if self.rate.ndim else self.rate
         calls = list(self._calls)
-        return Clock(self.t, rate, self.steps, self.source.part(members), self.owned, calls)
+        return Clock(
+            self.t, rate, self.steps, self.source.select_members(members), self.owned, calls
+        )
 
-    def times(self, k: int) -> Clock:
+    def expand_particles(self, k: int) -> Clock:
         """Of k particles a member, each with numbers of its own."""
         rate = self.rate.repeat_interleave(k, 0) if self.rate.ndim else self.rate
-        return Clock(self.t, rate, self.steps, self.source.times(k), self.owned, self._calls)
+        return Clock(
+            self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self._calls
+        )
 
 
 class NoClock(Clock):
@@ -90,7 +94,7 @@ class NoClock(Clock):
     def __init__(self) -> None:
         super().__init__(torch.tensor(0), torch.tensor(0.0), 1, Noise(0, "none", []))
 
-    def part(self, members: slice) -> Clock:
+    def select_members(self, members: slice) -> Clock:
         return self
 
 
@@ -98,12 +102,12 @@ def slice_state(state: State, part: slice) -> State:
     return {k: v[part] for k, v in state.items()}
 
 
-def folded(state: State, k: int) -> State:
-    """[M, k, ...] to [M·k, ...]: particles as the rows of `run.times(k)`."""
+def flatten_particles(state: State, k: int) -> State:
+    """[M, k, ...] to [M·k, ...]: particles as the rows of `run.expand_particles(k)`."""
     return {name: v.flatten(0, 1) for name, v in state.items()}
 
 
-def unfolded(state: State, k: int) -> State:
+def unflatten_particles(state: State, k: int) -> State:
     """[M·k, ...] back to [M, k, ...]."""
     return {name: v.unflatten(0, (-1, k)) for name, v in state.items()}
 
@@ -117,7 +121,7 @@ Objective = Callable[[Any, State, Batch, Clock], Any]
 
 
 @dataclass(frozen=True)
-class Known:
+class AnalyticGradient:
     """A part of an objective whose gradient is known in closed form: its value [M], and what it
     does to the gradient of each name."""
 
@@ -146,10 +150,10 @@ def of_subset(objective: Objective, name: str = "theta") -> Objective:
 
     def restricted(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         value, changed, *rest = objective(run, params, batch, clock)
-        known = rest[0] if rest else Known(torch.zeros_like(value.detach()), {})
+        known = rest[0] if rest else AnalyticGradient(torch.zeros_like(value.detach()), {})
         add = known.add.get(name, lambda grad: grad)
         own = {name: lambda grad: add(grad) * run.free}
-        return value, changed, Known(known.value, {**known.add, **own})
+        return value, changed, AnalyticGradient(known.value, {**known.add, **own})
 
     return restricted
 
@@ -160,7 +164,7 @@ def differentiated(
     with torch.enable_grad():
         leaves = {name: params[name].detach().requires_grad_() for name in over}
         value, changed, *rest = objective(run, {**params, **leaves}, batch, clock)
-        known: Known | None = rest[0] if rest else None
+        known: AnalyticGradient | None = rest[0] if rest else None
         if value.shape != (run.size,):
             raise MethodError(
                 f"an objective gives one value a member, [{run.size}], not {list(value.shape)}"

@@ -1,20 +1,30 @@
 """What is believed: a network with its likelihood and prior, and what else may be fitted."""
 
 from doxa.model.functional import Functional
-from doxa.model.layers import Noisy, Site
+from doxa.model.layers import MethodLayer, Site
 from doxa.model.model import (
     Applied,
     Inputs,
     LogDensity,
     Model,
     Network,
-    OwnFunctions,
+    NoNetwork,
     Problem,
     Subset,
     likelihood_parameters,
 )
 
 __all__ = [
-    "Applied", "Functional", "Inputs", "LogDensity", "Model", "Network", "Noisy", "OwnFunctions",
-    "Problem", "Site", "Subset", "likelihood_parameters",
+    "Applied",
+    "Functional",
+    "Inputs",
+    "LogDensity",
+    "MethodLayer",
+    "Model",
+    "Network",
+    "NoNetwork",
+    "Problem",
+    "Site",
+    "Subset",
+    "likelihood_parameters",
 ]  # fmt: skip

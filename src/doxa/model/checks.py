@@ -39,22 +39,24 @@ from doxa.noise import Noise
 log = logging.getLogger("doxa")
 
 
-def understood(model: Model, x: Inputs, y: Any, complete: bool) -> tuple[Model, Inferred | None]:
+def infer_likelihood(
+    model: Model, x: Inputs, y: Any, complete: bool
+) -> tuple[Model, Inferred | None]:
     """The model with the likelihood that y suggests, where none was given; `complete`: y holds all
     rows."""
     if not model.assumed:
         return model, None
     seen = looked_at(model, x)
-    inferred = _said(infer(y, seen.output, complete))
+    inferred = _logged(infer(y, seen.output, complete))
     return seen.meaning(assumed(inferred.name)), inferred
 
 
-def meant(y: Any, complete: bool) -> Inferred:
+def infer_from_targets(y: Any, complete: bool) -> Inferred:
     """The likelihood that y suggests by itself, where there is no network."""
-    return _said(infer(y, tuple(y.shape[1:]) if isinstance(y, Tensor) else (), complete))
+    return _logged(infer(y, tuple(y.shape[1:]) if isinstance(y, Tensor) else (), complete))
 
 
-def _said(inferred: Inferred) -> Inferred:
+def _logged(inferred: Inferred) -> Inferred:
     if inferred.said:
         advice = f"; {inferred.advice}" if inferred.advice else ""
         log.log(inferred.level, "likelihood: %s%s", inferred.said, advice)
@@ -130,7 +132,7 @@ _DEVIATIONS = 6.0
 _LEAST = 16  # numbers; of fewer, the logarithm's tails are too long
 
 
-def say_if_trained(model: Model, fresh: Tensor) -> None:
+def warn_if_pretrained(model: Model, fresh: Tensor) -> None:
     """Warn where the given weights do not look like new ones, as `fresh` [P] are."""
     found = trained_tensors(model, fresh)
     if found:
@@ -165,7 +167,7 @@ def _constant(values: Tensor) -> bool:
     return bool((values == values.flatten()[0]).all())
 
 
-def check_reach(model: Model, start: Tensor, x: Any) -> Any:
+def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
     """At one member's start [P] and a few rows: the outputs, or `ModelError` with the names of what
     is cut off."""
     params = model.layout.unflatten(start)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from doxa.errors import ModelError
 from doxa.linalg.layout import Entry, Layout, Params
-from doxa.model.layers import MaskedDropout, Noisy, Shape, Site
+from doxa.model.layers import MaskedDropout, MethodLayer, Shape, Site
 from doxa.nets import FilterResponseNorm
 from doxa.noise import drawing
 
@@ -134,7 +134,7 @@ def watched(net: nn.Module) -> Iterator[Trace]:
     def before(
         name: str, weighted: bool | None, module: nn.Module, args: tuple[Tensor, ...]
     ) -> None:
-        if isinstance(module, Noisy):
+        if isinstance(module, MethodLayer):
             prefix = f"{name}." if name else ""
             asked = module.noise(args[0])
             trace.leads.append(len(args[0]))
@@ -156,11 +156,11 @@ def watched(net: nn.Module) -> Iterator[Trace]:
 
     hooks = []
     for name, module in net.named_modules():
-        apart = getattr(module, "own", ()) if isinstance(module, Noisy) else ()  # no weights
+        apart = getattr(module, "own", ()) if isinstance(module, MethodLayer) else ()  # no weights
         own = [p for leaf, p in module.named_parameters(recurse=False) if leaf not in apart]
         weighted = any(p.requires_grad for p in own) if own else None  # False: frozen
         hooks.append(module.register_forward_hook(partial(after, name)))
-        if own or isinstance(module, Noisy):
+        if own or isinstance(module, MethodLayer):
             hooks.append(module.register_forward_pre_hook(partial(before, name, weighted)))
     try:
         yield trace
@@ -229,13 +229,15 @@ def inputs_of_rows(one: Trace, two: Trace) -> dict[str, tuple[Shape | None, ...]
 
 def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ...], bool]:
     """What a training pass on x does besides its output: the names of buffers that it writes, other
-    than the `known` ones and those of `Noisy` layers (spectral norm's vectors, moving averages,
+    than the `known` ones and those of method layers (spectral norm's vectors, moving averages,
     counters), and whether it draws random numbers. The pass runs on a copy and moves no random
     state. Where it fails, nothing is known, so all candidates are named.
 
     An in-place write is seen by the version of the tensor, an assignment by its identity, and a
     write through `.data` by its values."""
-    apart = {f"{path}." if path else "" for path, m in net.named_modules() if isinstance(m, Noisy)}
+    apart = {
+        f"{path}." if path else "" for path, m in net.named_modules() if isinstance(m, MethodLayer)
+    }
 
     def candidates(module: nn.Module) -> Params:
         return {
@@ -287,7 +289,7 @@ def look(net: nn.Module) -> Inside:
     batch_norm = False
     for path, module in net.named_modules():
         prefix = f"{path}." if path else ""
-        if isinstance(module, Noisy):
+        if isinstance(module, MethodLayer):
             terms += [f"{prefix}{name}" for name in module.gives]
         if isinstance(module, _BatchNorm):
             batch_norm = True
@@ -310,7 +312,7 @@ def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
         scale = isinstance(owner, _NORMS) and leaf == "weight"
         fan_in = int(p.numel() // p.shape[0]) if p.ndim > 1 else 1
         entry = Entry(name, tuple(p.shape), max(fan_in, 1), 1.0 if scale else 0.0)
-        apart = isinstance(owner, Noisy) and leaf in owner.own
+        apart = isinstance(owner, MethodLayer) and leaf in owner.own
         (own if apart else weights).append(entry)
     return weights, own
 

@@ -82,7 +82,7 @@ class Slots:
 Value = tuple[Any, bool]  # an activation, and whether it has the member axis
 
 
-class Noisy:
+class MethodLayer:
     """Mixin of layers that take noise, give terms, or have trainables of their own."""
 
     own: ClassVar[tuple[str, ...]] = ()
@@ -119,14 +119,14 @@ def plain_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
     """Weights with which the network's plain layers do the same, where they are others."""
     found: dict[str, Tensor] = {}
     for path, layer in net.named_modules():
-        if isinstance(layer, Noisy):
+        if isinstance(layer, MethodLayer):
             prefix = f"{path}." if path else ""
             own = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
             found |= {prefix + name: value for name, value in layer.plain(own).items()}
     return found
 
 
-class MaskedDropout(Noisy, nn.Module):
+class MaskedDropout(MethodLayer, nn.Module):
     """Dropout by given uniforms u: x ∘ 1[u > p] / (1 − p), and the identity without them.
 
     p is the probability to drop, a buffer, so that members may differ in it. `channels` masks whole
@@ -173,7 +173,7 @@ def mask(uniform: Tensor, p: Tensor) -> Tensor:
     return (uniform > p) / (1.0 - p).to(uniform.dtype)
 
 
-class InputDropout(Noisy):
+class InputDropout(MethodLayer):
     """Mixin of layers whose input is masked: W(x ∘ m), with the mask's layer as the child
     `dropout`; weights keep their names."""
 

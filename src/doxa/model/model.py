@@ -573,7 +573,7 @@ class Problem:
         """Whether only some weights are uncertain."""
         return self.model is not None and self.model.subset != "all"
 
-    def bring(self, **modules: nn.Module) -> Any:
+    def add_modules(self, **modules: nn.Module) -> Any:
         """The same problem with modules of the method's own. They get a layout, members, device,
         type and checkpoints as a network's weights do: each is an entry of `run.init_modules()`."""
         own = {name: Functional(module) for name, module in modules.items()}
@@ -621,7 +621,7 @@ class LogDensity(Problem):
 
 
 @dataclass(frozen=True)
-class OwnFunctions(Problem):
+class NoNetwork(Problem):
     """What the method brings, and no network.
 
     inputs, targets: the shapes of one row of x (a tree of them) and of y.

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from doxa.model.layers import Noisy, Shape, deviation, extended
+from doxa.model.layers import MethodLayer, Shape, deviation, extended
 from doxa.model.spread import applied, local_deviation, root, sign_shape, signs
 
 
-class Flow(Noisy, nn.Module):
+class Flow(MethodLayer, nn.Module):
     """A chain of masked couplings (RealNVP: Dinh et al., 2017), z [D] to z [D] and log |∂z_T/∂z_0|:
 
     h = tanh(A (m ∘ z) + a),   s = (1 − m) ∘ tanh(S h),   z ← z ∘ eˢ + (1 − m) ∘ (T h)
@@ -72,7 +72,7 @@ class Flow(Noisy, nn.Module):
         return z, log_det
 
 
-class Multiplicative(Noisy):
+class Multiplicative(MethodLayer):
     """Mixin of layers with Gaussian weights whose means are multiplied by z.
 
     The weights are μ. `rho` and `rho_bias` give the deviations, by softplus. The layer gives `z`,

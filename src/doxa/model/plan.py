@@ -22,7 +22,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from doxa.model.layers import Noisy, Slots, Value
+from doxa.model.layers import MethodLayer, Slots, Value
 
 _POINTWISE_MODULES = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity,
@@ -79,7 +79,7 @@ class _Tracer(torch.fx.Tracer):
         return self.create_proxy("call_module", path, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Noisy) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, MethodLayer) or super().is_leaf_module(m, module_qualified_name)
 
 
 class Plan:
@@ -98,7 +98,7 @@ class Plan:
 
     @classmethod
     def of(cls, net: nn.Module) -> Plan | None:
-        if isinstance(net, torch.jit.ScriptModule | Noisy):
+        if isinstance(net, torch.jit.ScriptModule | MethodLayer):
             return None  # the latter alone would be traced into, and set its terms to proxies
         if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
             return None  # a replay would pass them by
@@ -148,7 +148,7 @@ class Plan:
             elif node.op == "call_module":
                 path, (h, h_stacked) = node.target, load(node.args[0])
                 layer = module = self._modules[path]
-                if isinstance(layer, Noisy):
+                if isinstance(layer, MethodLayer):
                     plain = partial(self._plain, path, module, params=params, stacked=stacked)
                     slots = Slots(path, params, stacked, terms)
                     env[node] = layer.batched(h, h_stacked, slots, plain)
@@ -258,7 +258,7 @@ def _supported(node: torch.fx.Node, modules: Mapping[str, nn.Module]) -> bool:
             return False
         if isinstance(module, nn.Flatten):
             return module.start_dim == 1 and module.end_dim == -1
-        if isinstance(module, Noisy):
+        if isinstance(module, MethodLayer):
             return module.batched is not None and module.inner in (None, *_PLAIN)
         return type(module) in _PLAIN
     if node.op == "call_function":

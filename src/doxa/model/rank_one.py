@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from doxa.errors import ModelError
-from doxa.model.layers import Noisy, Shape, Slots, Value, deviation, extended
+from doxa.model.layers import MethodLayer, Shape, Slots, Value, deviation, extended
 from doxa.model.plan import stacked_linear
 
 SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -30,7 +30,7 @@ FEW = 4  # input channels of a convolution up to which components are its groups
 _CONVOLUTIONS: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
-class RankOne(Noisy):
+class RankOne(MethodLayer):
     """Mixin of layers with the factors r and s, which start at random signs, or around one."""
 
     own: ClassVar[tuple[str, ...]] = ("r", "s")

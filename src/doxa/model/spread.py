@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from doxa.model import Model
-from doxa.model.layers import Noisy, Shape, Slots, Value, extended
+from doxa.model.layers import MethodLayer, Shape, Slots, Value, extended
 from doxa.model.plan import stacked_linear
 
 SPREAD = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
@@ -93,7 +93,7 @@ def local_deviation(layer: Any, x: Tensor, variance: Tensor, bias: Tensor | None
     return root(applied(layer, x, variance, bias))
 
 
-class Spread(Noisy):
+class Spread(MethodLayer):
     """Mixin of layers with normal weights. `weight_away` and `bias_away` are given where they are
     uncertain: deviations of a `Local` layer, differences of a `Flipout` one."""
 

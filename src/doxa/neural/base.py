@@ -20,7 +20,7 @@ from doxa.data import Batch
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.likelihoods import Gaussian, HeteroscedasticGaussian
 from doxa.method import Clock, Method, Run, Stage, State, optimise
-from doxa.model.model import OwnFunctions, Problem
+from doxa.model.model import NoNetwork, Problem
 from doxa.neural.blocks import spanned
 from doxa.neural.posterior import NeuralPosterior, points_scales
 from doxa.noise import drawing
@@ -53,7 +53,7 @@ class Amortised(Method):
         return HeteroscedasticGaussian(self.floor)
 
     def prepare(self, problem: Problem) -> Problem:
-        if not isinstance(problem, OwnFunctions):
+        if not isinstance(problem, NoNetwork):
             raise ModelError(f"{self.name} brings its own network: pass None in its place")
         if not isinstance(problem.inputs, dict) or "target_x" not in problem.inputs:
             raise DataError(
@@ -62,7 +62,7 @@ class Amortised(Method):
             )
         with drawing("network"):  # what torch draws for it is not kept
             net = self.network(problem.inputs["target_x"][-1], problem.targets[-1])
-        return problem.bring(net=net)
+        return problem.add_modules(net=net)
 
     def init(self, run: Run) -> State:
         given = run.likelihood

@@ -33,8 +33,8 @@ _BLOCK = 1 << 20  # numbers at a time, where draws may be on disk
 def rhat(draws: Tensor) -> Tensor:
     """Rank-normalised split R-hat: [*entries]; infinite where chains stand still apart."""
     halves = split(draws)
-    folded = (halves - _median(halves)).abs()
-    return torch.maximum(_rhat(_normal_scores(halves)), _rhat(_normal_scores(folded)))
+    flatten_particles = (halves - _median(halves)).abs()
+    return torch.maximum(_rhat(_normal_scores(halves)), _rhat(_normal_scores(flatten_particles)))
 
 
 def ess_bulk(draws: Tensor) -> Tensor:

@@ -262,12 +262,12 @@ def _rebuild(
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
-        believed = Model(own, likelihood, prior, subset, output=named)
-        believed.head = meta["head"]
+        prior_moments = Model(own, likelihood, prior, subset, output=named)
+        prior_moments.head = meta["head"]
         for name in ("output", "masked", "widths"):
-            setattr(believed, name, store.decode(meta[name], name))
-        believed.calls = _calls(meta)
-        return method.prepare(Network(believed)).net
+            setattr(prior_moments, name, store.decode(meta[name], name))
+        prior_moments.calls = _calls(meta)
+        return method.prepare(Network(prior_moments)).net
 
     if net is None:
         builder = store.decode(meta["builder"], "builder")

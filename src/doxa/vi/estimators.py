@@ -317,8 +317,8 @@ class Placed:
             theta = theta.index_add(-1, self.rest, rest)
         parts = self.subset.unflatten(away)
         given = {buffer: parts[name].flatten(0, 1) for name, buffer in self.buffers.items()}
-        many, at = (run, clock) if s == 1 else (run.times(s), clock.times(s))
-        rows = batch if s == 1 else batch.times(s)
+        many, at = (run, clock) if s == 1 else (run.expand_particles(s), clock.expand_particles(s))
+        rows = batch if s == 1 else batch.expand_particles(s)
         return theta, given | layer_noise(many, rows, at, self.sites)
 
     def numbers(self) -> int:

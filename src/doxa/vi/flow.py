@@ -170,7 +170,7 @@ class FlowVI(DrawnWeights):
                 "name fewer with subset=(...), or take low-rank-vi, which takes any number"
             )
         narrow = problem.rewrite(lambda name, layer: None, subset)
-        return narrow.bring(flow=self.module(layout.size))
+        return narrow.add_modules(flow=self.module(layout.size))
 
     def module(self, features: int) -> Couplings:
         """The flow; what torch draws for it is not kept, and the global state is left alone."""

@@ -34,7 +34,7 @@ from doxa.method import (
     network_part,
     noise_on_held_out,
     optimise,
-    unfolded,
+    unflatten_particles,
 )
 from doxa.method.method import between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
@@ -75,8 +75,12 @@ class DrawnWeights(Method):
             fit = run.train(theta.squeeze(1), params, batch, None, **buffers)
             return fit.value, fit.changed
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
-        fit = run.times(s).train(theta.flatten(0, 1), inner, batch.times(s), None, **buffers)
-        changed = {k: v[:, 0] for k, v in unfolded(fit.changed, s).items()}  # the first draw's
+        fit = run.expand_particles(s).train(
+            theta.flatten(0, 1), inner, batch.expand_particles(s), None, **buffers
+        )
+        changed = {
+            k: v[:, 0] for k, v in unflatten_particles(fit.changed, s).items()
+        }  # the first draw's
         return fit.value.unflatten(0, (-1, s)).mean(1), changed
 
     def normals(self, clock: Clock, numbers: int) -> Tensor:
@@ -86,12 +90,12 @@ class DrawnWeights(Method):
             return clock.noise(numbers).unsqueeze(1)
         paired = self.samples % 2 == 0
         count = self.samples // 2 if paired else self.samples
-        eps = clock.times(count).noise(numbers).unflatten(0, (-1, count))
+        eps = clock.expand_particles(count).noise(numbers).unflatten(0, (-1, count))
         return torch.cat([eps, -eps], 1) if paired else eps
 
     def log_prior_at(self, run: Run, theta: Tensor) -> Tensor:
         """The mean over draws θ [M, S, P] of log p(θ), [M], of all weights, also of points."""
-        many = run.times(theta.shape[1])
+        many = run.expand_particles(theta.shape[1])
         return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
 
 

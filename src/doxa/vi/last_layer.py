@@ -38,7 +38,7 @@ from doxa.method import Clock, Objective, Problem, Run, State, of_subset
 from doxa.method.method import one_of, whole
 from doxa.model import likelihood_parameters
 from doxa.model.inspection import draws_itself
-from doxa.model.layers import Noisy, Slots, Value, deviation, extended
+from doxa.model.layers import MethodLayer, Slots, Value, deviation, extended
 from doxa.model.model import Network
 from doxa.noise import generator
 from doxa.vi.estimators import under
@@ -50,7 +50,7 @@ _MOST_ENTRIES = 1 << 20  # of the matrix A, where it is not diagonal
 _HELD = 1 << 24  # numbers of A L φ̃ that are held at once for the final bound
 
 
-class Tapped(Noisy):
+class Tapped(MethodLayer):
     """Mixin of layers that also give what they are given: φ. A `shift` is added to their output,
     where one is given, to find out what the network does with it."""
 

@@ -34,8 +34,8 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ModelError
 from doxa.method import (
+    AnalyticGradient,
     Clock,
-    Known,
     Method,
     Problem,
     Run,
@@ -123,7 +123,7 @@ class MCDropout(Method):
         theta = params["theta"].detach()
         score = params["factor"] * run.prior.score(theta)
         value = params["entropy"] - _kl(run, theta, score)
-        return fit.value, fit.changed, Known(value, {"theta": lambda grad: grad + score})
+        return fit.value, fit.changed, AnalyticGradient(value, {"theta": lambda grad: grad + score})
 
     def _kl_terms(self, run: Run, rates: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """1/(1 − p) for each masked weight, [M, P], and Σ Q·H(p), [M]."""

@@ -34,7 +34,7 @@ from torch import Tensor
 from doxa import linalg, store
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.method import Clock, Known, Objective, Problem, Run, State
+from doxa.method import AnalyticGradient, Clock, Objective, Problem, Run, State
 from doxa.method.method import one_of
 from doxa.method.run import scaled_priors
 from doxa.priors import Prior
@@ -136,7 +136,7 @@ class MeanField(GaussianVI):
     def prepare(self, problem: Problem) -> Problem:
         return rewritten(problem, self.estimator, self.samples)
 
-    def width_on(self, problem: Problem) -> int:
+    def num_particles_on(self, problem: Problem) -> int:
         return self.samples // draws_of(problem)
 
     def init_shape(self, run: Run) -> State:
@@ -191,14 +191,14 @@ class MeanField(GaussianVI):
             value = value + self.log_prior_at(run, theta)
         return value, changed, self._known(run, params, std.detach())
 
-    def _known(self, run: Run, params: State, std: Tensor) -> Known:
+    def _known(self, run: Run, params: State, std: Tensor) -> AnalyticGradient:
         """T·H[q], and E_q log p(θ) where it is in closed form, with their gradients."""
         mean, heat = params["mean"].detach(), run.setting(self, "temperature")
         entropy = self.entropy(run, {"rho": params["rho"].detach()})
         value = run.field(self, "temperature") * entropy
         prior, own = run.subset_prior, mean[:, run.subset_where]
         if not prior.widens:
-            return Known(value, {"rho": lambda grad: grad + heat})
+            return AnalyticGradient(value, {"rho": lambda grad: grad + heat})
         value = value + run.prior.log_prob(mean) + prior.widening(own, std)
         more = None if prior.is_gaussian else prior.widening_score(own, std)[0]
         narrower = None
@@ -214,7 +214,7 @@ class MeanField(GaussianVI):
             grad = prior.add_widening_score(grad, own, std).add_(heat)
             return grad if narrower is None else torch.addcmul(grad, narrower, std)
 
-        return Known(value, {"mean": by_mean, "rho": by_rho})
+        return AnalyticGradient(value, {"mean": by_mean, "rho": by_rho})
 
     def learned_priors(self, run: Run, q: State) -> list[Any] | None:
         if self.prior_scale == "given":

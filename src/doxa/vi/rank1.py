@@ -23,7 +23,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.method import Clock, Run, State, folded, network_part
+from doxa.method import Clock, Run, State, flatten_particles, network_part
 from doxa.method.components import Components
 from doxa.method.method import between, one_of, positive, whole
 from doxa.model.layers import deviation
@@ -89,8 +89,11 @@ class Rank1(Components):
     def _final_elbo(self, run: Run, state: State) -> float:
         """The bound at the answer, over all rows and components; the mean over members. Weights,
         given which it holds, have no prior in it."""
-        k, many = self.size, run.times(self.size)
-        theta, inner = state["theta"].repeat_interleave(k, 0), folded(network_part(state), k)
+        k, many = self.size, run.expand_particles(self.size)
+        theta, inner = (
+            state["theta"].repeat_interleave(k, 0),
+            flatten_particles(network_part(state), k),
+        )
         rows, noise = many.passes(), many.noise("elbo")
         total = torch.zeros(run.size * k, device=run.device, dtype=torch.float64)
         with torch.no_grad():

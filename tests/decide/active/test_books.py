@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from doxa import store
-from doxa.decide.active import Book, answer
+from doxa.decide.active import LabelState, answer
 from doxa.decide.active.book import load, save
 from doxa.errors import DataError, StoreError
 
@@ -37,7 +37,7 @@ def work(folder: Path, told: int) -> None:
 
 def killed_sessions(folder: Path, count: int, seed: int) -> None:
     chance = random.Random(seed)
-    save(folder, [Book(rows=100_000)], {"what": "a test"})
+    save(folder, [LabelState(rows=100_000)], {"what": "a test"})
     asked: list[int] = []
     answered: set[int] = set()
     for _ in range(count):
@@ -81,7 +81,7 @@ def test_fifty_killed_sessions_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_bad_answers_are_refused_and_change_nothing() -> None:
-    book = Book(rows=5)
+    book = LabelState(rows=5)
     book.ask([1, 3])
     for answers, words in (
         ({1: 0, 2: 0}, "row 2 was not asked about"),

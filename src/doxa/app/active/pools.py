@@ -36,7 +36,7 @@ from doxa.app.reading import (
 from doxa.app.schema import Schema, TableSpec, inferred
 from doxa.app.tables import open_table
 from doxa.data.text_files import check_memory, check_regular, most_unpacked, unescape
-from doxa.decide.active import Book
+from doxa.decide.active import LabelState
 from doxa.errors import DataError, MethodError, StoreError, did_you_mean
 
 ARRAYS = (".npy", ".npz")
@@ -284,7 +284,7 @@ def _plain(cell: str, known: set[str]) -> str:
     return cell if cell in known and plain not in known else plain
 
 
-def being_filled_in(path: Path, pool: Pool, book: Book) -> bool:
+def being_filled_in(path: Path, pool: Pool, book: LabelState) -> bool:
     """Whether a person is at work on a sheet: it holds all open rows and some answers.
 
     False where nothing in it is lost if it is written anew. Anything else is an error, and the
@@ -324,7 +324,7 @@ def being_filled_in(path: Path, pool: Pool, book: Book) -> bool:
 
 
 def checked(
-    given: Sequence[tuple[str, str]], pool: Pool, book: Book, correct: bool = False
+    given: Sequence[tuple[str, str]], pool: Pool, book: LabelState, correct: bool = False
 ) -> dict[int, Any]:
     """{row: label} of rows that are open, and of answers that change if `correct`; an unknown name
     or class, a row twice or one that was not asked about is refused by its name."""
@@ -351,7 +351,7 @@ def checked(
     return answers
 
 
-def refuse_missing(answers: Mapping[int, Any], pool: Pool, book: Book) -> None:
+def refuse_missing(answers: Mapping[int, Any], pool: Pool, book: LabelState) -> None:
     missing = [row for row in book.asked if row not in answers]
     if missing:
         raise DataError(
@@ -377,7 +377,7 @@ def _numbers(pool: Pool) -> dict[str, int]:
     return {name: row for row, name in enumerate(pool.ids)}
 
 
-def _row(name: str, number: Mapping[str, int], pool: Pool, book: Book) -> int:
+def _row(name: str, number: Mapping[str, int], pool: Pool, book: LabelState) -> int:
     if name not in number:
         open_rows = [pool.ids[row] for row in book.asked]
         raise DataError(

@@ -40,7 +40,7 @@ from doxa.app.reading import Array, Dialect
 from doxa.app.schema import TableSpec
 from doxa.app.tables import check_name, write_table
 from doxa.decide.acquisition import acquisition
-from doxa.decide.active import Book
+from doxa.decide.active import LabelState
 from doxa.decide.active.book import load, save
 from doxa.decide.select import joint, score, select
 from doxa.errors import DataError, DoxaError, ModelError, StoreError
@@ -125,7 +125,7 @@ class Session:
 
     folder: Path
     pool: Pool
-    book: Book
+    book: LabelState
     facts: dict[str, Any]
     net: str | None = None
 
@@ -244,7 +244,7 @@ def begin(
         "classes": list(classes), "method": method, "settings": list(settings),
         "plan": asdict(plan), "by": by, "count": count,
     }  # fmt: skip
-    session = Session(folder, pool, Book(len(pool.x), answers=pool.known), facts)
+    session = Session(folder, pool, LabelState(len(pool.x), answers=pool.known), facts)
     session.save()
     return session
 

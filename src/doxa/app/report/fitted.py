@@ -423,12 +423,12 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
     options += [f"missing={schema.missing!r}"] if schema.missing != "error" else []
     given = {o: asked[o] for o in ("sep", "decimal", "encoding") if asked.get(o)}
     written = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    options += [f"dialect=intake.Dialect({written})"] if written else []
+    options += [f"dialect=schema.Dialect({written})"] if written else []
     return [
         "from pathlib import Path",
-        "from doxa.app import intake", "",
-        f"asked = intake.Asked({', '.join([repr(schema.target), *options])})",
-        f"frame, columns = intake.take_in(Path({file!r}), asked)",
+        "from doxa.app import schema", "",
+        f"asked = schema.TableSpec({', '.join([repr(schema.target), *options])})",
+        f"frame, columns = schema.read_dataset(Path({file!r}), asked)",
         "x, y = columns.features(frame)[0], columns.targets(frame)",
     ]  # fmt: skip
 

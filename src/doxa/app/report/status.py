@@ -28,7 +28,7 @@ from doxa.app.report.subject import Rows, Subject
 from doxa.app.report.text import capitalized, count, describe, listed, percent, points, short
 from doxa.diagnose import Diagnosis, Finding, doctor
 from doxa.diagnose.advice import MORE_ROWS, NAMES, Advice, any_of, recalibrate
-from doxa.diagnose.calibration import judged_coverage
+from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.data import binomial, binomial_upper
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
 from doxa.errors import DoxaError
@@ -135,7 +135,7 @@ def _remembered_coverage(subject: Subject) -> Finding | None:
         f"set aside lay in their {percent(level)} interval"
     )
     p = binomial(round(share * n), n, level)
-    return judged_coverage(share, level, p, held, _recalibrated(subject))
+    return evaluated_coverage(share, level, p, held, _recalibrated(subject))
 
 
 def _recalibrated(subject: Subject) -> Advice:
@@ -154,7 +154,7 @@ def _coverage(subject: Subject, found: Evaluation) -> Finding | None:
     if share > found.level and (found.kind == "counts" or subject.test is None):
         return good(held, share)  # by construction, or because they were trained on
     p = binomial(round(share * n), n, found.level)
-    return judged_coverage(share, found.level, p, held, _recalibrated(subject))
+    return evaluated_coverage(share, found.level, p, held, _recalibrated(subject))
 
 
 def _calibration(subject: Subject, found: Evaluation) -> Finding | None:

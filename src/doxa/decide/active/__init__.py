@@ -1,6 +1,6 @@
 """The active learning loop: fit, score the pool, ask, label, repeat."""
 
-from doxa.decide.active.book import Book, Learned, Learner
+from doxa.decide.active.book import LabelState, Learned, Learner
 from doxa.decide.active.learn import Stopping, answer, learn
 
-__all__ = ["Book", "Learned", "Learner", "Stopping", "answer", "learn"]
+__all__ = ["LabelState", "Learned", "Learner", "Stopping", "answer", "learn"]

@@ -108,7 +108,7 @@ class Labels:
 
 
 @dataclass
-class Book:
+class LabelState:
     """The book of one learner.
 
     Attributes
@@ -181,13 +181,13 @@ class Book:
         self.asked = missing
 
 
-def save(folder: Path, books: Sequence[Book], facts: Mapping[str, Any]) -> None:
+def save(folder: Path, books: Sequence[LabelState], facts: Mapping[str, Any]) -> None:
     """Whole or not at all: whoever is killed here leaves the books as they were, or as they are."""
     pages = [asdict(book) | {"answers": list(book.answers.items())} for book in books]
     store.write_artefact(folder / STATE, {}, {"books": pages, "facts": dict(facts)})
 
 
-def load(folder: Path) -> tuple[list[Book], dict[str, Any]] | None:
+def load(folder: Path) -> tuple[list[LabelState], dict[str, Any]] | None:
     """The books and what they were started with; None where there are none."""
     if not store.is_artefact(folder / STATE):
         return None
@@ -200,10 +200,10 @@ def load(folder: Path) -> tuple[list[Book], dict[str, Any]] | None:
         raise StoreError(f"{folder / STATE} does not hold the books of a campaign") from error
 
 
-def _book(page: Mapping[str, Any]) -> Book:
+def _book(page: Mapping[str, Any]) -> LabelState:
     """A book as it was saved; ValueError where it is none."""
     answers = dict(page["answers"])
-    book = Book(**{**page, "answers": answers})
+    book = LabelState(**{**page, "answers": answers})
     rows = [book.rows, *answers, *book.asked]
     sound = (
         all(type(row) is int and row >= 0 for row in rows)
@@ -224,7 +224,7 @@ class Learner:
 
     by: str
     seed: int
-    book: Book
+    book: LabelState
     posterior: Any = None
 
     @property

@@ -33,7 +33,15 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa import checks, store
 from doxa.data import as_tensor, as_tensors, gathered, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition
-from doxa.decide.active.book import SMALLER_IS_BETTER, Book, Labels, Learned, Learner, load, save
+from doxa.decide.active.book import (
+    SMALLER_IS_BETTER,
+    Labels,
+    LabelState,
+    Learned,
+    Learner,
+    load,
+    save,
+)
 from doxa.decide.select import block_rows, joint, kept, score, select
 from doxa.driver.bar import shown
 from doxa.driver.runs import Runs, RunSpec
@@ -109,7 +117,7 @@ class Stopping:
     def needs_scores(self) -> bool:
         return self.target is not None or self.patience is not None
 
-    def reason(self, book: Book) -> str:
+    def reason(self, book: LabelState) -> str:
         """Why to stop now; "" to go on."""
         sign = -1.0 if self.metric in SMALLER_IS_BETTER else 1.0
         values = [sign * self._value(found) for found in book.rounds] if self.needs_scores else []
@@ -378,7 +386,7 @@ def learn(
     if folder is not None:
         facts |= {"pool": _fingerprint(x), "labels": work.labels.facts()}
     learners = _begun(work, facts) or [
-        Learner(name_of(way), int(seed), Book(rows)) for way in ways for seed in seeds
+        Learner(name_of(way), int(seed), LabelState(rows)) for way in ways for seed in seeds
     ]
     work.ways = {name_of(way): way for way in ways}
     work.starts = _starts(start, list(seeds), rows)

@@ -169,10 +169,10 @@ class InfinitelyWide(Method):
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
         if "ascent.grad" in state:
-            posterior.record.status = self._verdict(run, state)
+            posterior.record.status = self._status(run, state)
         return posterior
 
-    def _verdict(self, run: Run, state: State) -> Status:
+    def _status(self, run: Run, state: State) -> Status:
         theta = state["theta"]
         at_end = (theta <= state["low"]) | (theta >= state["high"])
         slope = state["ascent.grad"].masked_fill(at_end, 0.0).abs().amax(1) / run.n

@@ -40,7 +40,7 @@ from torch import Tensor
 from doxa.data import as_tensor, rows_of
 from doxa.errors import MethodError, ShapeError
 from doxa.exact.targets import event_of, new_targets
-from doxa.function.evidence import Solved, by_level, glance
+from doxa.function.evidence import Solved, by_level, sample_rows
 from doxa.function.process import GPPosterior
 from doxa.function.wide.architecture import WideFunction
 from doxa.likelihoods import Bernoulli, Categorical, Likelihood
@@ -80,7 +80,7 @@ def coded(y: Tensor, likelihood: Likelihood, outputs: tuple[int, ...], lead: int
 
 def spread_of(run: Run) -> Tensor:
     """The standard deviation of each member's targets, 1 where they are all the same, [M]."""
-    seen = glance(run)
+    seen = sample_rows(run)
     y = as_numbers(run, seen.y, 2)
     share = (seen.shares(y) / y.shape[2]).unsqueeze(2)
     away = y - (share * y).sum((1, 2), keepdim=True)

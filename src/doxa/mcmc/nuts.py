@@ -24,8 +24,9 @@ where each began was noted when it did, in as many places as a branch has levels
 Jankowiak, 2019). All chains are at the same leaf of the same doubling: those that are done wait.
 
 `init_tree`, `new_leaf`, `check_turning` and `merge` are fixed sequences of tensor operations, from
-named values to named values, which can be recorded or compiled; `grow` is the loop that calls them. In names,
-"end" is a branch's outermost point, "taken" and "drawn" are the points drawn of tree and branch.
+named values to named values, which can be recorded or compiled; `grow` is the loop that calls them.
+In names, "end" is a branch's outermost point, "taken" and "drawn" are the points drawn of tree and
+branch.
 """
 
 from __future__ import annotations

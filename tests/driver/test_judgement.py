@@ -217,5 +217,5 @@ def test_a_rise_of_the_loss_is_not_that_of_the_state_that_was_kept() -> None:
         record = SimpleNamespace(history=history, status=Status())
         given: list[Any] = [SimpleNamespace(record=record), None]
         result: Any = SimpleNamespace(diverged={}, kept=None, stopped="")
-        finish._judge(*given, result, slice(0, 1))
+        finish._check_divergence(*given, result, slice(0, 1))
         assert record.status == said

@@ -139,7 +139,7 @@ def everything_is_taken(patch: pytest.MonkeyPatch) -> None:
         certain = torch.full_like(branch["luck"], -torch.inf)
         return new_leaf(density, {**branch, "luck": certain})
 
-    patch.setattr(nuts, "sprout", newest)
+    patch.setattr(nuts, "new_leaf", newest)
 
 
 def missing_half_step(patch: pytest.MonkeyPatch) -> None:
@@ -177,10 +177,8 @@ BUGS: list[tuple[str, Plant]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "plant"), BUGS, ids=lambda v: getattr(v, "__name__", v))
-def test_a_planted_bug_is_found(
-    name: str, init_tree: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init_tree(monkeypatch)
+def test_a_planted_bug_is_found(name: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     assert worst(name) > 5
 
 

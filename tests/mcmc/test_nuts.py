@@ -14,7 +14,7 @@ import doxa
 from doxa.errors import MethodError
 from doxa.mcmc.convergence import concerns
 from doxa.mcmc.kernel import Point
-from doxa.mcmc.nuts import Parts, _branch, close, join, new_leaf
+from doxa.mcmc.nuts import Parts, _branch, check_turning, merge, new_leaf
 from doxa.posterior.chains import ebfmi
 
 
@@ -152,7 +152,7 @@ def recursive(momenta: list[Tensor]) -> bool:
 
 
 def parts(leaf: Any) -> Parts:
-    return Parts(lambda values: values, leaf, close, join)
+    return Parts(lambda values: values, leaf, check_turning, merge)
 
 
 @pytest.mark.slow

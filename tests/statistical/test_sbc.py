@@ -110,8 +110,6 @@ BUGS: list[tuple[str, Plant]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "plant"), BUGS, ids=lambda v: getattr(v, "__name__", v))
-def test_a_planted_bug_is_found(
-    name: str, init_tree: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init_tree(monkeypatch)
+def test_a_planted_bug_is_found(name: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     assert min(p_values(METHODS[name])) < 1e-6

@@ -289,7 +289,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that hardly any memory is free, so that everything streams, and that a fit may begin
     all the same."""
     patch(monkeypatch, "free_memory", lambda *_: 64)
-    monkeypatch.setattr("doxa.method.memory.free_memory", lambda *_: 1 << 30)
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda *_: 1 << 30)
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import doxa
-from doxa.data import weights
+from doxa.data import rows as weights
 from doxa.driver import setup
 from doxa.driver.setup import own_parts, share
 from doxa.errors import DataError, MemoryBudgetError

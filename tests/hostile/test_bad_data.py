@@ -102,7 +102,7 @@ def test_non_finite_rows_of_a_streamed_dataset_have_their_own_number(
     for name, module in list(sys.modules.items()):
         if name.startswith("doxa.") and hasattr(module, "free_memory"):
             monkeypatch.setattr(module, "free_memory", lambda *_: 64)
-    monkeypatch.setattr("doxa.method.memory.free_memory", lambda *_: 1 << 30)
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda *_: 1 << 30)
     with pytest.raises(DataError, match="x is nan at row 13, column 1"):
         quick(mlp(), TensorDataset(x, y), steps=20)
 

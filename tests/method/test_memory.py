@@ -16,7 +16,7 @@ from short import short_settings
 import doxa
 from doxa.data.rows import free_memory
 from doxa.errors import MemoryBudgetError
-from doxa.method.memory import Workload
+from doxa.method.method import Workload
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -43,7 +43,7 @@ def test_what_cannot_fit_is_refused_before_it_is_allocated(
     """On a machine with 16 GiB. The message has the figure, which is no less than one copy of what
     the method holds; the process has grown by less than 1 GiB."""
     net, method, options, least = CASES[case]
-    monkeypatch.setattr("doxa.method.memory.free_memory", lambda device: 16 << 30)
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: 16 << 30)
     data = rows(20, 50_000) if case == "features" else rows()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(MemoryBudgetError, match=r"takes about [\d.e+]+ GiB") as caught:
@@ -64,9 +64,9 @@ def test_only_what_is_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(doxa.MAP, "planned_bytes", plan)
     doxa.fit(network(8), rows(), "map", steps=2, progress=False)
-    monkeypatch.setattr("doxa.method.memory.free_memory", lambda device: planned[0])
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: planned[0])
     doxa.fit(network(8), rows(), "map", steps=2, progress=False)
-    monkeypatch.setattr("doxa.method.memory.free_memory", lambda device: planned[0] - 1)
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: planned[0] - 1)
     with pytest.raises(MemoryBudgetError):
         doxa.fit(network(8), rows(), "map", steps=2, progress=False)
 

@@ -80,7 +80,7 @@ def test_fit_streams_it(tmp_path: Path, streams: bool, monkeypatch: pytest.Monke
         for name, module in list(sys.modules.items()):
             if name.startswith("doxa.") and hasattr(module, "free_memory"):
                 monkeypatch.setattr(module, "free_memory", lambda *_: 64)
-        monkeypatch.setattr("doxa.method.memory.free_memory", lambda *_: 1 << 30)
+        monkeypatch.setattr("doxa.method.method.free_memory", lambda *_: 1 << 30)
     posterior = doxa.fit(net, (x, y), **settings)
     assert torch.equal(posterior.samples, expected.samples)
 

@@ -21,7 +21,7 @@ from short import short_settings
 from torch import nn
 
 import doxa
-from doxa.method.memory import Workload
+from doxa.method.method import Workload
 
 
 def network(hidden: int) -> nn.Module:

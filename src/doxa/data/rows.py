@@ -5,6 +5,17 @@ Frames: tables whose columns and rows have names, of whichever library.
 Nothing is imported for them: a frame is what has `columns`, `to_numpy` and columns by name.
 
 Inputs that come in batches: a Dataset or a DataLoader, joined in the order of its rows.
+
+Weights of rows: which rows there are, how many rows they stand for, and averages under them.
+
+A row of weight 0 is no row: `fit` removes it before it looks at anything else. In a posterior n is
+Σw. What is counted in rows (whether rows are enough, degrees of freedom, standard errors) is
+
+    m = (Σw)² / Σw²
+
+the effective number of rows (Kish 1965): it does not change where all weights are multiplied by a
+number, and is the number of rows where weights are equal. Weights that are equal change no average;
+what is computed from them is then, to the bit, what is computed without weights.
 """
 
 from __future__ import annotations
@@ -32,8 +43,82 @@ from torch.utils.data import (
     default_collate,
 )
 
-from doxa.data.weights import check_weights, positive
 from doxa.errors import DataError, MemoryBudgetError, ShapeError
+
+
+def check_weights(weight: Tensor, total: int) -> Tensor:
+    """One finite, nonnegative weight for each of so many rows, not all of them zero; float64."""
+    if weight.shape != (total,):
+        raise ShapeError(f"sample_weight has shape {tuple(weight.shape)}, expected ({total},)")
+    weight = weight.detach().to("cpu", torch.float64)
+    bad = ~torch.isfinite(weight) | (weight < 0)
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        raise DataError(
+            f"sample_weight is {weight[row].item()} at row {row}; weights are finite and "
+            "nonnegative"
+        )
+    if total and not bool(positive(weight).any()):
+        raise DataError("the sample weights are all zero: nothing is left to fit")
+    return weight
+
+
+def positive(weight: Tensor) -> Tensor:
+    """Which rows count: a weight that is 0 in single precision is 0."""
+    return weight.float() > 0
+
+
+def equal(weight: Tensor | None) -> bool:
+    """Whether all rows count alike."""
+    return weight is None or weight.numel() == 0 or bool((weight == weight.flatten()[0]).all())
+
+
+def effective_rows(weight: Tensor) -> float:
+    """m = (Σw)²/Σw² of weights [N]; N where they are equal."""
+    if equal(weight):
+        return float(len(weight))
+    each = weight.double() / weight.double().max()  # no square is too large or too small
+    return float(each.sum().square() / each.square().sum())
+
+
+def per_effective_row(weight: Tensor | None) -> Tensor | None:
+    """Weights in proportion to those given, [N], that add up to the effective number of rows; None
+    where they are equal, and all would be 1."""
+    if equal(weight):
+        return None
+    assert weight is not None
+    each = weight.double()
+    return each * (effective_rows(each) / each.sum())
+
+
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Σ w v / Σ w of values [N, ...]."""
+    if equal(weight):
+        return values.mean() if values.ndim == 1 else values.mean(0)
+    assert weight is not None
+    share = weight.to(values) / weight.to(values).sum()
+    return torch.tensordot(share, values, 1)
+
+
+def weighted_std(values: Tensor, weight: Tensor | None, correction: int = 0) -> float:
+    """√(Σ w (v − v̄)²/Σ w · m/(m − correction)) of values [N]."""
+    if equal(weight):
+        return float(values.std(correction=correction))
+    assert weight is not None
+    rows = effective_rows(weight)
+    spread = float(weighted_mean((values - weighted_mean(values, weight)).square(), weight))
+    return math.sqrt(spread * rows / (rows - correction)) if rows > correction else math.nan
+
+
+def number_of_rows(values: Tensor, weight: Tensor | None) -> float:
+    """The effective number of rows of values [N, ...]."""
+    return float(len(values)) if weight is None else effective_rows(weight)
+
+
+def standard_error(values: Tensor, weight: Tensor | None, correction: int = 0) -> float:
+    """Of the mean of values [N]."""
+    return weighted_std(values, weight, correction) / math.sqrt(number_of_rows(values, weight))
+
 
 _MOST = 12  # names in a message
 

@@ -56,8 +56,7 @@ from doxa.errors import (
 )
 from doxa.linalg.layout import Layout, Params
 from doxa.method import Method, Run, as_method
-from doxa.method.memory import require
-from doxa.method.method import keywords
+from doxa.method.method import keywords, require
 from doxa.model.model import LogDensity
 from doxa.noise import Noise
 from doxa.posterior import SamplePosterior, Status

@@ -46,8 +46,7 @@ from doxa.data import (
     standardise,
     warn_unscaled,
 )
-from doxa.data.rows import Rows, check_lengths, read
-from doxa.data.weights import effective_rows
+from doxa.data.rows import Rows, check_lengths, effective_rows, read
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose, works
 from doxa.engine.engine import Count, undecided

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
 from doxa.data import Data
-from doxa.data.weights import effective_rows, per_effective_row, standard_error, weighted_mean
+from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood

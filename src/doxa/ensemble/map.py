@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data.weights import weighted_mean
+from doxa.data.rows import weighted_mean
 from doxa.likelihoods import Gaussian
 from doxa.method import (
     Method,

@@ -38,8 +38,7 @@ from doxa.method import (
     refresh_batch_norm,
     statistics_of_draws,
 )
-from doxa.method.memory import Workload
-from doxa.method.method import one_of, positive, whole
+from doxa.method.method import Workload, one_of, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior, SamplePosterior, Status
 
 _LEAST = 2  # points: a trajectory of one has no spread

@@ -35,8 +35,7 @@ from doxa.exact.linear_posterior import LinearPosterior
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.method.memory import Workload, require
-from doxa.method.method import flag, one_of, positive, whole
+from doxa.method.method import Workload, flag, one_of, positive, require, whole
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")

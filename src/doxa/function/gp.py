@@ -44,8 +44,7 @@ from doxa.function.evidence import (
 from doxa.function.kernels import Composed, KernelFunction, KernelSpec, function_of
 from doxa.function.process import GPPosterior, matrix, shared_level
 from doxa.method import Clock, Method, Run, Stage, State, optimise
-from doxa.method.memory import Workload
-from doxa.method.method import flag, plain, positive, whole
+from doxa.method.method import Workload, flag, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
 log = logging.getLogger("doxa")

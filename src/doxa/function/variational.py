@@ -56,8 +56,7 @@ from doxa.function.inducing import (
 from doxa.function.kernels import MOST_COLUMNS, Composed
 from doxa.likelihoods import Heads, Likelihood, Theta
 from doxa.method import Clock, Info, Method, Run, Stage, State
-from doxa.method.memory import Workload
-from doxa.method.method import between, flag, plain, positive, rules, whole
+from doxa.method.method import Workload, between, flag, plain, positive, rules, whole
 from doxa.posterior import Posterior, Status
 
 _NODES = 20

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Standardisation, free_memory
-from doxa.data.weights import number_of_rows, standard_error, weighted_mean
+from doxa.data.rows import number_of_rows, standard_error, weighted_mean
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, layers, posterior
 from doxa.laplace.curvature import output_size

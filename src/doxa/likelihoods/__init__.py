@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from doxa.errors import ModelError
 from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Affine, Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
-from doxa.likelihoods.infer import Inferred, infer
+from doxa.likelihoods.infer import LIKELIHOODS, Inferred, assumed, infer, likelihood
 from doxa.likelihoods.poisson import Poisson
-
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    kind.name: kind
-    for kind in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, Poisson)
-}
 
 __all__ = [
     "LIKELIHOODS",
@@ -34,24 +26,3 @@ __all__ = [
     "infer",
     "likelihood",
 ]
-
-
-def assumed(name: str) -> Likelihood:
-    """The likelihood of a name that nobody asked for: rows left out may say another."""
-    return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
-
-
-def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihood:
-    """A likelihood from its name, itself, or a sequence of either: one for each head."""
-    if isinstance(spec, Likelihood):
-        return spec
-    if isinstance(spec, str):
-        if spec not in LIKELIHOODS:
-            known = ", ".join(sorted(LIKELIHOODS))
-            raise ModelError(f"no likelihood is called {spec!r}; there are {known}")
-        return LIKELIHOODS[spec]()
-    if isinstance(spec, tuple | list):
-        return Heads(tuple(likelihood(part) for part in spec))
-    if isinstance(spec, type) and issubclass(spec, Likelihood):
-        raise ModelError(f"a likelihood is a name or an object: {spec.__name__}(), not its class")
-    raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")

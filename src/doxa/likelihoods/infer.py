@@ -1,4 +1,4 @@
-"""What outputs mean when nobody said: from the type and values of y and the shape of the outputs.
+"""A likelihood by its name, or inferred from the type and values of y and the shape of the outputs.
 
     y                                 outputs       likelihood
     integers [N, *site]               [N, K, *site] categorical
@@ -13,13 +13,23 @@ What is not Gaussian is said as a warning, so that it is seen; what is given is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from doxa.errors import ModelError, ShapeError
+from doxa.likelihoods.base import Likelihood
+from doxa.likelihoods.classes import Bernoulli, Categorical
+from doxa.likelihoods.compose import Heads
+from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
+from doxa.likelihoods.poisson import Poisson
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    kind.name: kind
+    for kind in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, Poisson)
+}
 
 _GLANCE = 1000  # rows that settle most cases: all of them are looked at where these do not
 
@@ -106,3 +116,24 @@ def _vary_in(y: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
     """All values pass, and they are not all the same."""
     passed = all(bool(test(part).all()) for part in (y[:_GLANCE], y))
     return passed and bool((y != y.flatten()[:1]).any())
+
+
+def assumed(name: str) -> Likelihood:
+    """The likelihood of a name that nobody asked for: rows left out may say another."""
+    return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
+
+
+def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihood:
+    """A likelihood from its name, itself, or a sequence of either: one for each head."""
+    if isinstance(spec, Likelihood):
+        return spec
+    if isinstance(spec, str):
+        if spec not in LIKELIHOODS:
+            known = ", ".join(sorted(LIKELIHOODS))
+            raise ModelError(f"no likelihood is called {spec!r}; there are {known}")
+        return LIKELIHOODS[spec]()
+    if isinstance(spec, tuple | list):
+        return Heads(tuple(likelihood(part) for part in spec))
+    if isinstance(spec, type) and issubclass(spec, Likelihood):
+        raise ModelError(f"a likelihood is a name or an object: {spec.__name__}(), not its class")
+    raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, Source, batch_rows
-from doxa.data.weights import number_of_rows
+from doxa.data.rows import number_of_rows
 from doxa.linalg.layout import Params
 from doxa.method.run import AT_REST, Run
 from doxa.method.state import Clock, Info, Objective, State, network_part, unflatten_particles

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from doxa import linalg, store
 from doxa.method import Run, State
-from doxa.method.memory import Workload
-from doxa.method.method import whole
+from doxa.method.method import Workload, whole
 from doxa.model.layers import deviation
 from doxa.vi.gaussian import GaussianVI
 

@@ -34,8 +34,7 @@ from doxa.function.wide.posterior import WidePosterior, as_numbers, outputs_of, 
 from doxa.function.wide.reading import read
 from doxa.likelihoods import Likelihood
 from doxa.method import Method, Run, Stage, State
-from doxa.method.memory import Workload
-from doxa.method.method import flag, one_of, plain, positive, whole
+from doxa.method.method import Workload, flag, one_of, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
 _SKETCH = 500  # rows from which many are first fitted

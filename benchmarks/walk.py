@@ -1,29 +1,34 @@
-"""How much of doxa a plain fit walks through: the files and functions it enters.
+"""How many files and functions of doxa a plain call enters: a fit, a prediction, `doxa fit`.
 
-    python -m benchmarks.walk [--list]
+    python -m benchmarks.walk [--list [NAME]]
 
-The fit is `doxa.fit(net, (x, y), "sgld")` on a small network, four chains, everything else at its
-default but the chain's length: 20 steps of burn-in and 20 draws, so that recording or compiling a
-step is not worth while and none of that is walked.
+The fits are of a small network on 200 rows with every default, rows held out where the method does
+so, and few steps, so that a step is not recorded or compiled. The prediction asks a deep ensemble
+for mean, standard deviation and interval. `doxa fit` reads a CSV file and saves the run.
 
 What counts: a function or method with a name of its own, written with `def` in the package, that
 is entered at least once, functions inside functions too; and the files that these lie in. What does
 not: lambdas, comprehensions, class bodies, what `dataclass` generates, and importing, which is done
-before. Building the method's settings counts, as it does when the method is given by name.
-`--list` gives the files in the order in which they are first entered, with their functions.
+before. `LIMITS` are the most files that each may enter; exit status 1 where one enters more.
+`--list` gives the files of one call (by default of sgld) in the order in which they are first
+entered, with their functions.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import io
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import doxa
 
@@ -62,29 +67,90 @@ def by_file(codes: list[CodeType]) -> dict[str, list[str]]:
     return files
 
 
-def plain_fit() -> Callable[[], Any]:
-    """The fit that is walked, with everything imported that it needs."""
+def rows() -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 3, generator=g)
-    y = x.sum(1, keepdim=True)
-    net = doxa.nets.mlp(3, 1)
-    method = doxa.get_method("sgld")
-    lengths = {"draws": 20, "burn_in": 20, "thin": 1}
-    return lambda: doxa.fit(net, (x, y), method(**lengths), progress=False)
+    x = torch.randn(200, 3, generator=g)
+    return x, x.sum(1) + 0.1 * torch.randn(200, generator=g)
 
 
-def main() -> None:
+def fit(method: Any, **options: Any) -> Callable[[], Any]:
+    net, data = doxa.nets.mlp(3, 1), rows()
+    return lambda: doxa.fit(net, data, method, progress=False, **options)
+
+
+def predict() -> Callable[[], Any]:
+    posterior, x = fit(doxa.DeepEnsemble(), steps=40)(), rows()[0][:5]
+
+    def ask() -> None:
+        p = posterior.predict(x)
+        _ = p.mean, p.std, p.interval(0.9)
+
+    return ask
+
+
+def shell() -> Callable[[], Any]:
+    """`doxa fit data.csv`, into a new folder each time."""
+    from doxa.app import cli
+
+    folder = Path(tempfile.mkdtemp())
+    x, y = rows()
+    lines = [
+        "a,b,c,y",
+        *(",".join(map(repr, row)) for row in torch.cat([x, y[:, None]], 1).tolist()),
+    ]
+    (folder / "data.csv").write_text("\n".join(lines) + "\n")
+    numbers = iter(range(10))
+
+    def run() -> None:
+        out = str(folder / f"run{next(numbers)}")
+        command = ["fit", str(folder / "data.csv"), "--target", "y", "--out", out, "--steps", "40"]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            cli.app(command, standalone_mode=False)
+
+    return run
+
+
+LIMITS = {
+    "sgld": 34, "deep-ensemble": 40, "laplace": 44, "nuts": 36, "predict": 14, "doxa fit": 60,
+}  # fmt: skip
+
+
+def calls() -> dict[str, Callable[[], Any]]:
+    """What is walked, with everything that it needs at hand."""
+    return {
+        "sgld": fit(doxa.SGLD(draws=20, burn_in=20, thin=1)),
+        "deep-ensemble": fit(doxa.DeepEnsemble(), steps=40),
+        "laplace": fit(doxa.Laplace(), steps=40),
+        "nuts": fit(doxa.NUTS(draws=10, burn_in=10)),
+        "predict": predict(),
+        "doxa fit": shell(),
+    }
+
+
+def walk(call: Callable[[], Any]) -> dict[str, list[str]]:
+    """{file: its functions} of one call, after a first one that imports what is imported late."""
+    call()
+    return by_file(entered(call))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="file by file, with the functions")
+    listed = parser.add_argument("--list", nargs="?", const="sgld", choices=list(LIMITS))
+    listed.help = "of one call, file by file, with the functions"
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    files = by_file(entered(plain_fit()))
-    print(f"{len(files)} files, {sum(map(len, files.values()))} functions")
-    if arguments.list:
-        for name, functions in files.items():
-            print(f"\n{name} ({len(functions)})")
-            print("".join(f"    {function}\n" for function in functions), end="")
+    over = 0
+    for name, call in calls().items():
+        files = walk(call)
+        over += len(files) > LIMITS[name]
+        functions = sum(map(len, files.values()))
+        print(f"{name:14} {len(files):3} files (at most {LIMITS[name]}), {functions} functions")
+        if arguments.list == name:
+            for file, entries in files.items():
+                print(f"\n{file} ({len(entries)})")
+                print("".join(f"    {entry}\n" for entry in entries), end="")
+    return int(over > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Rules of the house that a machine can check: how far a call walks, and which words are used."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.walk import LIMITS, calls, walk
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "doxa"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Words of this house that nobody in the field would search for, in prose and messages.
+DIALECT = re.compile(
+    r"\b(strangers?|doubts?|doubtful|left out|believes?|believed|beliefs?|freshness|told|sprouts?"
+    r"|patients?|judge?ments?|verdicts?)\b",
+    re.IGNORECASE,
+)
+# {file: uses that stay, with the reason}
+KEPT: dict[str, int] = {}
+# Identifiers that the glossary replaced.
+REPLACED = {
+    "believe", "say_if_trained", "check_reach", "understood", "ask_left_out", "place_data",
+    "launch", "try_engine", "Ahead", "Known", "Mark", "Marks", "folded", "unfolded",
+    "OwnFunctions", "Noisy", "plant", "sprout", "climb", "glance", "take_in", "Book", "Patient",
+    "Judged", "Asked",
+}  # fmt: skip
+
+
+def test_a_fit_enters_few_files() -> None:
+    """A fit, a prediction and `doxa fit`; `python -m benchmarks.walk --list` names the files."""
+    found = {name: len(walk(call)) for name, call in calls().items()}
+    assert {name: n for name, n in found.items() if n > LIMITS[name]} == {}
+
+
+def test_the_package_has_few_files() -> None:
+    assert len(list(SOURCE.rglob("*.py"))) <= 300
+
+
+def tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
+    yield from tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+
+
+def test_prose_and_messages_use_the_words_of_the_field() -> None:
+    """Docstrings, comments, messages and pages; identifiers are checked below."""
+    found: Counter[str] = Counter()
+    where: list[str] = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for token in tokens(path):
+            if token.type not in (tokenize.COMMENT, tokenize.STRING):
+                continue
+            for match in DIALECT.finditer(token.string):
+                name = path.relative_to(ROOT).as_posix()
+                found[name] += 1
+                where.append(f"{name}:{token.start[0]} {match[0]}")
+    for path in PAGES:
+        for match in DIALECT.finditer(path.read_text(encoding="utf-8")):
+            found[path.relative_to(ROOT).as_posix()] += 1
+            where.append(f"{path.name} {match[0]}")
+    assert dict(found) == KEPT, where
+
+
+def test_identifiers_are_those_of_the_field() -> None:
+    found = {
+        f"{path.relative_to(SOURCE).as_posix()}:{token.start[0]} {token.string}"
+        for path in SOURCE.rglob("*.py")
+        for token in tokens(path)
+        if token.type == tokenize.NAME and token.string in REPLACED
+    }
+    assert found == set()

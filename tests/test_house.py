@@ -26,7 +26,7 @@ KEPT: dict[str, int] = {}
 # Identifiers that the glossary replaced.
 REPLACED = {
     "believe", "say_if_trained", "check_reach", "understood", "ask_left_out", "place_data",
-    "launch", "try_engine", "Ahead", "Known", "Mark", "Marks", "folded", "unfolded",
+    "launch", "try_engine", "Ahead", "Known", "folded", "unfolded",
     "OwnFunctions", "Noisy", "plant", "sprout", "climb", "glance", "take_in", "Book", "Patient",
     "Judged", "Asked",
 }  # fmt: skip

@@ -38,6 +38,7 @@ from doxa.priors import (
 )  # fmt: skip
 from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
+from doxa.settings import Checkpoint, Compute, Training
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import decide, diagnose, evaluate
@@ -65,13 +66,13 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Bernoulli", "Categorical", "Draws", "Engine", "FanInNormal", "FlowPrior", "GPPrior",
-    "Gaussian",
-    "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP", "ImplicitPrior", "LaplacePrior",
-    "Method", "MixturePosterior", "Model", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "StudentT", "StudentTPrior",
-    "Sweep", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
-    "get_method", "load", "methods", "nets", "prior_scales", "sample", "transforms", "tune",
+    "Bernoulli", "Categorical", "Checkpoint", "Compute", "Draws", "Engine", "FanInNormal",
+    "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP",
+    "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal", "Poisson",
+    "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep",
+    "Training", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
+    "get_method", "load", "methods", "nets", "prior_scales", "sample", "transforms",
+    "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 
@@ -88,3 +89,8 @@ def __getattr__(name: str) -> Any:
         if row.class_name == name:
             return get_method(row.name)
     raise AttributeError(f"module 'doxa' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted([*__all__, "__version__", "data", "sklearn"])

@@ -55,8 +55,10 @@ from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
+from doxa.settings import Checkpoint, Compute, Training, grouped
 
 
+@grouped
 @keywords(
     seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
     steps=checks.whole, epochs=checks.positive, lr=checks.positive,
@@ -89,7 +91,9 @@ def fit(
     lr: float | None = None,
     schedule: Any = "cosine",
     optimizer: str | Optimizer = "adam",
-    checkpoint: str | Path | None = None,
+    training: Training | None = None,
+    compute: Compute | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     checkpoint_every: float = 30.0,
     draws_budget: int | None = None,
     progress: bool | None = None,
@@ -196,6 +200,7 @@ def fit(
         callbacks=callbacks, draws_budget=draws_budget,
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
+    assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
     if checkpoint is not None:
         options.fingerprint = fingerprint(run, method, options, specs)
     posteriors, _ = run_fit(run, method, options, specs, checkpoint, began)

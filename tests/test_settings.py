@@ -11,6 +11,7 @@ import torch
 
 import doxa
 from doxa.errors import MethodError
+from doxa.fit import FitOptions
 
 
 def rows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,6 +36,11 @@ def test_a_group_and_flat_arguments_give_the_same_bits(tmp_path: Path) -> None:
         doxa.nets.mlp(3, 1), rows(), "map", progress=False, training=doxa.Training(steps=20)
     )
     assert not torch.equal(other.tensors()["samples"].double(), flat.tensors()["samples"])
+
+
+def test_type_checkers_know_every_argument_of_fit() -> None:
+    known = {*FitOptions.__annotations__, "model", "data", "method", "runs"}
+    assert known == set(inspect.signature(doxa.fit).parameters)
 
 
 def test_defaults_are_those_of_fit() -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,60 @@ from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
 from doxa.settings import Checkpoint, Compute, Training, grouped
+
+
+class FitOptions(TypedDict, total=False):
+    """The keyword arguments of `fit` besides `runs`, for type checkers."""
+
+    likelihood: Any
+    prior: Any
+    subset: Subset | None
+    members: int | Sequence[int] | None
+    seed: int
+    init: Any
+    validation: Any
+    patience: int
+    standardize: bool
+    sample_weight: Any
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    precision: str
+    batch_size: int | None
+    steps: int | None
+    epochs: float | None
+    lr: float | None
+    schedule: Any
+    optimizer: str | Optimizer
+    training: Training | None
+    compute: Compute | None
+    checkpoint: str | Path | Checkpoint | None
+    checkpoint_every: float
+    draws_budget: int | None
+    progress: bool | None
+    engine: str | Engine
+    callbacks: Sequence[Callback]
+
+
+@overload
+def fit(
+    model: Model | nn.Module | None,
+    data: Any,
+    method: str | Method | type[Method] = "map",
+    *,
+    runs: None = None,
+    **options: Unpack[FitOptions],
+) -> Posterior: ...
+
+
+@overload
+def fit(
+    model: Model | nn.Module | None,
+    data: Any,
+    method: str | Method | type[Method] = "map",
+    *,
+    runs: Runs,
+    **options: Unpack[FitOptions],
+) -> Sweep: ...
 
 
 @grouped

@@ -21,6 +21,7 @@ from torch.distributions import (
 from doxa.decide import eig
 from doxa.decide.design import Box, Choices, Experiment, Sequence
 from doxa.decide.design.draws import outcomes_of
+from doxa.decide.design.variational import Mixture
 from doxa.errors import DataError, MethodError, NumericalError, ShapeError, Unavailable
 
 # θ ~ N(7, 2), y ~ Bernoulli(sigmoid(θ − l)), by adaptive quadrature in other software
@@ -335,3 +336,21 @@ def test_a_choice_is_found_in_any_precision_and_unit(unit: float) -> None:
     space = Choices(torch.tensor([third, 2 * unit], dtype=torch.float32))
     assert space.inside(torch.tensor([third, 2 * unit], dtype=torch.float64)).tolist() == [True] * 2
     assert space.inside(torch.tensor([1.01 * third], dtype=torch.float64)).tolist() == [False]
+
+
+def test_draws_of_a_mixture_have_its_moments() -> None:
+    """For each of three designs, two parts in the plane: mean Σ π μ, and second
+    moment Σ π ((WᵀW)⁻¹ + μμᵀ). Of 20,000 draws, five standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    share, mean = normal(3, 2).softmax(-1), 3 * normal(3, 2, 2)
+    whiten = normal(3, 2, 2, 2).tril(-1) + torch.diag_embed(0.5 + normal(3, 2, 2).abs())
+    drawn = Mixture(share.log(), mean, whiten).draw(20_000, generator)  # [n, 3, 2]
+    centre = torch.einsum("dk,dkp->dp", share, mean)
+    within = torch.linalg.inv(whiten.mT @ whiten)
+    second = torch.einsum("dk,dkpq->dpq", share, within + mean.unsqueeze(-1) * mean.unsqueeze(-2))
+    error = 5 * drawn.std(0) / math.sqrt(20_000)
+    assert ((drawn.mean(0) - centre).abs() < error).all()
+    products = drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
+    error = 5 * products.std(0) / math.sqrt(20_000)
+    assert ((products.mean(0) - second).abs() < error).all()

@@ -92,9 +92,7 @@ def test_a_flow_finds_its_tail() -> None:
 
 def test_what_was_found_becomes_priors_of_the_same_scales() -> None:
     """Scales 2 and 3, and tails or shapes 0.5 and 0.7, of two tensors in the second of two runs."""
-    scale, shape = (
-        torch.tensor([[1.0, 1.0], row]).double() for row in ([2.0, 3.0], [0.5, 0.7])
-    )
+    scale, shape = (torch.tensor([[1.0, 1.0], row]).double() for row in ([2.0, 3.0], [0.5, 0.7]))
     none = torch.zeros(2, 1)
     flow: Any = Matched(("a", "b"), scale.log(), shape.log(), none, "flow").priors(1)
     for name, s, a in (("a", 2.0, 0.5), ("b", 3.0, 0.7)):

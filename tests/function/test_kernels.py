@@ -224,6 +224,4 @@ def test_variances_start_at_the_mean_square_of_the_targets(text: str) -> None:
     for term in terms:
         alone = theta.clone()
         alone[[other for other in terms if other != term]] = -torch.inf
-        torch.testing.assert_close(
-            kernel(alone, x, x, True).mean(), y.square().mean() / len(terms)
-        )
+        torch.testing.assert_close(kernel(alone, x, x, True).mean(), y.square().mean() / len(terms))

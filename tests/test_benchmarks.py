@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from benchmarks import mutants
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -75,3 +78,9 @@ def test_a_leapfrog_step_is_timed() -> None:
 
     found = doxa_steps("cpu", chains=2, steps=2, repeats=1, modes=("traced",))
     assert set(found["modes"]) == {"traced"} and found["modes"]["traced"]["best"] > 0
+
+
+def test_mutants_that_change_nothing_are_in_the_source() -> None:
+    """Each is one site: a path or a line that has changed since would be drawn again."""
+    found = Counter(site.key() for pool in mutants.sites().values() for site, _ in pool)
+    assert {key: found[key] for key in mutants.EQUIVALENT} == dict.fromkeys(mutants.EQUIVALENT, 1)

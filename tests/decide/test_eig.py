@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import (
     Bernoulli,
+    Binomial,
     Categorical,
     Independent,
     MultivariateNormal,
@@ -19,6 +20,8 @@ from torch.distributions import (
 
 from doxa.decide import eig
 from doxa.decide.design import Box, Choices, Experiment, Sequence
+from doxa.decide.design.draws import outcomes_of
+from doxa.decide.design.variational import Mixture
 from doxa.errors import DataError, MethodError, NumericalError, ShapeError, Unavailable
 
 # θ ~ N(7, 2), y ~ Bernoulli(sigmoid(θ − l)), by adaptive quadrature in other software
@@ -316,3 +319,38 @@ def test_spaces() -> None:
         both.check([[1.5, 0.5]])
     near = both.nearest(torch.tensor([[1.4, 3.0]]))
     assert near.tolist() == [[1.0, 1.0]]
+
+
+def test_the_outcomes_of_a_count() -> None:
+    """All of them, where they are few and the same for every design; None where they are not."""
+    few = outcomes_of(Binomial(3, torch.tensor([0.2, 0.7])))
+    assert few is not None and few.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert outcomes_of(Binomial(10**6, torch.tensor(0.5))) is None
+    assert outcomes_of(Binomial(torch.tensor([3, 4]), torch.tensor(0.5))) is None
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e6])
+def test_a_choice_is_found_in_any_precision_and_unit(unit: float) -> None:
+    """1/3 in single precision differs from 1/3 by 3e-8 of it; 1 % beside it is another design."""
+    third = unit / 3
+    space = Choices(torch.tensor([third, 2 * unit], dtype=torch.float32))
+    assert space.inside(torch.tensor([third, 2 * unit], dtype=torch.float64)).tolist() == [True] * 2
+    assert space.inside(torch.tensor([1.01 * third], dtype=torch.float64)).tolist() == [False]
+
+
+def test_draws_of_a_mixture_have_its_moments() -> None:
+    """For each of three designs, two parts in the plane: mean Σ π μ, and second
+    moment Σ π ((WᵀW)⁻¹ + μμᵀ). Of 20,000 draws, five standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    share, mean = normal(3, 2).softmax(-1), 3 * normal(3, 2, 2)
+    whiten = normal(3, 2, 2, 2).tril(-1) + torch.diag_embed(0.5 + normal(3, 2, 2).abs())
+    drawn = Mixture(share.log(), mean, whiten).draw(20_000, generator)  # [n, 3, 2]
+    centre = torch.einsum("dk,dkp->dp", share, mean)
+    within = torch.linalg.inv(whiten.mT @ whiten)
+    second = torch.einsum("dk,dkpq->dpq", share, within + mean.unsqueeze(-1) * mean.unsqueeze(-2))
+    error = 5 * drawn.std(0) / math.sqrt(20_000)
+    assert ((drawn.mean(0) - centre).abs() < error).all()
+    products = drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
+    error = 5 * products.std(0) / math.sqrt(20_000)
+    assert ((products.mean(0) - second).abs() < error).all()

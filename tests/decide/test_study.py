@@ -11,6 +11,7 @@ from examples import load
 from scipy.stats import norm
 from torch import Tensor
 from torch.distributions import Bernoulli, Independent, MultivariateNormal, Normal
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import doxa
 from doxa.decide import eig
@@ -312,6 +313,54 @@ def test_labelling_numbers() -> None:
     found = eig(labelling(p), None, "pce", outer=4000, inner=400)
     exact = 0.5 * torch.log1p(torch.tensor([1.0, 16.0]).double())
     torch.testing.assert_close(found.values, exact, atol=0.08, rtol=0)
+
+
+def test_labelling_two_classes_by_one_logit_is_bald() -> None:
+    """A Bernoulli of one logit is a table of two classes; counts are not supported."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    p = doxa.Predictive.from_samples(logits, doxa.Bernoulli())
+    yes = logits.sigmoid()
+    table = doxa.Predictive.from_probs(torch.stack([1 - yes, yes], 2))
+    found = eig(labelling(p), None, "exact").values
+    torch.testing.assert_close(found, table.mutual_information)
+    with pytest.raises(MethodError, match="labels of poisson are not supported"):
+        labelling(doxa.Predictive.from_samples(logits, doxa.Poisson()))
+
+
+def test_an_outcome_of_two_answers_is_checked_as_a_whole() -> None:
+    """Two answers per list: each of the four pairs can be; one answer of 2 cannot, though the other
+    can. Two answers at once are worth as much as the same two one by one."""
+    lists = working_memory()
+
+    def two(theta: Tensor, length: Tensor) -> Independent:
+        logits = (theta - length).unsqueeze(-1).expand(*(theta - length).shape, 2)
+        return Independent(Bernoulli(logits=logits), 1)
+
+    pairs, singles = Study(Experiment(lists.prior, two, space=lists.space)), Study(lists)
+    with pytest.raises(DataError, match=r"\[1\.0, 2\.0\] cannot be"):
+        pairs.tell(7, [1, 2])
+    for outcome in ([0, 1], [1, 1], [1, 0], [0, 0]):
+        pairs.tell(7, outcome)
+        for one in outcome:
+            singles.tell(7, one)
+    assert float(pairs.belief.mean) == pytest.approx(float(singles.belief.mean), abs=1e-4)
+    assert float(pairs.belief.std) == pytest.approx(float(singles.belief.std), abs=1e-4)
+
+
+def test_the_rate_of_a_policys_training_falls_as_a_cosine() -> None:
+    """Of three updates: ½(1 + cos πt/3) of the rate, which is 1, ¾ and ¼ of it."""
+    rates: list[float] = []
+    hook = register_optimizer_step_pre_hook(
+        lambda adam, *_: rates.append(adam.param_groups[0]["lr"])
+    )
+    try:
+        experiment = location_finding(1)
+        policy = Adaptive(experiment.space, hidden=(4,))
+        train_policy(experiment, policy, 2, updates=3, outer=8, inner=7, rate=0.04)
+    finally:
+        hook.remove()
+    assert rates == pytest.approx([0.04, 0.03, 0.01])
 
 
 def test_policies_need_gradients() -> None:

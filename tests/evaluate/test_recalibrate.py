@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from doxa.errors import DataError, MethodError, ShapeError, Unavailable
-from doxa.evaluate.recalibrate import recalibrate
+from doxa.evaluate.recalibrate import _conjugate_gradients, recalibrate
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Heads, Poisson
 
 KINDS = ("temperature", "vector", "dirichlet", "isotonic", "histogram")
@@ -381,3 +381,19 @@ def test_a_floor_keeps_probabilities_away_from_zero_and_one() -> None:
     x, _ = table(60, 2)
     p = recalibrate(CLASSES, (x, x[:, 0].argmax(1)), "isotonic", floor=0.01).predict(x)
     torch.testing.assert_close(p.probs.amin(1), torch.full((60,), 0.01).double())
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_conjugate_gradients_end_after_as_many_products_as_unknowns(size: int) -> None:
+    """Hestenes & Stiefel (1952): in exact arithmetic A x = b is solved by so many products."""
+    root = torch.randn(size, size, generator=rng(size), dtype=torch.float64)
+    a, b = root @ root.mT + torch.eye(size), torch.randn(size, generator=rng(9)).double()
+    products: list[Tensor] = []
+
+    def apply(v: Tensor) -> Tensor:
+        products.append(v)
+        return a @ v
+
+    found = _conjugate_gradients(apply, b, 1e-9 * float(b.norm()))
+    torch.testing.assert_close(found, torch.linalg.solve(a, b), rtol=1e-6, atol=1e-9)
+    assert len(products) <= size

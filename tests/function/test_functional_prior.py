@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import DataError, MethodError, ModelError
-from doxa.function.functional_prior import energy, sliced
+from doxa.function.functional_prior import Matched, energy, sliced
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -88,6 +88,17 @@ def test_a_flow_finds_its_tail() -> None:
     found: Any = prior["weight"]
     assert math.log(found.scale / 2.0) == pytest.approx(0.0, abs=0.12)
     assert found.tail == pytest.approx(0.8, abs=0.12)
+
+
+def test_what_was_found_becomes_priors_of_the_same_scales() -> None:
+    """Scales 2 and 3, and tails or shapes 0.5 and 0.7, of two tensors in the second of two runs."""
+    scale, shape = (torch.tensor([[1.0, 1.0], row]).double() for row in ([2.0, 3.0], [0.5, 0.7]))
+    none = torch.zeros(2, 1)
+    flow: Any = Matched(("a", "b"), scale.log(), shape.log(), none, "flow").priors(1)
+    for name, s, a in (("a", 2.0, 0.5), ("b", 3.0, 0.7)):
+        assert (flow[name].scale, flow[name].tail) == pytest.approx((s, a))
+    found: Any = Matched(("a", "b"), scale.log(), shape.log(), none, "hierarchical").priors(1)
+    assert (found["b"].scale, found["b"].shape) == pytest.approx((3.0, 0.7))
 
 
 def test_the_method_is_sghmc_under_that_prior() -> None:

@@ -139,6 +139,25 @@ def test_the_energy_of_gaussian_noise_is_its_integral(alpha: float) -> None:
         assert abs(float(own) - float((q.exp() * p).sum() * 12 / 20_000)) < 5e-3
 
 
+def test_the_energy_of_several_outputs() -> None:
+    """At α = 1 it is log N(y; μ, V + σ²) of correlated outputs; where they are independent, at any
+    α, the sum of the energies of each."""
+    g = torch.Generator().manual_seed(0)
+    left, half = torch.randn(1, 4, 3, generator=g).double(), torch.randn(1, 5, 4, 3, generator=g)
+    half, noise = half.double(), torch.tensor([0.2, 0.5, 1.1]).double().expand(1, 4, 3)
+    covariance = torch.einsum("sbo,sbp->bop", half[0], half[0]) + noise[0, 0].diag()
+    wanted = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance)
+    torch.testing.assert_close(gaussian_energy(left, half, noise, 1.0)[0], wanted.log_prob(left[0]))
+    alone = torch.zeros(1, 3, 4, 3).double()
+    for o in range(3):
+        alone[:, o, :, o] = half[:, o, :, o]
+    each = [
+        gaussian_energy(left[..., o : o + 1], alone[..., o : o + 1], noise[..., o : o + 1], 0.3)
+        for o in range(3)
+    ]
+    torch.testing.assert_close(gaussian_energy(left, alone, noise, 0.3), sum(each))
+
+
 def test_a_given_sampler_is_the_prior() -> None:
     """f = zx: whatever S is, the posterior is a line through the origin, and with 100 draws the
     exact one within 5/√100 of its width."""

@@ -211,3 +211,17 @@ def test_a_problem_is_thinned_evenly() -> None:
     few = problem.thinned(3)
     assert few.x.flatten().tolist() == [0.0, 4.0, 8.0]
     assert few.y.flatten().tolist() == [0.0, 8.0, 16.0] and float(few.n) == 3
+
+
+@pytest.mark.parametrize("text", ["rbf", "polynomial2", "rbf + linear", "relu1 * periodic + rq"])
+def test_variances_start_at_the_mean_square_of_the_targets(text: str) -> None:
+    """The prior variance of f, averaged over the rows, is that of y, shared evenly by the terms."""
+    x, y = 3 * X + 1, 5 * X[:, :1] + 2
+    kernel = Composed(text, 2)
+    theta = kernel_start(kernel, x, Sizes.of(x, y, None), None, None)
+    torch.testing.assert_close(kernel(theta, x, x, True).mean(), y.square().mean())
+    terms = [s.start for name, s in kernel.layout.slices.items() if name.endswith(".variance")]
+    for term in terms:
+        alone = theta.clone()
+        alone[[other for other in terms if other != term]] = -torch.inf
+        torch.testing.assert_close(kernel(alone, x, x, True).mean(), y.square().mean() / len(terms))

@@ -12,7 +12,8 @@ from scipy.stats import multivariate_normal
 from torch import Tensor, nn
 
 import doxa
-from doxa.errors import MethodError
+from doxa.errors import MemoryBudgetError, MethodError
+from doxa.laplace import status
 
 SIZES = torch.tensor([0.1, 2.0, 0.3, 1.0, 0.2], dtype=torch.float64)  # of the columns of x
 
@@ -88,3 +89,13 @@ def test_what_it_needs() -> None:
     with pytest.raises(MethodError, match="Gaussian prior"):
         model = doxa.Model(nn.Linear(5, 1).double(), "gaussian", doxa.StudentTPrior())
         doxa.fit(model, rows(), doxa.Laplace(subnetwork=3))
+
+
+def test_memory_is_that_of_the_diagonal_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are chosen by the diagonal over all 2,000, which takes 8 bytes each, though the
+    matrix over the three that are chosen takes 72."""
+    net = nn.Linear(2000, 1, bias=False).double()
+    data = normal(10, 2000), normal(10, 1, seed=1)
+    monkeypatch.setattr(status, "free_memory", lambda device: 8 * 2000)
+    with pytest.raises(MemoryBudgetError, match="over 2000 weights"):
+        doxa.fit(net, data, doxa.Laplace(subnetwork=3), steps=1, validation=None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from set_tasks import network, task
 from short import short
-from torch import Tensor
+from torch import Tensor, nn
 
 import doxa
 
@@ -114,3 +114,16 @@ def test_networks_are_those_of_the_comparison(name: str, size: int) -> None:
     six layers with 128 hidden units, embedding 2-64-64-64-64, head 64-128-2."""
     net = doxa.get_method(name)().network(1, 1)
     assert sum(p.numel() for p in net.parameters()) == size
+
+
+@pytest.mark.parametrize("depth", [3, 4, 6])
+def test_attention_stands_for_two_layers_of_an_encoder(depth: int) -> None:
+    """What `depth` says: depth − 2 linear layers before attention, one less than it in the decoder,
+    so that one more is a layer of width × width numbers and biases in each of the three."""
+    size = lambda d: sum(  # noqa: E731
+        p.numel() for p in doxa.AttentiveNP(width=16, heads=4, depth=d).network(1, 1).parameters()
+    )
+    net: Any = doxa.AttentiveNP(width=16, heads=4, depth=depth).network(1, 1)
+    for encoder in (net.direct, net.latent):
+        assert sum(isinstance(m, nn.Linear) for m in encoder.each) == depth - 2
+    assert size(depth + 1) - size(depth) == 3 * (16 * 16 + 16)

@@ -155,6 +155,20 @@ def test_the_defaults_find_the_mean_and_the_variances_in_a_run_of_any_length(ste
     assert ((ratio - 1).abs() < 0.15).all(), ratio
 
 
+@pytest.mark.parametrize(("steps", "beta2"), [(100, 0.96), (20, 0.9)])
+def test_by_default_a_quarter_of_the_steps_make_a_hessian(steps: int, beta2: float) -> None:
+    """1/(1 − β₂) is 25 of 100 steps; ten steps at least."""
+    options: dict[str, Any] = {
+        "steps": steps, "batch_size": N, "validation": None, "progress": False,
+    }  # fmt: skip
+    own, given, other = (
+        doxa.fit(linear(), rows(), doxa.IVON(beta2=b, elbo_samples=1), **options)
+        for b in (None, beta2, 0.95)
+    )
+    torch.testing.assert_close(own.covariance.diagonal(), given.covariance.diagonal())
+    assert not torch.allclose(own.covariance.diagonal(), other.covariance.diagonal(), rtol=1e-3)
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e3, 1e9, 1e30])
 def test_hostile_gradients_leave_the_variance_positive(monkeypatch: Any, size: float) -> None:
     """1 + x + x²/2 ≥ ½: σ² at most doubles in a step, and is never 0, whatever the gradients are.

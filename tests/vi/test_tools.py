@@ -106,3 +106,11 @@ def test_their_variances_are_in_the_order_that_is_claimed() -> None:
     assert path < 0.2 * with_baseline < 0.2 * 0.5 * without
     with pytest.raises(MethodError, match="baseline must be"):
         kl.score_function(f, mean, std, eps, baseline="mine")
+
+
+def test_a_standard_error_needs_two_draws_and_no_more() -> None:
+    """Of 1 and 4: mean 2.5, deviation 3/√2, error 3/2."""
+    found = kl.mean_of(torch.tensor([1.0, 4.0]))
+    assert (float(found.value), float(found.error)) == pytest.approx((2.5, 1.5))
+    with pytest.raises(DataError, match="two draws"):
+        kl.mean_of(torch.tensor([1.0]))

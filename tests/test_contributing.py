@@ -171,7 +171,9 @@ def test_the_score_and_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     y[5] += 40.0
     error = float((y - posterior.predict(x).mean.numpy()).mean())
     assert score.mean_error(posterior.predict(x), y) == pytest.approx(error)
-    text = report.write(posterior, tmp_path / "report.html", test=(x, y), diagnose=False).read_text()
+    text = report.write(
+        posterior, tmp_path / "report.html", test=(x, y), diagnose=False
+    ).read_text()
     shown = text.partition('id="errors"')[2]
     assert "mean error" in text and short(error) in text
     assert "Largest errors" in shown and re.search(r"<t[dh][^>]*>\s*5\s*</t", shown)

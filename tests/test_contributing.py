@@ -1,5 +1,5 @@
-"""The skeletons in CONTRIBUTING.md work as they are printed: the method samples a known posterior and
-keeps what the protocol promises; the others are compared with scipy, NumPy and closed forms."""
+"""The skeletons in CONTRIBUTING.md work as they are printed: the method samples a known posterior
+and keeps what the protocol promises; the others are compared with scipy and closed forms."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_the_estimator_of_information_gain(tmp_path: Path, monkeypatch: pytest.M
     designs = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
     found = module.eig(experiment, designs, "normal-marginal")
     exact = 0.5 * (1 + designs.square()).log()
-    # The terms differ from draw to draw by chi-squared variables of order 1: 0.007 for 20,000 draws.
+    # The terms are chi-squared variables of order 1, so that the error is about 0.007.
     assert bool((found.errors > 0).all()) and bool((found.errors < 0.01).all())
     assert bool(((found.values - exact).abs() < 4 * found.errors).all())
 

@@ -60,8 +60,8 @@ class Belief(ABC):
     def log_prob(self, theta: Tensor) -> Tensor:
         """[...] of [..., *shape of θ]"""
         raise Unavailable(
-            "the density of the prior is not known: pass a torch distribution, or log_prob= beside the "
-            "sampler"
+            "the density of the prior is not known: pass a torch distribution, or log_prob= with "
+            "the sampler"
         )
 
     def atoms(self, like: Tensor, nodes: int = 200) -> Weighted:

@@ -29,8 +29,8 @@ CHECKS = {
 # Valid reasons for a check that was not made; any other reason is an error that was suppressed.
 REASONS = (
     "no training curve", "points, too few", "no MCMC chains", "one function", "no members",
-    "too few", "classes have no", "counts and classes", "no test rows", "held-out rows", "no prior over",
-    "several heads", "not one table", "predictive has no",
+    "too few", "classes have no", "counts and classes", "no test rows", "held-out rows",
+    "no prior over", "several heads", "not one table", "predictive has no",
 )  # fmt: skip
 
 

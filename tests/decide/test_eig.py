@@ -304,7 +304,7 @@ def test_mistakes_are_named() -> None:
     odd = Experiment(
         Normal(0.0, 1.0), lambda t, d: Bernoulli(t * d, validate_args=True), space=[1, 2]
     )
-    with pytest.raises(NumericalError, match="the likelihood refuses its own parameters"):
+    with pytest.raises(NumericalError, match="the parameters of the likelihood are not valid"):
         eig(odd, None, "nmc")
 
 

@@ -15,9 +15,9 @@ likelihoods E_q is a mean over `samples` draws of a. The outputs of a network sh
 
 The noise w_s is drawn once, so that q(a) is over the same functions in every step. The posterior
 lies in the span of S functions: with as few as 20 there is little variance far from the data,
-unless the learned prior provides it. Weights outside the subset, and the parameters of the likelihood, are
-point estimates under their prior; (μ, σ) have no prior (type-II maximum likelihood). Dropout is
-off, and BatchNorm is not changed.
+unless the learned prior provides it. Weights outside the subset, and the parameters of the
+likelihood, are point estimates under their prior; (μ, σ) have no prior (type-II maximum
+likelihood). Dropout is off, and BatchNorm is not changed.
 
 The term of each row in the α-energy, for functions that are linear in normal weights a, is
 

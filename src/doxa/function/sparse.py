@@ -15,9 +15,9 @@ and further rows are added to it later without a refit. With the inducing points
 the exact GP, and the bound its evidence.
 
 The posterior is q(v) at the inducing points; it holds no training rows. With Gaussian noise
-`predict` returns marginals in closed form, otherwise it draws whole functions, as `functions` always does
-(`inducing.py`); `joint` has the exact covariance over rows. With Gaussian
-noise `condition` adds rows to q(v) as to the last pass of the fit:
+`predict` returns marginals in closed form, otherwise it draws whole functions, as `functions`
+always does (`inducing.py`); `joint` has the exact covariance over rows. With Gaussian noise
+`condition` adds rows to q(v) as to the last pass of the fit:
 
     Λ ← Λ + Σ a aᵀ/σ²,   Λm ← Λm + Σ a y/σ²
 """

@@ -1,13 +1,13 @@
-"""What both estimators are: the arguments of `doxa.fit`, stored, and a posterior to ask.
+"""`BayesianEstimator`, the base of both estimators, and the checks of its inputs.
 
-What people pass to an estimator, checked by scikit-learn's rules, each fault with its place.
+An estimator stores the arguments of `doxa.fit` and, after a fit, the posterior. X, y and weights
+are checked by the rules of scikit-learn; an error names the place of the fault.
 
-A weight is a count: a row of weight 2 gives what the row twice gives, to the bit.
-
-Rows that occur more than once become one row with the sum of their weights, rows of weight 0 are
-left out, and the others stand in an order that does not depend on how they were passed. So a copy
-of a row is never among the rows that judge a fit to the row itself. Rows without weights or copies
-are passed on as they are.
+A weight is a count: a row of weight 2 gives bit for bit the same result as the row twice. Rows that
+occur more than once become one row with the sum of their weights, rows of weight 0 are dropped, and
+the other rows are sorted, so that the result does not depend on their order. A copy of a training
+row is therefore never among the held-out rows. Rows without weights or copies are passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def without_zeros(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
     try:
         counts = np.asarray(_array_of(sample_weight), dtype=np.float64) > 0
         rows = (_num_samples(X), _num_samples(y))
-    except (TypeError, ValueError):  # what is wrong is said by the checks of X, y and weights
+    except (TypeError, ValueError):  # the checks of X, y and weights report the fault
         return X, y
     if rows != (len(counts),) * 2 or counts.ndim != 1 or counts.all() or not counts.any():
         return X, y
@@ -128,7 +128,7 @@ def _refuse_dates(X: Any) -> None:
 
 
 def _with_place(message: str, X: Any, y: Any) -> str:
-    """scikit-learn's words, and where in the table the fault is, or what to do about it."""
+    """The message of scikit-learn, with the place of the fault in the table, or a remedy."""
     if "must be in the same order" in message:
         return f"{message.rstrip()}\ncolumn_order='any' puts columns in order by their names."
     if "could not convert string" in message:
@@ -289,8 +289,22 @@ class BayesianEstimator(BaseEstimator):
         self.column_order = column_order
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit to rows X [N, D] and targets y; sample_weight: one a row. A row of weight 2 is the
-        row twice, to the bit, and one of weight 0 is no row: see `doxa.sklearn.estimator`."""
+        """Fit to rows X and targets y.
+
+        Parameters
+        ----------
+        X : array_like [N, D]
+            Inputs.
+        y : array_like [N]
+            Targets.
+        sample_weight : array_like [N], optional
+            One weight per row. A row of weight 2 counts as two rows, bit for bit, and a row of
+            weight 0 is dropped: see `doxa.sklearn.estimator`.
+
+        Returns
+        -------
+        self
+        """
         self._check_settings()
         X, y = self._read(*without_zeros(X, y, sample_weight))
         weight = row_weights(sample_weight, len(X))
@@ -312,12 +326,12 @@ class BayesianEstimator(BaseEstimator):
         return self
 
     def predictive(self, X: Any) -> Predictive:
-        """All that is believed of y at X: `aleatoric`, `epistemic`, `quantile`, `log_prob`…"""
+        """The predictive distribution of y at X: `aleatoric`, `epistemic`, `quantile`, …"""
         X = self._new(X)
         return self.posterior_.predict(X)
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The mean log predictive density of y: what to search by where doubt matters."""
+        """The mean log predictive density of y: a score for searches that includes uncertainty."""
         p = self.predictive(X)
         each = p.log_prob(self._known_targets(y)).cpu().double().numpy()
         return float(np.average(each, weights=row_weights(sample_weight, len(each))))
@@ -361,17 +375,17 @@ class BayesianEstimator(BaseEstimator):
         """The likelihood, and how many outputs it needs of the network."""
 
     def _likelihood(self, default: str) -> Likelihood:
-        asked = self.likelihood
-        meant = likelihoods.assumed(default) if asked is None else likelihoods.likelihood(asked)
-        if isinstance(meant, Heads):
+        given = self.likelihood
+        chosen = likelihoods.assumed(default) if given is None else likelihoods.likelihood(given)
+        if isinstance(chosen, Heads):
             raise ModelError(
                 f"{type(self).__name__} takes one likelihood, not a tuple; several heads are for "
                 "doxa.fit"
             )
-        return meant
+        return chosen
 
     def _network(self, method: Method) -> nn.Module | None:
-        """The network that is asked for, or None for a method that brings its own functions."""
+        """The network for the settings, or None for a method that needs no network."""
         if self.net is None:
             if not method.needs_network:
                 return None

@@ -1,4 +1,4 @@
-"""Draws from a torch distribution by a generator of one's own, never the global stream.
+"""Draws from a torch distribution by a given generator, and `EIG`, the result of an estimator.
 
 Torch's own `sample` advances the global random state. Here a draw is a function of uniforms,
 
@@ -8,7 +8,7 @@ so that it is reproducible, can be differentiated where the distribution is repa
 can be replayed in a recorded step. Gamma, Beta, Dirichlet, Student's t and Poisson, which have no
 such form in torch, take the generator itself.
 
-What an estimator says of the expected information gain: values, errors, and their kind.
+`EIG` holds the values of the expected information gain, their errors and their kind.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ class EIG:
         of the quadrature, 0 where θ is discrete.
     kind: "exact", "estimate", or what the values are in expectation: "lower bound",
         "upper bound".
-    bias: [D], how far above the truth an upper bound is expected to be, where that can be told: to
+    bias: [D], how far above the truth an upper bound is expected to be, if it can be estimated: to
         first order, or where contrasts are too few for that, the distance to the lower bound on the
         same draws.
-    note: what is known of the bias, in words.
+    note: a description of the bias.
     settings: the numbers of draws.
     """
 

@@ -1,14 +1,14 @@
-"""`eig`: how much an experiment is expected to tell about θ.
+"""`eig`: the expected information gain of an experiment about θ.
 
-EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
+    EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
 
-Expected information gain where outcomes are discrete and few: the sum over y is done exactly.
+If outcomes are discrete and few, the sum over y is exact:
 
     EIG = Σ_s w_s Σ_y p(y | θ_s, d) log [p(y | θ_s, d) / p̄(y | d)],   p̄ = Σ_s w_s p(y | θ_s, d)
 
 With θ_s drawn from the prior this is the Rao–Blackwellised estimate (Vincent & Rainforth, 2017):
-low by O(1/S), since p̄'s entropy is. With all atoms of a discrete θ it is exact, and with a
-quadrature's nodes up to an error that is stated: nodes are added until p̄ and the mean of
+too small by O(1/S), since the entropy of p̄ is. With all atoms of a discrete θ it is exact, and
+with a quadrature's nodes up to an error that is stated: nodes are added until p̄ and the mean of
 Σ_y p log p are resolved. Its gradient by the design needs no draw of y.
 """
 
@@ -152,7 +152,7 @@ def eig(
 
     Parameters
     ----------
-    experiment: what is believed and what would be seen.
+    experiment: the prior of θ, the likelihood of outcomes and the space of designs.
     designs: [D, *shape]; default: all choices of the experiment's space. Where it is a tensor that
         requires a gradient, `values` has one: through y where that is reparametrisable, else by
         the score function ("exact" and "enumerated" need neither).

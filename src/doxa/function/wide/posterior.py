@@ -13,9 +13,9 @@ closed form (Rasmussen & Williams 2006, eq. 5.12), are likeliest: with P = (K + 
 and E[softmax] by MacKay's approximation, softmax(m/√(T² + πv/8)). T is at least σ√3/π, at which the
 logistic noise of a logit is as wide as the noise of the regression.
 
-The noise of y under trained networks (NTK) comes from leave-one-out residuals. That of row i under a network trained on all others is [P(y − f_0)]_i/P_ii, with
-P = (Θ + σ²W⁻¹)⁻¹, as for every linear smoother (Rasmussen & Williams 2006, eq. 5.12). Over starts
-f_0 ~ GP(0, K) it has
+The noise of y under trained networks (NTK) comes from leave-one-out residuals. That of row i under
+a network trained on all others is [P(y − f_0)]_i/P_ii, with P = (Θ + σ²W⁻¹)⁻¹, as for every linear
+smoother (Rasmussen & Williams 2006, eq. 5.12). Over starts f_0 ~ GP(0, K) it has
 
     mean r_i = [Py]_i/P_ii,   variance v_i = [PKP]_ii/P_ii²
 

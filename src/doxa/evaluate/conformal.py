@@ -96,7 +96,7 @@ def threshold(
 ) -> Tensor:
     """The rank(n, level)-th smallest of scores [n, ...] along the first axis: [...].
 
-    Fewer than `rows_needed` scores raise, or give infinity where that is allowed; `of` says in
+    Fewer than `rows_needed` scores raise, or give infinity where that is allowed; `of` describes in
     the error what they are the scores of.
     """
     if bool(torch.isnan(scores).any()):

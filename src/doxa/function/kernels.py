@@ -295,7 +295,7 @@ def _is_positive(constraint: Any) -> bool:
 
 PER_COLUMN = ("lengthscale", "period")
 MOST_COLUMNS = (
-    50  # that have a lengthscale each unless asked for: more are not told by the evidence
+    50  # columns with a lengthscale each by default: the evidence does not determine more
 )
 
 

@@ -259,7 +259,7 @@ class Quadrature(Weighted):
         self.panels = self._placed(nodes) if panels is None else panels
         left, right, value = self.panels
         log_mass = value + ((right - left) / 2).log().unsqueeze(1) + self._kronrod.log()
-        self.log_total = log_mass.logsumexp((0, 1))  # of the density: log p(outcomes), say
+        self.log_total = log_mass.logsumexp((0, 1))  # of the density: for example log p(outcomes)
         log_mass = log_mass - self.log_total
         kept = log_mass > (-34 if double else -20)
         self._panel = kept.nonzero()[:, 0]  # of each node that is kept, [S]

@@ -150,18 +150,32 @@ def select(
     taken: Any = None,
     seed: int = 0,
 ) -> Tensor:
-    """The numbers of k rows, [k], the most wanted first.
+    """Choose k rows of a pool to label.
 
     Parameters
     ----------
-    p: predictions at the rows of the pool, or their scores [N] (from `decide.score`).
-    by: the name of an acquisition, "random", "batch_bald", or a function of p that gives [N].
-    diversity: see the module; not with "batch_bald", which brings its own. "power" needs scores
-        that are not negative: the entropy of a number may be, and is for "softmax" or "softrank".
-    beta: how greedy the stochastic ones are: 0 is chance, large values the top.
-    features: [N, …] for a core-set, such as `posterior.features(x)`.
-    taken: rows that are not to be chosen: a mask [N], or their numbers.
-    seed: for ties and chance.
+    p : Predictive or Tensor
+        Predictions at the rows of the pool, or their scores [N] (from `decide.score`).
+    k : int
+        Number of rows.
+    by : str or callable, default "bald"
+        The name of an acquisition, "random", "batch_bald", or a function of p that returns [N].
+    diversity : {"top", "power", "softmax", "softrank", "coreset"}, default "top"
+        How a batch is chosen, see the module. Not used with "batch_bald". "power" needs scores that
+        are not negative. The entropy of a number may be negative: use "softmax" or "softrank".
+    beta : float, default 1
+        Greediness of the stochastic choices: 0 is uniform; large values choose the top.
+    features : array_like [N, …], optional
+        Features for a core-set, for example `posterior.features(x)`.
+    taken : array_like, optional
+        Rows that are not to be chosen: a mask [N], or row numbers.
+    seed : int, default 0
+        Seed of ties and of stochastic choices.
+
+    Returns
+    -------
+    Tensor [k]
+        Row numbers, the best first.
 
     Examples
     --------

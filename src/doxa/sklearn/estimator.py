@@ -213,8 +213,12 @@ class BayesianEstimator(BaseEstimator):
 
     Attributes
     ----------
-    posterior_: what `doxa.fit` gave: status, diagnostics, `predict`, `functions`, `save`.
-    n_features_in_, feature_names_in_: how many columns, and their names if X had any.
+    posterior_ : Posterior
+        The result of `doxa.fit`: status, diagnostics, `predict`, `functions`, `save`.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : ndarray of str
+        Names of the columns, if X had any.
     """
 
     def __init__(
@@ -245,25 +249,37 @@ class BayesianEstimator(BaseEstimator):
     ) -> None:
         """Store the settings; nothing is checked before `fit`.
 
-        What is not explained is as in `doxa.fit`. The defaults are the same, but for `standardize`
-        (as in the shell) and `dtype` (double precision, as everywhere in scikit-learn).
+        Parameters that are not listed are those of `doxa.fit`. The defaults are the same, except
+        for `standardize` (as on the command line) and `dtype` (double precision, as in
+        scikit-learn).
 
         Parameters
         ----------
-        method: a name (see `doxa.methods()`) or a method object with its settings.
-        net: an `nn.Module`, or a builder called as net(inputs, outputs); None: an MLP.
-        hidden: widths of that MLP's layers.
-        likelihood: by name or as an object; None: see the estimator.
-        members, epochs, steps, lr, batch_size: None leaves them to the method.
-        validation: "auto": methods that can overfit hold rows out, each member others; None: every
-            row is trained on; a number: that share of the rows.
-        standardize: scale columns of X, and y where it is continuous.
-        dtype: "float64" or "float32" ("float32" gives the bits of a plain `doxa.fit`); None: the
-            network's own.
-        random_state: the seed of `doxa.fit`, a `RandomState` that one is drawn from, or None for
-            another one at each fit.
-        column_order: "fixed": columns of a DataFrame in another order than at `fit` are an error,
-            as in all of scikit-learn; "any": they are put in order by name.
+        method : str or Method, default "deep-ensemble"
+            A name (see `doxa.methods()`) or a method object with its settings.
+        net : Module or callable, optional
+            An `nn.Module`, or a builder that is called as net(inputs, outputs). The default is an
+            MLP.
+        hidden : sequence of int, default (50,)
+            Hidden widths of the MLP.
+        likelihood : str or Likelihood, optional
+            A name or an object. The default depends on the estimator.
+        members, epochs, steps, lr, batch_size : optional
+            None uses the defaults of the method.
+        validation : "auto", float or None, default "auto"
+            "auto": methods that can overfit hold rows out, different ones for each member. A
+            number: hold out that share of the rows. None: train on every row.
+        standardize : bool, default True
+            Scale the columns of X, and y if it is continuous.
+        dtype : str or dtype, default "float64"
+            "float64" or "float32" ("float32" gives bit for bit the result of a plain `doxa.fit`).
+            None: that of the network.
+        random_state : int, RandomState or None, default 0
+            The seed of `doxa.fit`, a `RandomState` from which one is drawn, or None for a different
+            seed in each fit.
+        column_order : {"fixed", "any"}, default "fixed"
+            "fixed": columns of a DataFrame in another order than in `fit` are an error, as in
+            scikit-learn. "any": they are sorted by name.
         """
         self.method = method
         self.net = net

@@ -152,15 +152,24 @@ class EIG:
 
     Attributes
     ----------
-    designs: [D, *shape]. values: [D]. errors: [D], standard errors over draws; of "exact" the error
-        of the quadrature, 0 where θ is discrete.
-    kind: "exact", "estimate", or what the values are in expectation: "lower bound",
-        "upper bound".
-    bias: [D], how far above the truth an upper bound is expected to be, if it can be estimated: to
-        first order, or where contrasts are too few for that, the distance to the lower bound on the
+    designs : Tensor [D, *shape]
+        The designs.
+    values : Tensor [D]
+        Expected information gain.
+    errors : Tensor [D]
+        Standard errors over draws; for "exact" the error of the quadrature, 0 if θ is discrete.
+    kind : str
+        "exact", "estimate", or what the values are in expectation: "lower bound", "upper bound".
+    estimator : str
+        Name of the estimator.
+    note : str
+        A description of the bias.
+    settings : dict
+        The numbers of draws.
+    bias : Tensor [D], optional
+        How far an upper bound is expected to be above the truth, if it can be estimated: to first
+        order, or, if there are too few contrasts for that, the distance to the lower bound on the
         same draws.
-    note: a description of the bias.
-    settings: the numbers of draws.
     """
 
     designs: Tensor

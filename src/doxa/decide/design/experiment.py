@@ -320,14 +320,19 @@ class Experiment:
 
     Parameters
     ----------
-    prior: a torch distribution; a function (n, generator) -> θ [n, ...]; a tensor of draws; or a
+    prior : Distribution, callable, Tensor or Belief
+        A torch distribution; a function (n, generator) -> θ [n, ...]; a tensor of draws; or a
         `Belief`.
-    likelihood: (θ, d) -> a torch distribution over y. Its axes in front broadcast.
-    simulator: (θ, d, generator) -> y, for a model without a density (implicit). θ and d come with
-        the same axes in front.
-    space: `Choices`, `Box`, a `Sequence` of these, or a list of designs. Where the prior's numbers
-        or the space's are float64, all of the experiment's are.
-    log_prob: the log density of a prior that is a function.
+    likelihood : callable, optional
+        (θ, d) -> a torch distribution over y. Leading axes broadcast.
+    simulator : callable, optional
+        (θ, d, generator) -> y, for a model without a density (implicit). θ and d have the same
+        leading axes.
+    space : Space or list
+        `Choices`, `Box`, a `Sequence` of these, or a list of designs. If the prior or the space is
+        float64, the whole experiment is.
+    log_prob : callable, optional
+        The log density of a prior that is a function.
 
     Examples
     --------

@@ -86,17 +86,23 @@ class GP(Method):
 
     Parameters
     ----------
-    kernel: "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
-        "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and
-        products of them such as "rbf * periodic + linear" (`function/kernels.py`), or a gpytorch
-        kernel, which starts from its own values and needs a registered builder to be saved.
-    noise: standard deviation of the noise in units of y; None: that of the likelihood, or fitted.
-    fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
-    lengthscale, variance: initial values in a named kernel, in fitted units; None: the distance
-        between rows (root mean square), and the mean square of y.
-    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
-    refine: evaluations of the evidence, at most, that bring the hyper-parameters to their maximum;
-        `fit` can run steps of gradient ascent before them: none by default.
+    kernel : str or gpytorch Kernel
+        "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
+        "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and products of
+        them such as "rbf * periodic + linear" (`function/kernels.py`), or a gpytorch kernel, which
+        starts from its own values and needs a registered builder to be saved.
+    noise : float, optional
+        Standard deviation of the noise in units of y. None: that of the likelihood, or fitted.
+    fit_hyper : bool
+        Fit the hyper-parameters of the kernel and the noise. False keeps the initial values.
+    lengthscale, variance : float, optional
+        Initial values for a named kernel, in fitted units. None: the root mean square distance
+        between rows, and the mean square of y.
+    ard : bool, optional
+        One lengthscale (and period) per column of x. None: if there are at most 50 columns.
+    refine : int
+        Maximal number of evaluations of the evidence that bring the hyper-parameters to its
+        maximum. `fit` can run steps of gradient ascent before them: none by default.
 
     Examples
     --------

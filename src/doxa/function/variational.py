@@ -120,16 +120,24 @@ class VariationalProcess(Method):
 
     Parameters
     ----------
-    kernel: a name of `function/kernels.py` ("rbf", "matern52", "periodic", "linear", …), or sums
-        and products of names, such as "rbf * periodic + linear".
-    inducing: how many inducing points; None: 100, or as many as there are rows.
-    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
-    fit_hyper: fit the kernel's hyper-parameters and learned noise; False keeps the first ones.
-    fit_points: move the inducing points; False keeps those that were chosen among the rows.
-    lengthscale, variance: first values, in fitted units; None: the distance between inducing
-        points, and the mean square of y (of classes and counts 1).
-    natural: γ, the step of natural gradients.
-    samples: draws per row, where a likelihood has several outputs for a target.
+    kernel : str
+        A name of `function/kernels.py` ("rbf", "matern52", "periodic", "linear", …), or sums and
+        products of names, such as "rbf * periodic + linear".
+    inducing : int, optional
+        Number of inducing points. None: 100, or the number of rows if that is smaller.
+    ard : bool, optional
+        One lengthscale (and period) per column of x. None: if there are at most 50 columns.
+    fit_hyper : bool
+        Fit the hyper-parameters of the kernel and learned noise. False keeps the initial values.
+    fit_points : bool
+        Move the inducing points. False keeps the rows that were chosen first.
+    lengthscale, variance : float, optional
+        Initial values, in fitted units. None: the distance between inducing points, and the mean
+        square of y (1 for classes and counts).
+    natural : float
+        γ, the step of natural gradients.
+    samples : int
+        Draws per row, if a likelihood has several outputs per target.
     """
 
     default_steps: ClassVar[int] = 1000

@@ -84,7 +84,7 @@ def test_bad_answers_are_refused_and_change_nothing() -> None:
     book = LabelState(rows=5)
     book.ask([1, 3])
     for answers, words in (
-        ({1: 0, 2: 0}, "row 2 was not asked about"),
+        ({1: 0, 2: 0}, "row 2 is not open"),
         ({1: 0}, "1 answers for 2 rows: row 3 has none"),
         ({1: 0, 3: float("nan")}, "row 3 is nan"),
         ({1: None, 3: 0}, "row 1 is None"),

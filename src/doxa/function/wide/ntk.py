@@ -326,8 +326,8 @@ class NTK(InfinitelyWide):
         given = [name for name, default in named.items() if getattr(self, name) != default]
         if given:
             raise MethodError(
-                f'kernel="empirical" uses the network that is passed to fit, so {given[0]}= has no '
-                "effect: pass the network to fit, and scale= for its kernel"
+                f'kernel="empirical" uses the network that is passed to fit, so {given[0]}= is not '
+                "allowed: pass the network to fit, and scale= for its kernel"
             )
         object.__setattr__(self, "needs_network", True)
 

@@ -1,28 +1,21 @@
-"""The table of methods, declared so that listing them imports nothing heavy.
+"""The table of methods. Listing them imports none of their modules.
 
-A method joins by a row in the file here that is named as its folder, or from another package
-through the entry-point group "doxa.methods", whose entries point at a `Row`. Whatever lists methods
-reads it from here: the front page's names, the command line, the demo's panels, the README's table,
-the benchmarks and the tests. The order is that of the demo and of the README: exact methods,
-processes, neural processes, points and ensembles, variational ones, Laplace, chains.
+A method is added by a `Row` in the tuple of its family, or from another package through the
+entry-point group "doxa.methods", whose entries point at a `Row`. Everything that lists methods
+reads this table: the names in `doxa`, the command line, the panels of the demo, the table in the
+README, the benchmarks and the tests.
 
-What is said of a method: one `Row`, and its panel in the demo.
+`ROWS` has the order of the demo and of the README:
 
-The table of methods as people read it.
+    EXACT         exact linear models
+    FUNCTION      Gaussian processes and other priors over functions
+    NEURAL        neural processes, trained on many tasks
+    ENSEMBLE      point estimates and ensembles
+    VARIATIONAL   variational methods
+    LAPLACE       the Laplace approximation
+    MCMC          Markov chain Monte Carlo, on all rows or on mini-batches
 
-Exact linear models.
-
-Points, and sets of points.
-
-Variational methods.
-
-Laplace's approximation.
-
-Chains: Markov chain Monte Carlo, on all rows or a few at a time.
-
-Processes: beliefs about functions themselves.
-
-Neural processes: networks that have learned to learn, from tasks.
+`MethodTable` is what `doxa.methods()` returns; `get_method` imports the class of a method.
 """
 
 from __future__ import annotations
@@ -41,10 +34,20 @@ from doxa.priors import PRIORS
 
 @dataclass(frozen=True)
 class Demo:
-    """A method's panel in the demo: a note beside its name, its settings, and `fit`'s options.
+    """The panel of a method in the demo.
 
-    hidden: the widths of a network of its own, where the demo's does not suit it.
-    left_out: why it has no panel; empty where it has one.
+    Attributes
+    ----------
+    note : str
+        A note beside the name.
+    settings : dict
+        Arguments of the method.
+    options : dict
+        Options of `fit`.
+    hidden : tuple of int
+        Hidden widths of the network, if the network of the demo does not suit the method.
+    left_out : str
+        Why the method has no panel. Empty if it has one.
     """
 
     note: str = ""
@@ -56,22 +59,49 @@ class Demo:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: its name, where it lives, and what a person choosing wants to know.
+    """One method of the table.
 
-    gives: what one gets from it, in a few words: the last column of the README's table.
-    short: settings that make it quick, for tests and first looks; not for a posterior to trust.
-    demo: its panel; without a word about it, its defaults.
-    docs: the page under docs/ that describes it.
-    evidence, elbo: whether its posterior has a `log_evidence`, or a bound on it.
+    Attributes
+    ----------
+    name : str
+        Registered name.
+    target : str
+        Where its class is: "module:Class".
+    family : str
+        Family, as in the tables of the documentation.
+    summary : str
+        What it is, in one line.
+    paper : str
+        Authors and year of its papers.
+    needs : str
+        What it needs: a kind of network, gradients, a number of rows.
+    cost : str
+        Cost, in multiples of one MAP fit.
+    tasks : tuple of str
+        "regression", "classification" or "tasks".
+    extra : str, optional
+        The optional dependency that it needs.
+    gives : str
+        What one gets from it, in a few words: the last column of the table in the README.
+    short : dict
+        Settings that make it fast, for tests and first trials. Do not rely on such a posterior.
+    demo : Demo
+        Its panel in the demo. By default it runs with the defaults of the method.
+    docs : str
+        The page under docs/ that describes it.
+    evidence : bool
+        Whether its posterior has a `log_evidence`.
+    elbo : bool
+        Whether its posterior has a lower bound on the evidence.
     """
 
     name: str
-    target: str  # "module:Class"
+    target: str
     family: str
     summary: str
     paper: str
     needs: str
-    cost: str  # in multiples of one MAP fit
+    cost: str
     tasks: tuple[str, ...] = ("regression", "classification")
     extra: str | None = None
     _: KW_ONLY
@@ -92,7 +122,7 @@ class Row:
 
 
 class MethodTable:
-    """What `doxa.methods()` gives: iterable rows, and a readable table when printed."""
+    """The result of `doxa.methods()`: rows to iterate over, and a table when printed."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -125,7 +155,7 @@ class MethodTable:
         return "\n".join(line.rstrip() for line in lines)
 
     def markdown(self) -> str:
-        """The table as the README has it, a line a method."""
+        """Return the table of the README, one line per method."""
         lines = ["| method | what it is | cost, one MAP fit = 1 | gives |", "|---|---|---|---|"]
         lines += [f"| `{row.name}` | {row.summary} | {row.cost} | {row.gives} |" for row in self]
         return "\n".join(lines)
@@ -160,7 +190,7 @@ ENSEMBLE = (
     Row("bootstrap", "doxa.ensemble.bootstrap:BayesianBootstrap", "ensemble",
         "MAP fits under random Dirichlet weights of the rows, averaged",
         "Rubin 1981; Newton & Raftery 1994", "any network", "members × 1, stacked",
-        gives="an ensemble that doubts its rows, too",
+        gives="an ensemble with uncertainty about the rows, too",
         demo=Demo("10 members", options={"steps": 1500, "members": 10}),
         docs="methods.md"),
     Row("batch-ensemble", "doxa.ensemble.batch:BatchEnsemble", "ensemble",
@@ -194,7 +224,7 @@ ENSEMBLE = (
     Row("svgd", "doxa.ensemble.svgd:SVGD", "ensemble",
         "Particles that climb the posterior and repel each other (Stein variational descent)",
         "Liu & Wang 2016", "any network", "particles × 1, stacked",
-        gives="an ensemble whose members know of each other",
+        gives="an ensemble whose members repel each other",
         short={"particles": 4},
         demo=Demo("20 particles", options={"steps": 1500}),
         docs="methods.md"),
@@ -209,13 +239,14 @@ VARIATIONAL = (
         demo=Demo("p = 0.05", {"p": 0.05}, {"steps": 3000}),
         docs="methods.md"),
     Row("concrete-dropout", "doxa.vi.concrete_dropout:ConcreteDropout", "variational",
-        "MC dropout that learns the probability to drop, one a layer",
+        "MC dropout that learns the probability to drop, one per layer",
         "Gal, Hron & Kendall 2017", "dropout layers, or inserts them", "1–2",
         gives="dropout without a grid over p",
         demo=Demo("p learned", options={"steps": 4000}),
         docs="methods.md"),
-    # A small network in the demo: of 2,700 weights on 100 rows the bound gives nearly all back to
-    # the prior. And no rows held out, which would stop it short of its bound. Low rank likewise.
+    # The demo uses a small network: with 2,700 weights and 100 rows the bound leaves nearly all
+    # weights at the prior. It holds no rows out, since early stopping would end the fit before the
+    # bound is at its maximum. The same holds for low rank.
     Row("mean-field", "doxa.vi.mean_field:MeanField", "variational",
         "A factorised Gaussian over the weights by stochastic ELBO ascent (Bayes by Backprop)",
         "Blundell et al. 2015", "any network", "1.5–2",
@@ -319,7 +350,7 @@ MCMC = (
         demo=Demo("4 chains", {"burn_in": 6000, "thin": 40}),
         docs="stochastic_gradients.md"),
     Row("psgld", "doxa.mcmc.psgld:PSGLD", "mcmc",
-        "Langevin dynamics with RMSprop's step sizes, one a weight",
+        "Langevin dynamics with RMSprop's step sizes, one per weight",
         "Li et al. 2016", "mini-batch gradients", "1–3",
         gives="draws on large data, where curvatures differ",
         short={"draws": 20, "burn_in": 20, "thin": 1, "step": 2e-5},
@@ -389,7 +420,7 @@ FUNCTION = (
     Row("fbnn", "doxa.function.functional_vi:FunctionalVI", "variational",
         "A network's functions held to a prior over functions, by spectral Stein gradients",
         "Sun, Zhang, Shi & Grosse 2019", "any network; real inputs for a GP prior", "50–100",
-        gives="a network that believes in a kernel, or in any sampler of functions",
+        gives="a network with a kernel, or any sampler of functions, as its prior",
         short={"samples": 6, "rows": 5, "points": 3, "prior_steps": 2},
         demo=Demo("GP prior, RBF kernel", {"samples": 32}, {"steps": 600, "validation": None}),
         docs="functional.md"),
@@ -448,10 +479,11 @@ NEURAL = (
 __all__ = ["ROWS", "Demo", "MethodTable", "Row", "get_method", "import_all", "methods"]
 
 
-# Demo panels were chosen by hand on seeds 0 to 4, and their lengths so that all take a few minutes;
-# the curve was made easier after a first draw (seeds 11, 12) came out poorly, and other draws are
-# shown. An illustration, not a comparison. Wide ReLU networks were tried: their ensembles draw the
-# same straight line through the gap (a spread of 0.06, against 0.20 with tanh).
+# The demo panels were chosen by hand on seeds 0 to 4, with lengths such that all of them together
+# take a few minutes. The curve was made easier after poor results on the first draw (seeds 11, 12),
+# and other draws are shown. The demo is an illustration, not a comparison. Wide ReLU networks were
+# tried: the members of their ensembles are the same straight line in the gap (a spread of 0.06,
+# against 0.20 with tanh).
 ROWS = (
     *EXACT,
     *FUNCTION,
@@ -472,13 +504,37 @@ def _rows() -> tuple[Row, ...]:
 
 
 def methods() -> MethodTable:
-    """The table of methods: name, family, paper, what it needs, what it costs."""
+    """Return the table of methods: name, family, paper, needs and cost.
+
+    Returns
+    -------
+    MethodTable
+        Rows to iterate over or to look up by name.
+    """
     return MethodTable(list(_rows()))
 
 
 @cache
 def get_method(name: str) -> type[Any]:
-    """The class of a method by its name."""
+    """Return the class of a method by its name.
+
+    Parameters
+    ----------
+    name : str
+        Registered name of the method.
+
+    Returns
+    -------
+    type
+        The class.
+
+    Raises
+    ------
+    MethodError
+        If no method has this name.
+    MissingExtra
+        If the method needs an optional dependency that is not installed.
+    """
     row = methods()[name]
     try:
         return getattr(importlib.import_module(row.module), row.class_name)
@@ -491,7 +547,7 @@ def get_method(name: str) -> type[Any]:
 
 
 def import_all() -> None:
-    """Import every method that can be imported here, so that all kinds of posterior are known."""
+    """Import every method that can be imported, so that all kinds of posterior are registered."""
     for row in methods():
         try:
             get_method(row.name)
@@ -499,7 +555,8 @@ def import_all() -> None:
             continue
 
 
-# What may be done to a predictive; so a saved one loads without `doxa.evaluate` being imported.
+# Transforms of a predictive, registered by name: a saved one loads before `doxa.evaluate` is
+# imported.
 TRANSFORMS = {
     "recalibrate.temperature": "doxa.evaluate.recalibrate:Temperature",
     "recalibrate.vector": "doxa.evaluate.recalibrate:Vector",

@@ -322,7 +322,7 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     rows = (data["x"], data["y"])
     found = [Finding("first", "good", 1.0, "fine"), Finding("second", "not checked", None, "no"),
              Finding("third", "bad", 2.0, "<b>broken</b>", "mend it")]  # fmt: skip
-    monkeypatch.setattr("doxa.app.report.status.doctor", lambda *_, **__: Diagnosis(found))
+    monkeypatch.setattr("doxa.app.report.status.diagnose", lambda *_, **__: Diagnosis(found))
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     texts = [li.text for li in section(root, "diagnostics").all("li")]
     assert texts[0].split(":")[0] == "✕ badthird"
@@ -335,7 +335,7 @@ def test_findings_come_the_worst_first_and_a_doctor_that_fails_stops_nothing(
     def fails(*_: object, **__: object) -> None:
         raise Unavailable("the doctor is out")
 
-    monkeypatch.setattr("doxa.app.report.status.doctor", fails)
+    monkeypatch.setattr("doxa.app.report.status.diagnose", fails)
     root = page(report.write(posterior, tmp_path / "r.html", rows, rows))
     assert "the doctor is out" in section(root, "diagnostics").text
 

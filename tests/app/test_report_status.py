@@ -78,7 +78,7 @@ def test_the_training_file_is_never_called_held_out(run: Path, tmp_path: Path) -
         assert "held out from the fit" not in head
         assert "the rows it was fitted to" in head
         assert "is the file of the fit (same checksum)" in said
-        assert "rows that the fit has not seen would tell more" in head
+        assert "checks on held-out rows would be more reliable" in head
     head, said = written(run, tmp_path, "--test", run / "new.csv", "--train", run / "data.csv")
     assert "30 rows (new.csv, held out from the fit)" in head
     assert "same checksum" not in said
@@ -146,7 +146,7 @@ def test_there_is_one_overall_status_on_the_page(
     posterior, (x, y) = numbers
     found = [Finding("coverage", verdict, 0.9, "so it is")]
     found += [Finding("calibration", "good", 0.0, "so it is")]
-    monkeypatch.setattr("doxa.app.report.status.doctor", lambda *_, **__: Diagnosis(found))
+    monkeypatch.setattr("doxa.app.report.status.diagnose", lambda *_, **__: Diagnosis(found))
     report.write(posterior, tmp_path / "r.html", (x + 1, y + 2), (x, y))
     page = root(tmp_path / "r.html")
     pills = [node.text for node in page.all("header")[0].by_class("mark")]

@@ -185,7 +185,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     p = doxa.Predictive.from_probs(drawn(3, 4, 2))
     with pytest.raises(MethodError, match="did you mean 'bald'"):
         decide.select(p, 1, by="balds")
-    with pytest.raises(DataError, match="5 rows are asked for, and 4 are there"):
+    with pytest.raises(DataError, match="k = 5 rows, but only 4 are available"):
         decide.batch_bald(p, 5)
     with pytest.raises(DataError, match="pool is empty"):
         decide.select(p, 1, taken=torch.ones(4, dtype=torch.bool))

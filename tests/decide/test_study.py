@@ -53,7 +53,9 @@ def test_the_exact_posterior_after_three_lists() -> None:
 
 def test_a_study_refuses_what_cannot_be() -> None:
     study = Study(working_memory())
-    with pytest.raises(DataError, match=r"the outcome 2\.0 cannot be; it is one of 0\.0, 1\.0"):
+    with pytest.raises(
+        DataError, match=r"the outcome 2\.0 is not possible; it must be one of 0\.0, 1\.0"
+    ):
         study.tell(7, 2)
     with pytest.raises(DataError, match="outside Choices"):
         study.tell(7.5, 1)

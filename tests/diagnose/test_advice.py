@@ -1,4 +1,4 @@
-"""What the doctor advises runs as it is printed, and is for the task at hand."""
+"""The advice of the diagnostics runs as it is printed, and is for the task at hand."""
 
 from __future__ import annotations
 
@@ -76,22 +76,22 @@ def fitted(task: str, method: str = "map", **options: Any) -> Any:
     return doxa.fit(net, rows(task, 30), short(method), **chosen)
 
 
-def everything(patient: DiagnosticData) -> dict[str, advice.Advice]:
-    """All advice that there is for a patient, by its function."""
+def everything(case: DiagnosticData) -> dict[str, advice.Advice]:
+    """All advice that there is for a case, by its function."""
     found = {"MORE_ROWS": advice.MORE_ROWS, "NEW_ROWS": advice.NEW_ROWS}
-    found["recalibrate"] = advice.recalibrate(patient.posterior)
+    found["recalibrate"] = advice.recalibrate(case.posterior)
     for name, function in inspect.getmembers(advice, inspect.isfunction):
         parameters = list(inspect.signature(function).parameters)
-        if parameters == ["patient"] and not name.startswith("_"):
-            found[name] = function(patient)
+        if parameters == ["case"] and not name.startswith("_"):
+            found[name] = function(case)
     for name in ("laplace", "deep-ensemble", "gp", "linear", "hmc", "map"):
-        found[f"another {name}"] = advice.another(patient, name)
-    found["last layer"] = convergence._last_layer(patient)
-    found["scales"] = inputs._left_to_fit(patient, "scale them alike")
-    found["point"] = advice.Advice("", spread._point(patient).code)
-    if not patient.posterior.base_likelihood.classifies:
+        found[f"another {name}"] = advice.another(case, name)
+    found["last layer"] = convergence._last_layer(case)
+    found["scales"] = inputs._left_to_fit(case, "scale them alike")
+    found["point"] = advice.Advice("", spread._point(case).code)
+    if not case.posterior.base_likelihood.classifies:
         for name in ("gaussian", "student-t"):
-            found[name] = advice.other_likelihood(patient, name, "other noise")
+            found[name] = advice.other_likelihood(case, name, "other noise")
     else:
         del found["noise_by_input"]  # classes have none
     return {name: each for name, each in found.items() if each is not None}
@@ -111,10 +111,10 @@ SLOW = [
 )
 def test_every_snippet_runs_as_printed(task: str, method: str) -> None:
     posterior = fitted(task, method)
-    patient = DiagnosticData(posterior, rows(task, 30), None, 0.9, 0)
-    for name, each in everything(patient).items():
+    case = DiagnosticData(posterior, rows(task, 30), None, 0.9, 0)
+    for name, each in everything(case).items():
         assert each.words or name == "point", name
-    done = snippets(patient)
+    done = snippets(case)
     if method == "map":  # slow to import; the others run it
         done = {snippet for snippet in done if '"gp"' not in snippet}
     for snippet in done:
@@ -123,8 +123,8 @@ def test_every_snippet_runs_as_printed(task: str, method: str) -> None:
     assert len(done) >= 5
 
 
-def snippets(patient: DiagnosticData) -> set[str]:
-    return {snippet for each in everything(patient).values() for snippet in each.code}
+def snippets(case: DiagnosticData) -> set[str]:
+    return {snippet for each in everything(case).values() for snippet in each.code}
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -146,14 +146,14 @@ def test_the_checks_print_these_and_nothing_else(task: str) -> None:
     words = " ".join(finding.advice for finding in found)
     for each in ("stop early", "standardise", "more rows"):
         assert each in words
-    patient = DiagnosticData(posterior, data, None, 0.9, 0)
+    case = DiagnosticData(posterior, data, None, 0.9, 0)
     said = list(found.alarms)
     for status in STATUSES:
         posterior.record.status = Status(status, "it was said")
-        said.append(convergence.status(patient))
+        said.append(convergence.status(case))
         assert said[-1].alarms
         assert "it was said" in said[-1].words
-    for snippet in {s for finding in said for s in finding.code} - snippets(patient):
+    for snippet in {s for finding in said for s in finding.code} - snippets(case):
         run(snippet, posterior, task)
 
 
@@ -168,26 +168,26 @@ def test_recalibration_is_of_the_kind_that_the_task_has() -> None:
 def test_a_snippet_keeps_what_the_fit_was_given() -> None:
     posterior = fitted("regression", likelihood=doxa.Gaussian(0.5), prior=doxa.Normal(2.0),
                        standardize=True)  # fmt: skip
-    patient = DiagnosticData(posterior, rows("regression", 30), None, 0.9, 0)
-    asked = run(advice.refit(patient, steps=2), posterior, "regression").asked[0]
+    case = DiagnosticData(posterior, rows("regression", 30), None, 0.9, 0)
+    asked = run(advice.refit(case, steps=2), posterior, "regression").asked[0]
     assert asked["likelihood"] == doxa.Gaussian(0.5)
     assert asked["prior"] == doxa.Normal(2.0)
     assert asked["standardize"] is True
     own = fitted("regression", "deep-ensemble")
-    patient = DiagnosticData(own, rows("regression", 30), None, 0.9, 0)
-    assert "members=10" in (advice.ensemble(patient) or advice.MORE_ROWS).code[0]
-    assert 'likelihood="gaussian"' in advice.refit(patient)
+    case = DiagnosticData(own, rows("regression", 30), None, 0.9, 0)
+    assert "members=10" in (advice.ensemble(case) or advice.MORE_ROWS).code[0]
+    assert 'likelihood="gaussian"' in advice.refit(case)
 
 
 def test_what_is_done_already_is_not_advised() -> None:
     task = "regression"
     scaled = doxa.fit(doxa.nets.mlp(2, 1, (4,)), rows(task, 80), "map", steps=3, standardize=True,
                       validation=0.2, progress=False)  # fmt: skip
-    patient = DiagnosticData(scaled, rows(task, 80), None, 0.9, 0)
-    assert advice.standardise(patient) is None
-    assert advice.early_stopping(patient) is None
-    assert advice.calmer(patient).words == "a tenth of the learning rate"
-    assert "lr=0.001" in advice.calmer(patient).code[0]
+    case = DiagnosticData(scaled, rows(task, 80), None, 0.9, 0)
+    assert advice.standardise(case) is None
+    assert advice.early_stopping(case) is None
+    assert advice.calmer(case).words == "a tenth of the learning rate"
+    assert "lr=0.001" in advice.calmer(case).code[0]
 
 
 def test_one_verdict_the_worst_first() -> None:
@@ -203,11 +203,19 @@ def test_one_verdict_the_worst_first() -> None:
         (found[5:], "not checked", "Nothing could be checked."),
     ):  # fmt: skip
         diagnosis = Diagnosis(several)
-        assert diagnosis.verdict == verdict
+        assert diagnosis.status == verdict
         assert diagnosis.summary == words
         assert words in " ".join(str(diagnosis).split())
     assert Diagnosis(found[:2]).ok
-    assert "rows that the fit has not seen" in Diagnosis(found[:1], new_rows=False).summary
+    assert "held-out rows" in Diagnosis(found[:1], new_rows=False).summary
+
+
+def test_old_names_still_work() -> None:
+    """`doctor` is `diagnose`; `Diagnosis.verdict` is `Diagnosis.status`, with a warning."""
+    assert doctor is doxa.diagnose.diagnose
+    found = Diagnosis([Finding("a", "good", 1.0, "fine"), Finding("b", "bad", 1.0, "no")])
+    with pytest.warns(FutureWarning, match=r"use Diagnosis\.status"):
+        assert found.verdict == found.status == "bad"
 
 
 def test_snippets_for_a_neural_process_are_for_tasks() -> None:

@@ -193,14 +193,14 @@ def test_the_width_of_the_prior_is_known_in_closed_form() -> None:
     data = x, 7 * y
     posterior = doxa.fit(None, data, "gp", standardize=True, progress=False)
     far = float(posterior.predict(x + 1e4).epistemic.mean())
-    patient = DiagnosticData(posterior, data, None, 0.9, 0)
-    assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(far, rel=0.35)
+    case = DiagnosticData(posterior, data, None, 0.9, 0)
+    assert float(prior_variance(case, case.heads[0])) == pytest.approx(far, rel=0.35)
     net = doxa.nets.mlp(3, 1, hidden=())
     model = doxa.Model(net, prior=doxa.Normal(1.0))
     posterior = doxa.fit(model, data, "laplace", steps=20, standardize=True, progress=False)
-    patient = DiagnosticData(posterior, data, None, 0.9, 0)
+    case = DiagnosticData(posterior, data, None, 0.9, 0)
     want = float((7 * y).var(correction=0)) * (1 + 3)  # standardised columns: E‖x‖² = 3
-    assert float(prior_variance(patient, patient.heads[0])) == pytest.approx(want, rel=0.35)
+    assert float(prior_variance(case, case.heads[0])) == pytest.approx(want, rel=0.35)
 
 
 class Bump(nn.Module):
@@ -428,7 +428,7 @@ def test_few_rows_cannot_tell_whether_anything_was_learned() -> None:
     found = doctor(linear(data), data, (x, y))["skill"]
     assert found.verdict == "not checked"
     assert found.value is not None and found.value < -5
-    assert "6 test rows cannot tell" in found.words
+    assert "6 test rows are too few to show" in found.words
     assert "more rows" in found.advice
     assert doctor(linear(data), data, line(1, seed=2))["skill"].verdict == "not checked"
     assert doctor(linear(data), data, line(60, seed=2))["skill"].verdict == "good"
@@ -440,13 +440,13 @@ def test_particles_and_members_are_not_judged_as_chains(name: str) -> None:
     net = doxa.nets.mlp(3, 1, hidden=(4,))
     posterior = doxa.fit(net, data, short(name), steps=20, standardize=True, progress=False)
     posterior.record.status = Status("not-converged", "it was said")
-    patient = DiagnosticData(posterior, data, None, 0.9, 0)
-    assert not patient.is_chain
+    case = DiagnosticData(posterior, data, None, 0.9, 0)
+    assert not case.is_chain
     for check in (convergence.chains, convergence.weights, convergence.energy):
-        found = check(patient)
+        found = check(case)
         assert found.verdict == "not checked"
-        assert "no chains" in found.words
-    found = convergence.status(patient)
+        assert "no MCMC chains" in found.words
+    found = convergence.status(case)
     assert found.verdict == "bad"
     assert "chains" not in found.words + found.advice
 

@@ -1,4 +1,4 @@
-"""The doctor on every method and every kind of posterior: always an answer, never an exception."""
+"""The diagnostics on every method and kind of posterior: always a result, never an exception."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CHECKS = {
     "skill", "overfitting", "calibration", "coverage", "targets", "noise level", "noise tails",
     "noise by input", "members", "width", "far inputs",
 }  # fmt: skip
-# Why a check may rightly be left out; anything else would be a fault that the doctor swallowed.
+# Valid reasons for a check that was not made; any other reason is an error that was suppressed.
 REASONS = (
-    "no training curve", "points, too few", "no chains", "one function", "no members", "too few",
-    "classes have no", "counts and classes", "no test rows", "has not seen", "no prior over",
-    "several heads", "not one table", "predictive has no", "cannot tell",
+    "no training curve", "points, too few", "no MCMC chains", "one function", "no members",
+    "too few", "classes have no", "counts and classes", "no test rows", "held-out rows",
+    "no prior over", "several heads", "not one table", "predictive has no",
 )  # fmt: skip
 
 

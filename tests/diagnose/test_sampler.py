@@ -1,4 +1,4 @@
-"""Weights beside functions, energies, divergences: what the doctor reads of a sampler."""
+"""Weights beside functions, energies, divergences: what the diagnostics read from a sampler."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_mirror_images_are_told_from_disagreement(
     assert found["weights"].verdict == "good"
     assert found["weights"].value is not None
     assert found["weights"].value > 1.5
-    assert "mirror" in found["weights"].words
+    assert "symmetric modes" in found["weights"].words
     assert "R-hat of the functions" in found["chains"].words
 
 

@@ -1,4 +1,4 @@
-"""The doctor's tests against scipy, and their level under the hypothesis."""
+"""The tests of the diagnostics against scipy, and their level under the hypothesis."""
 
 from __future__ import annotations
 

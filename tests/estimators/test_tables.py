@@ -94,7 +94,7 @@ def test_one_class_only() -> None:
     labels = np.where(y > 0, "a", "b")
     with pytest.raises(DataError, match="one class only"):
         BayesianClassifier(**FAST).fit(X, np.array(["a"] * 60))
-    with pytest.raises(DataError, match=r"one class only \('b'\), in rows that count"):
+    with pytest.raises(DataError, match=r"one class only \('b'\), in rows of positive weight"):
         BayesianClassifier(**FAST).fit(X, labels, sample_weight=labels == "b")
 
 

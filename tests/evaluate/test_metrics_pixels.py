@@ -124,5 +124,5 @@ def test_what_cannot_be_scored() -> None:
     p = Predictive(torch.full((1, 1, 3, 2, 2), torch.nan), Categorical())
     with pytest.raises(DataError, match="is nan"):
         segmentation(p, torch.zeros(1, 2, 2))
-    with pytest.raises(DataError, match="knows 3 classes"):
+    with pytest.raises(DataError, match="has 3 classes"):
         segmentation(Predictive(torch.zeros(1, 1, 3, 2, 2), Categorical()), truth, 4)

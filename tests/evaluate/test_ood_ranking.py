@@ -84,7 +84,7 @@ def test_infinite_scores_rank_last() -> None:
         ([], [1.0], DataError, "inside is empty"),
         ([1.0], [], DataError, "outside is empty"),
         ([1.0], [0.0, math.nan], DataError, "outside: the score of row 1 is NaN"),
-        ([[1.0]], [0.0], ShapeError, "one score a row"),
+        ([[1.0]], [0.0], ShapeError, "one score per row"),
     ],
 )
 def test_bad_scores_are_refused(inside: list, outside: list, error: type, words: str) -> None:

@@ -1,4 +1,4 @@
-"""How much a label would be worth: one score a row, [N], the larger the more it is wanted.
+"""Acquisition functions: the value of a label, one score per row, [N]; larger is better.
 
 With p̄ = E_s p_s the averaged probabilities of a row and H the entropy in nats,
 
@@ -14,15 +14,13 @@ are those of normals with the same variances, so that BALD = ½ log(Var[y] / σ�
 normal is predicted (a process, a linear model), and an upper bound for a mixture of draws. A row
 with several outputs counts their sum, one with several labels (the pixels of an image) their mean.
 
-The draws of a predictive, row by row: what joint quantities of several rows are made of.
-
-EPIG: how much a label would teach about the predictions that matter.
+EPIG is the information of a label about the predictions at target rows x*:
 
     EPIG(x) = E_{x*}[ I[y; y*] ],     p(y, y*) = E_s p(y | f_s) p(y* | f_s)
 
-Bickford Smith, Kirsch, Farquhar, Gal, Foster & Rainforth (2023). BALD also wants what only concerns
-the function far from where it will be used; this does not. For numbers with Gaussian noise y and y*
-are taken as jointly normal, I = −½ log(1 − ρ²), with ρ their correlation.
+Bickford Smith, Kirsch, Farquhar, Gal, Foster & Rainforth (2023). BALD also values information about
+the function far from the target rows; EPIG does not. For numbers with Gaussian noise y and y* are
+taken as jointly normal, I = −½ log(1 − ρ²), with ρ their correlation.
 """
 
 from __future__ import annotations
@@ -195,7 +193,7 @@ _BLOCK = 1 << 24  # numbers in a joint table
 
 
 def epig(p: Predictive, p_target: Predictive) -> Tensor:
-    """[N], in nats. `p_target` is predicted at rows x* like those that will be asked about, with
+    """[N], in nats. `p_target` is predicted at rows x* like those of later predictions, with
     the same draws: `posterior.predict(x_target, n, seed)` with the n and seed of `p`."""
     if p.likelihood.classifies:
         return _classes(class_probs(p), class_probs(p_target)).to(p.mean)

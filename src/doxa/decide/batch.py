@@ -52,19 +52,25 @@ def batch_bald(
     seed: int = 0,
     taken: Tensor | None = None,
 ) -> Batch:
-    """The k rows, greedily.
+    """Choose k rows greedily.
 
     Parameters
     ----------
-    p: with draws, each of which is one function at all rows.
-    configurations: of labels; how many are summed over, or drawn where there are more.
-    taken: bool [N], rows that are not to be chosen.
-    seed: for drawn configurations and for ties.
+    p : Predictive
+        A predictive with draws; each draw is one function at all rows.
+    k : int
+        Number of rows.
+    configurations : int
+        Number of configurations of labels to sum over, or to draw if there are more.
+    taken : Tensor [N] of bool, optional
+        Rows that are not to be chosen.
+    seed : int
+        Seed of the drawn configurations and of ties.
     """
     rows = len(p.mean)
     free = torch.ones(rows, dtype=torch.bool) if taken is None else ~taken.cpu()
     if checks.whole("k", k) > int(free.sum()):
-        raise DataError(f"{k} rows are asked for, and {int(free.sum())} are there to choose from")
+        raise DataError(f"k = {k} rows, but only {int(free.sum())} are available")
     if not p.likelihood.classifies:
         return _numbers(p, k, free, seed)
     weights, probs = class_probs(p)
@@ -102,8 +108,8 @@ class _Classes:
         return Batch(torch.stack(chosen).cpu(), torch.stack(worth).cpu())
 
     def _refresh(self, bound: Tensor) -> Tensor:
-        """What rows add now, as far as it is needed to know which adds most; where it is not, what
-        they added before."""
+        """The gains of rows now, as far as needed to find the largest; for the other rows their
+        earlier gains, which are upper bounds."""
         bound = bound.clone()
         order = bound.argsort(descending=True)
         start, size = 0, self._block()

@@ -1,4 +1,4 @@
-"""Which k rows to ask about: the best scores, or a batch that does not ask the same thing k times.
+"""Scores of a pool, and the choice of k rows to label: the best scores, or a diverse batch.
 
     top       the k largest scores; ties by the seed
     power     k draws without replacement, with probability ∝ score^β; scores are ≥ 0
@@ -9,13 +9,11 @@
 
 Stochastic batches: Kirsch, Farquhar, Atighehchian, Jesson, Branchaud-Charron & Gal (2023), by
 Gumbel noise on the logarithms. Core-sets: Sener & Savarese (2018), on given features or, without
-them, on what the draws predict. BatchBALD (`by="batch_bald"`) looks at all k labels jointly.
+them, on the predictions of the draws. BatchBALD (`by="batch_bald"`) uses all k labels jointly.
 
-Scores of a pool of any size, a block of rows at a time.
-
-Function s is the same at every row, whichever block the row is in: weights and dropout's masks are
-functions of the seed, not of the rows. So scores do not depend on the blocks, and the memory in use
-is that of one block and of a number a row.
+A pool of any size is scored in blocks of rows. Function s is the same in every block: weights and
+dropout masks are functions of the seed, not of the rows. So scores do not depend on the blocks, and
+the memory in use is that of one block and of one number per row.
 """
 
 from __future__ import annotations
@@ -55,13 +53,26 @@ def score(
 
     Parameters
     ----------
-    pool: an array, a tensor or frame, a memory map, a `Dataset`, or a `DataLoader` (in its own
-        batches) that does not shuffle; of a dataset's pairs x is taken.
-    by: the name of an acquisition, "random", or a function of a predictive that gives [N].
-    n: how many functions; one that keeps fewer draws gives all it has.
-    seed: which functions; the fit's unless said.
-    block: how many rows at a time; a number that fits the memory unless said.
-    progress: called with the number of rows done.
+    posterior : Posterior
+        The posterior that predicts.
+    pool : array_like, DataFrame, Dataset or DataLoader
+        An array, a tensor or frame, a memory map, a `Dataset`, or a `DataLoader` (in its own
+        batches) that does not shuffle. Of the pairs of a dataset x is used.
+    by : str or callable, default "bald"
+        The name of an acquisition, "random", or a function of a predictive that returns [N].
+    n : int, optional
+        Number of functions. A posterior that keeps fewer draws uses all of them.
+    seed : int, optional
+        Seed of the functions. The default is that of the fit.
+    block : int, optional
+        Number of rows at a time. The default fits the memory.
+    progress : callable, optional
+        Called with the number of rows done.
+
+    Returns
+    -------
+    Tensor [N]
+        The scores.
     """
     of = acquisition(by) if by != "random" else None
     size = None if block is None else checks.whole("block", block)
@@ -105,7 +116,7 @@ def block_rows(posterior: Posterior, count: int | None) -> int:
 def _checked(scores: Tensor, rows: int) -> Tensor:
     if scores.shape != (rows,):
         raise ShapeError(
-            f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}"
+            f"an acquisition must return one score per row, [{rows}], not {list(scores.shape)}"
         )
     return scores.detach().cpu()
 
@@ -139,18 +150,32 @@ def select(
     taken: Any = None,
     seed: int = 0,
 ) -> Tensor:
-    """The numbers of k rows, [k], the most wanted first.
+    """Choose k rows of a pool to label.
 
     Parameters
     ----------
-    p: predictions at the rows of the pool, or their scores [N] (from `decide.score`).
-    by: the name of an acquisition, "random", "batch_bald", or a function of p that gives [N].
-    diversity: see the module; not with "batch_bald", which brings its own. "power" needs scores
-        that are not negative: the entropy of a number may be, and is for "softmax" or "softrank".
-    beta: how greedy the stochastic ones are: 0 is chance, large values the top.
-    features: [N, …] for a core-set, such as `posterior.features(x)`.
-    taken: rows that are not to be chosen: a mask [N], or their numbers.
-    seed: for ties and chance.
+    p : Predictive or Tensor
+        Predictions at the rows of the pool, or their scores [N] (from `decide.score`).
+    k : int
+        Number of rows.
+    by : str or callable, default "bald"
+        The name of an acquisition, "random", "batch_bald", or a function of p that returns [N].
+    diversity : {"top", "power", "softmax", "softrank", "coreset"}, default "top"
+        How a batch is chosen, see the module. Not used with "batch_bald". "power" needs scores that
+        are not negative. The entropy of a number may be negative: use "softmax" or "softrank".
+    beta : float, default 1
+        Greediness of the stochastic choices: 0 is uniform; large values choose the top.
+    features : array_like [N, …], optional
+        Features for a core-set, for example `posterior.features(x)`.
+    taken : array_like, optional
+        Rows that are not to be chosen: a mask [N], or row numbers.
+    seed : int, default 0
+        Seed of ties and of stochastic choices.
+
+    Returns
+    -------
+    Tensor [k]
+        Row numbers, the best first.
 
     Examples
     --------
@@ -166,13 +191,13 @@ def select(
     if free == 0:
         raise DataError("the pool is empty: every row has been taken")
     if k > free:
-        raise DataError(f"{k} rows are asked for, and {free} are there to choose from")
+        raise DataError(f"k = {k} rows, but only {free} are available")
     if by in ("batch_bald", "batch-bald") and isinstance(p, Predictive):
         return batch_bald(p, k, seed=seed, taken=used).rows
     scores = _scores(p, by, seed).double().cpu()
     if scores.shape != (rows,):
         raise ShapeError(
-            f"an acquisition gives one score a row, [{rows}], not {list(scores.shape)}"
+            f"an acquisition must return one score per row, [{rows}], not {list(scores.shape)}"
         )
     bad = ~torch.isfinite(scores) & ~used
     if bool(bad.any()):

@@ -1,7 +1,7 @@
-"""Can it be trusted? One call that looks at a posterior and says in plain words what is wrong."""
+"""Diagnostics of a fitted posterior: one call runs all checks and reports faults and remedies."""
 
-from doxa.diagnose.doctor import doctor
+from doxa.diagnose.doctor import diagnose, doctor
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior.chains import ebfmi, ess_bulk, ess_tail, rhat
 
-__all__ = ["Diagnosis", "Finding", "doctor", "ebfmi", "ess_bulk", "ess_tail", "rhat"]
+__all__ = ["Diagnosis", "Finding", "diagnose", "doctor", "ebfmi", "ess_bulk", "ess_tail", "rhat"]

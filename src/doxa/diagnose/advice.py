@@ -1,8 +1,9 @@
-"""What to try: words for people, and Python that runs as it is printed.
+"""Advice: what to try, as text and as Python that runs as it is printed.
 
-In the code `net` and `data` are what was given to `fit`, `posterior` is what came back, and
-`held_out` are rows (x, y) that neither has seen. A piece of advice is made for the posterior at
-hand: its method, its likelihood, what it already does.
+In the code `net` and `data` are the arguments of `fit`, `posterior` is its result, and `held_out`
+are rows (x, y) that the fit has not used. Advice depends on the posterior: on its method, its
+likelihood, and the options that are already set. `refit` writes the call of `fit` again, with
+changes; `written` writes the method.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from doxa.priors import Normal
 from doxa.registry import get_method, methods
 
 NAMES = (
-    "net and data as given to fit, posterior as it came back, held_out rows (x, y) that neither "
-    "has seen"
+    "net and data are the arguments of fit, posterior is its result, held_out are rows (x, y) that "
+    "the fit has not used"
 )
 WIDTH = 79  # of a line of code
 _INDENT = "    "
@@ -28,186 +29,189 @@ _LITERAL = (str, int, float, bool, type(None))
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Words, and snippets of Python in the same order, each under a comment that says which of the
-    words it is; some advice has none."""
+    """Text, and snippets of Python in the same order.
+
+    A comment at the top of each snippet repeats its part of the text. Some advice has no snippet.
+    """
 
     words: str
     code: tuple[str, ...] = ()
 
 
-def coded(words: str, code: str) -> Advice:
-    return Advice(words, (f"# {words}\n{code}",))
+def coded(text: str, code: str) -> Advice:
+    return Advice(text, (f"# {text}\n{code}",))
 
 
 def any_of(*each: Advice | str | None) -> Advice:
-    """Several things to try, the first one first."""
+    """Several remedies, the one to try first at the front."""
     given = [Advice(one) if isinstance(one, str) else one for one in each if one]
     return Advice("; or ".join(a.words for a in given), tuple(s for a in given for s in a.code))
 
 
 MORE_ROWS = Advice("more rows")
 NEW_ROWS = coded(
-    "ask again with rows that the fit has not seen",
-    "doxa.diagnose.doctor(posterior, data, held_out)",
+    "run the diagnostics with held-out rows",
+    "doxa.diagnose.diagnose(posterior, data, held_out)",
 )
 
 
-def standardise(patient: DiagnosticData) -> Advice | None:
-    """None where it is done already."""
-    scales = patient.posterior.scales
+def standardise(case: DiagnosticData) -> Advice | None:
+    """None if the fit already standardised its data."""
+    scales = case.posterior.scales
     if scales.x_loc is not None or scales.y_loc is not None:
         return None
-    return coded("standardise x and y", refit(patient, standardize=True))
+    return coded("standardise x and y", refit(case, standardize=True))
 
 
-def calmer(patient: DiagnosticData) -> Advice:
-    """For a fit that ran away: unit scales and a tenth of the rate, at once."""
+def calmer(case: DiagnosticData) -> Advice:
+    """For a fit that diverged: unit scales and a tenth of the learning rate, together."""
     changes: dict[str, Any] = {}
-    words = []
-    if standardise(patient) is not None:
+    texts = []
+    if standardise(case) is not None:
         changes["standardize"] = True
-        words.append("standardise x and y")
-    method = patient.base.method
+        texts.append("standardise x and y")
+    method = case.base.method
     if getattr(method, "uses_rate", False):
-        asked = patient.posterior.metadata.get("asked", {}).get("lr")
-        changes["lr"] = float(f"{(asked or method.default_rate) / 10:.3g}")
-        words.append("a tenth of the learning rate")
-    if not words:
-        return longer(patient)
-    return coded(" and ".join(words), refit(patient, **changes))
+        given = case.posterior.metadata.get("asked", {}).get("lr")
+        changes["lr"] = float(f"{(given or method.default_rate) / 10:.3g}")
+        texts.append("a tenth of the learning rate")
+    if not texts:
+        return longer(case)
+    return coded(" and ".join(texts), refit(case, **changes))
 
 
-def longer(patient: DiagnosticData) -> Advice:
-    """More draws of a chain, more steps of anything else."""
-    method = patient.base.method
+def longer(case: DiagnosticData) -> Advice:
+    """More draws for MCMC, more steps for any other method."""
+    method = case.base.method
     lengths = {n: 2 * max(50, getattr(method, n)) for n in ("burn_in", "draws") if has(method, n)}
     if lengths:
-        code = refit(patient, written(patient, **lengths))
-        told = "twice the burn-in and the draws" if len(lengths) == 2 else "twice the draws"
-        return coded(told, code)
-    steps = int(patient.posterior.diagnostics.get("steps") or 0)
+        code = refit(case, written(case, **lengths))
+        text = "twice the burn-in and the draws" if len(lengths) == 2 else "twice the draws"
+        return coded(text, code)
+    steps = int(case.posterior.diagnostics.get("steps") or 0)
     if not steps:  # computed in one pass
-        return another(patient, "map", "deep-ensemble", "gp", "linear")
-    return coded("more steps", refit(patient, steps=2 * steps))
+        return another(case, "map", "deep-ensemble", "gp", "linear")
+    return coded("more steps", refit(case, steps=2 * steps))
 
 
-def early_stopping(patient: DiagnosticData) -> Advice | None:
-    """None where the fit stopped on held-out rows, or the method has nothing to stop."""
-    method = patient.base.method
-    if patient.posterior.history.get("validation") or not getattr(method, "overfits", False):
+def early_stopping(case: DiagnosticData) -> Advice | None:
+    """None if the fit already used held-out rows, or if the method does not overfit."""
+    method = case.base.method
+    if case.posterior.history.get("validation") or not getattr(method, "overfits", False):
         return None
-    return coded("stop early, on rows held out", refit(patient, validation=0.1))
+    return coded("stop early, on held-out rows", refit(case, validation=0.1))
 
 
-def narrower_prior(patient: DiagnosticData) -> Advice | None:
-    if not _has_network(patient):
+def narrower_prior(case: DiagnosticData) -> Advice | None:
+    if not _has_network(case):
         return None
-    return coded("a narrower prior", refit(patient, prior="doxa.Normal(0.5)"))
+    return coded("a narrower prior", refit(case, prior="doxa.Normal(0.5)"))
 
 
 def recalibrate(posterior: Posterior) -> Advice | None:
-    """By the kind that is for such targets; None for several heads."""
+    """Recalibration of the kind that suits the targets; None for several heads."""
     likelihood = posterior.base_likelihood
     if isinstance(likelihood, Heads):
         return None
     if likelihood.discrete and not likelihood.classifies:
         code = call("posterior = doxa.evaluate.conformal", ["posterior", "held_out", "0.9"])
-        return coded("conformal intervals, on rows of their own", code)
+        return coded("conformal intervals, on held-out rows", code)
     kind = '"temperature"' if likelihood.classifies else '"quantile"'
     code = call("posterior = doxa.evaluate.recalibrate", ["posterior", "held_out", kind])
-    return coded("recalibrate, on rows of their own", code)
+    return coded("recalibrate, on held-out rows", code)
 
 
-def ensemble(patient: DiagnosticData) -> Advice | None:
-    """An ensemble, or more members where it is one."""
-    if not _has_network(patient):
+def ensemble(case: DiagnosticData) -> Advice | None:
+    """An ensemble, or more members if the method is an ensemble."""
+    if not _has_network(case):
         return None
-    if getattr(patient.base.method, "name", "") == "deep-ensemble":
-        return coded("more members", refit(patient, members=2 * patient.base.members))
-    return coded("an ensemble", refit(patient, '"deep-ensemble"'))
+    if getattr(case.base.method, "name", "") == "deep-ensemble":
+        return coded("more members", refit(case, members=2 * case.base.members))
+    return coded("an ensemble", refit(case, '"deep-ensemble"'))
 
 
-def another(patient: DiagnosticData, *names: str) -> Advice:
-    """The first of these methods that is for the task and is not the one at hand."""
-    likelihood = patient.posterior.base_likelihood
+def another(case: DiagnosticData, *names: str) -> Advice:
+    """The first of these methods that supports the task and is not the method of the posterior."""
+    likelihood = case.posterior.base_likelihood
     task = "classification" if likelihood.classifies else "regression"
-    task = "tasks" if _learns_tasks(patient) else task
-    own = getattr(patient.base.method, "name", "")
+    task = "tasks" if _learns_tasks(case) else task
+    own = getattr(case.base.method, "name", "")
     for name in names:
         row = methods()[name]
-        without = row.family in ("exact", "process")  # of a network, and for Gaussian noise only
-        fits = likelihood.is_normal if without else _has_network(patient)
+        without = row.family in ("exact", "process")  # no network, and Gaussian noise only
+        fits = likelihood.is_normal if without else _has_network(case)
         if name != own and task in row.tasks and fits:
-            return coded(f"{name!r}", refit(patient, f'"{name}"', network=not without))
+            return coded(f"{name!r}", refit(case, f'"{name}"', network=not without))
     return Advice("another method")
 
 
-def colder(patient: DiagnosticData) -> Advice:
-    """For a posterior that is too narrow: its own temperature, or a method that spreads."""
-    if has(patient.base.method, "temperature") and patient.base.method.temperature != 1:
-        code = refit(patient, written(patient, temperature=1.0))
+def colder(case: DiagnosticData) -> Advice:
+    """For a posterior that is too narrow: temperature 1, or a method with a wider posterior."""
+    if has(case.base.method, "temperature") and case.base.method.temperature != 1:
+        code = refit(case, written(case, temperature=1.0))
         return coded("temperature 1", code)
-    return another(patient, "laplace", "hmc")
+    return another(case, "laplace", "hmc")
 
 
-def smaller_steps(patient: DiagnosticData) -> Advice:
-    """Of a sampler whose trajectories break off."""
-    method = patient.base.method
+def smaller_steps(case: DiagnosticData) -> Advice:
+    """For a sampler whose trajectories diverge."""
+    method = case.base.method
     target = getattr(method, "target_accept", None)
     if target is None or target >= 0.95:
-        return longer(patient)
-    code = refit(patient, written(patient, target_accept=0.95))
+        return longer(case)
+    code = refit(case, written(case, target_accept=0.95))
     return coded("smaller steps (a higher target_accept)", code)
 
 
-def other_likelihood(patient: DiagnosticData, name: str, words: str, outputs: int = 1) -> Advice:
-    """With `outputs` numbers of the network for one of y; a network is made where there is none."""
+def other_likelihood(case: DiagnosticData, name: str, text: str, outputs: int = 1) -> Advice:
+    """Another likelihood, with `outputs` network outputs per element of y. The snippet builds a
+    network if the method has none."""
     chosen = f'"{name}"'
-    if _learns_tasks(patient):  # it predicts the noise of every point already
+    if _learns_tasks(case):  # the method already predicts the noise of every point
         return Advice("more tasks, or another method for tasks")
-    if outputs == 1 and _has_network(patient):
-        return coded(words, refit(patient, likelihood=chosen))
-    shape, given = patient.posterior.inputs, patient.posterior.base_likelihood
+    if outputs == 1 and _has_network(case):
+        return coded(text, refit(case, likelihood=chosen))
+    shape, given = case.posterior.inputs, case.posterior.base_likelihood
     flat = isinstance(shape, list) and len(shape) == 1 and isinstance(shape[0], int)
     if not flat or isinstance(given, Heads):
-        return Advice(f"{words}, likelihood={name!r}")
-    made: Any = getattr(patient.base.model, "builder", None)
+        return Advice(f"{text}, likelihood={name!r}")
+    made: Any = getattr(case.base.model, "builder", None)
     hidden = tuple(made[1]["hidden"]) if made and made[0] == "mlp" else (50,)
-    wide = outputs * max(1, patient.few.y[:1].numel())
-    method = written(patient) if _has_network(patient) else '"deep-ensemble"'
-    again = call("posterior = doxa.fit", ["net", "data", method, *_options(patient, chosen)])
-    return coded(words, f"net = doxa.nets.mlp({shape[0]}, {wide}, {hidden!r})\n{again}")
+    wide = outputs * max(1, case.few.y[:1].numel())
+    method = written(case) if _has_network(case) else '"deep-ensemble"'
+    again = call("posterior = doxa.fit", ["net", "data", method, *_options(case, chosen)])
+    return coded(text, f"net = doxa.nets.mlp({shape[0]}, {wide}, {hidden!r})\n{again}")
 
 
-def learned_noise(patient: DiagnosticData) -> Advice | None:
-    """Where the noise was given; where it is learned already, a correction of its size."""
-    likelihood = patient.posterior.base_likelihood
+def learned_noise(case: DiagnosticData) -> Advice | None:
+    """Learn the noise if it was fixed; recalibrate if it was already learned."""
+    likelihood = case.posterior.base_likelihood
     if isinstance(likelihood, Gaussian) and likelihood.noise is not None:
-        return other_likelihood(patient, "gaussian", "let the noise be learned")
-    return recalibrate(patient.posterior)
+        return other_likelihood(case, "gaussian", "let the noise be learned")
+    return recalibrate(case.posterior)
 
 
-def noise_by_input(patient: DiagnosticData) -> Advice:
+def noise_by_input(case: DiagnosticData) -> Advice:
     """A network with a second output for the noise."""
-    words = "let the network predict its noise: twice as many outputs"
-    return other_likelihood(patient, "heteroscedastic", words, outputs=2)
+    text = "let the network predict its noise: twice as many outputs"
+    return other_likelihood(case, "heteroscedastic", text, outputs=2)
 
 
 def refit(
-    patient: DiagnosticData, method: str | None = None, *, network: bool = True, **changes: Any
+    case: DiagnosticData, method: str | None = None, *, network: bool = True, **changes: Any
 ) -> str:
-    """The call of `fit` that made the posterior, with changes: as much of it as is known."""
-    network = network and _has_network(patient)
-    given = ["net" if network else "None", "data", method or written(patient)]
-    return call("posterior = doxa.fit", [*given, *_options(patient, network=network, **changes)])
+    """The call of `fit` that made the posterior, with changes, as far as it is recorded."""
+    network = network and _has_network(case)
+    given = ["net" if network else "None", "data", method or written(case)]
+    return call("posterior = doxa.fit", [*given, *_options(case, network=network, **changes)])
 
 
 def _options(
-    patient: DiagnosticData, likelihood: str | None = None, network: bool = True, **changes: Any
+    case: DiagnosticData, likelihood: str | None = None, network: bool = True, **changes: Any
 ) -> list[str]:
-    posterior, model = patient.posterior, patient.base.model
+    posterior, model = case.posterior, case.base.model
     options = {}
-    if not _learns_tasks(patient):
+    if not _learns_tasks(case):
         options["likelihood"] = likelihood or _likelihood(posterior.fitted_likelihood)
     chosen = model is not None and not model.default_prior and model.prior != Normal(1.0)
     if network and chosen:
@@ -218,9 +222,9 @@ def _options(
     return [f"{name}={value}" for name, value in options.items()]
 
 
-def written(patient: DiagnosticData, **changes: Any) -> str:
-    """The method as a person would write it: its name, or its class with what was changed."""
-    method: Any = patient.base.method
+def written(case: DiagnosticData, **changes: Any) -> str:
+    """The method as Python: its name, or its class with the options that are not the defaults."""
+    method: Any = case.base.method
     row = next((row for row in methods() if row.name == getattr(method, "name", None)), None)
     if row is None or not dataclasses.is_dataclass(method):
         return "posterior.method"
@@ -235,7 +239,7 @@ def written(patient: DiagnosticData, **changes: Any) -> str:
 
 
 def call(function: str, arguments: list[str]) -> str:
-    """On one line where it fits, else with the arguments on lines of their own."""
+    """On one line if it fits, else with the arguments on separate lines."""
     line = f"{function}({', '.join(arguments)})"
     if len(line) <= WIDTH:
         return line
@@ -246,13 +250,13 @@ def call(function: str, arguments: list[str]) -> str:
     return f"{function}(\n{inside}\n)"
 
 
-def _has_network(patient: DiagnosticData) -> bool:
-    return bool(getattr(patient.base.method, "needs_network", True))
+def _has_network(case: DiagnosticData) -> bool:
+    return bool(getattr(case.base.method, "needs_network", True))
 
 
-def _learns_tasks(patient: DiagnosticData) -> bool:
-    """A neural process: its likelihood is its own, and its data are tasks."""
-    name = getattr(patient.base.method, "name", None)
+def _learns_tasks(case: DiagnosticData) -> bool:
+    """Whether the method is a neural process: it has its own likelihood, and its data are tasks."""
+    name = getattr(case.base.method, "name", None)
     return any(row.name == name and row.tasks == ("tasks",) for row in methods())
 
 
@@ -261,7 +265,7 @@ def has(method: Any, name: str) -> bool:
 
 
 def _likelihood(likelihood: Any) -> str:
-    """Its name where nothing in it was chosen, else the object itself."""
+    """Its name if all its options are the defaults, else the object itself."""
     try:
         plain = type(likelihood)()
     except TypeError:  # heads, or one that needs settings

@@ -1,10 +1,10 @@
-"""Does it know how wrong it is? Coverage, probability integral transforms, class probabilities.
+"""Checks of calibration: coverage, probability integral transforms (PIT), class probabilities.
 
-Counts and classes are tested against what the posterior itself would have made: replicas drawn from
-its predictive, one function each, so that the test allows for errors that all rows share.
-Consistency resampling of the calibration error: Bröcker & Smith (2007), Vaicenavicius et al.
-(2019). On training rows only the honest half is judged: residuals of a fit are smaller than those
-of new rows, so too many misses are a fault there too, but too few prove nothing.
+Observed targets are compared with replicas drawn from the posterior predictive, one function per
+replica, so that the tests allow for errors that all rows share. Consistency resampling of the
+calibration error: Bröcker & Smith (2007), Vaicenavicius et al. (2019). Training rows allow only a
+one-sided test: the residuals of a fit are smaller than those of new rows, so too many misses are a
+fault there too, but too few prove nothing.
 """
 
 from __future__ import annotations
@@ -32,45 +32,47 @@ from doxa.noise import generator
 BINS = 15  # of equal width, as in `doxa.evaluate.ece`
 _LEAST_ROWS = 20
 _OFF = 0.05  # in expected calibration error
-_WARPED = 0.083  # from uniform: what a variance wrong by a factor of two gives a normal target
+_WARPED = 0.083  # distance from uniform if the variance of a normal is wrong by a factor of two
 _FAR_OFF = 0.15
 
 
-def coverage(patient: DiagnosticData, head: Head) -> Finding:
+def coverage(case: DiagnosticData, head: Head) -> Finding:
     """The share of targets inside their central interval, by an exact binomial test."""
     scored = head.unseen
     if scored.classifies:
         return skipped("classes have no intervals; see calibration")
     if len(scored) < _LEAST_ROWS:
-        return skipped(f"{len(scored)} rows are too few to count misses on")
-    bounds = tuple(scored.one(bound) for bound in scored.p.interval(patient.level))
+        return skipped(f"{len(scored)} rows are too few to estimate coverage")
+    bounds = tuple(scored.one(bound) for bound in scored.p.interval(case.level))
     inside = (scored.y >= bounds[0]) & (scored.y <= bounds[1])
     share, n = float(inside.double().mean()), len(scored)
-    level = _attainable(scored, bounds, patient.level)
+    level = _attainable(scored, bounds, case.level)
     p = max(binomial(int(inside.sum()), n, level), _shared(scored, bounds, share))
     where = "test" if head.test is not None else "training"
-    told = f"{share:.0%} of {n} {where} targets lie in their {patient.level:.0%} interval"
+    message = f"{share:.0%} of {n} {where} targets lie in their {case.level:.0%} interval"
     if share > level and head.test is None:
-        return good(f"{told}, which proves little of rows that it was fitted to", share)
-    return evaluated_coverage(share, level, p, told, _advice(patient))
+        return good(f"{message}, but training rows prove little", share)
+    return evaluated_coverage(share, level, p, message, _advice(case))
 
 
-def evaluated_coverage(share: float, level: float, p: float, told: str, advice: Advice) -> Finding:
-    """A share of targets inside intervals of a level, whose probability under it is p."""
+def evaluated_coverage(
+    share: float, level: float, p: float, message: str, advice: Advice
+) -> Finding:
+    """The finding for a share of targets inside intervals of a level, with p-value p."""
     low, high = _tolerated(level, 2.0)
     side = "wide" if share > level else "narrow"
     if p > ALPHA:
-        return by_chance(told, p, share)
+        return by_chance(message, p, share)
     if low < share < high:
-        small = "by less than a variance wrong by a factor of two would make it"
-        words = f"intervals are a little too {side}, {small}: {told} (p = {p:.1g})"
-        return slight(words, advice, share)
+        small = "by less than the effect of a variance that is wrong by a factor of two"
+        text = f"intervals are a little too {side}, {small}: {message} (p = {p:.1g})"
+        return slight(text, advice, share)
     grade = bad if share < _tolerated(level, 4.0)[0] else warning
-    return grade(f"intervals are too {side}: {told} (p = {p:.1g})", advice, share)
+    return grade(f"intervals are too {side}: {message} (p = {p:.1g})", advice, share)
 
 
-def _advice(patient: DiagnosticData) -> Advice:
-    return any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS)
+def _advice(case: DiagnosticData) -> Advice:
+    return any_of(recalibrate(case.posterior), ensemble(case), MORE_ROWS)
 
 
 def _tolerated(level: float, factor: float) -> tuple[float, float]:
@@ -88,33 +90,34 @@ def _held(scored: Scored, bounds: tuple[Tensor, ...]) -> Tensor:
 
 
 def _attainable(scored: Scored, bounds: tuple[Tensor, ...], level: float) -> float:
-    """Counts cannot be cut at any level: what the intervals hold by their own account."""
+    """The level of the intervals. Intervals of counts cannot have every level: theirs is the mean
+    coverage of the replicas."""
     if not scored.likelihood.discrete:
         return level
     return min(0.9999, float(_held(scored, bounds).mean()))
 
 
 def _shared(scored: Scored, bounds: tuple[Tensor, ...], share: float) -> float:
-    """The binomial test takes rows to be independent; this one does not."""
+    """p-value from replicas; unlike the binomial test it does not assume independent rows."""
     try:
         return two_sided(torch.tensor(share, dtype=torch.float64), _held(scored, bounds))
     except Unavailable:
         return 0.0
 
 
-def calibration(patient: DiagnosticData, head: Head) -> Finding:
+def calibration(case: DiagnosticData, head: Head) -> Finding:
     """PIT of continuous targets and counts, expected calibration error of classes."""
     scored = head.unseen
     if len(scored) < _LEAST_ROWS:
-        return skipped(f"{len(scored)} rows are too few to judge calibration on")
+        return skipped(f"{len(scored)} rows are too few to evaluate calibration")
     if scored.classifies:
-        return _of_classes(patient, scored, head.test is not None)
+        return _of_classes(case, scored, head.test is not None)
     if head.test is None:
-        return skipped("calibration needs rows that the fit has not seen", NEW_ROWS)
-    return _of_numbers(patient, scored)
+        return skipped("calibration needs held-out rows", NEW_ROWS)
+    return _of_numbers(case, scored)
 
 
-def _of_classes(patient: DiagnosticData, scored: Scored, unseen: bool) -> Finding:
+def _of_classes(case: DiagnosticData, scored: Scored, unseen: bool) -> Finding:
     confidence, top = scored.probs.max(1)
     right = (top == scored.y).double()
     replicas = _calibration_error(confidence, (scored.replicas == top).double())
@@ -122,37 +125,39 @@ def _of_classes(patient: DiagnosticData, scored: Scored, unseen: bool) -> Findin
     p = monte_carlo(error, replicas)
     excess = float((confidence - right).mean())
     where = "test" if unseen else "training"
-    told = (
+    message = (
         f"at {len(scored)} {where} rows confidence is {float(confidence.mean()):.0%}, accuracy "
         f"{float(right.mean()):.0%}; expected calibration error {float(error):.3f}"
     )
-    off = float(error - replicas.mean())  # the error that luck alone would give is taken off
+    off = float(error - replicas.mean())  # less the error expected by chance
     if excess < 0 and not unseen:
-        return good(f"{told}, which proves little of rows that it was fitted to", float(error))
+        return good(f"{message}, but training rows prove little", float(error))
     if p > ALPHA:
-        return by_chance(told, p, float(error))
+        return by_chance(message, p, float(error))
     grade = slight if off < _OFF else bad if off > _FAR_OFF else warning
     kind = ("a little " if off < _OFF else "") + ("over" if excess > 0 else "under") + "confident"
-    return grade(f"probabilities are {kind}: {told} (p = {p:.1g})", _advice(patient), float(error))
+    return grade(f"probabilities are {kind}: {message} (p = {p:.1g})", _advice(case), float(error))
 
 
 def _calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
     """Σ_b |B_b|/N · |accuracy − confidence| over bins (b/B, (b+1)/B]; right [R, N] to [R]."""
     gaps = right - confidence
     inner = torch.arange(1, BINS, dtype=torch.float64) / BINS
-    cell = torch.bucketize(confidence.round(decimals=6), inner)  # equal ones, up to rounding
+    cell = torch.bucketize(
+        confidence.round(decimals=6), inner
+    )  # rounded, so that equal values share a bin
     sums = gaps.new_zeros(len(gaps), BINS).index_add_(1, cell, gaps)
     return sums.abs().sum(1) / gaps.shape[1]
 
 
-def _of_numbers(patient: DiagnosticData, scored: Scored) -> Finding:
+def _of_numbers(case: DiagnosticData, scored: Scored) -> Finding:
     """The distance of the probability integral transforms from uniform, against replicas.
 
-    A target's transform is its rank among its replicas; a replica's, its rank among the others.
-    Ties, which counts have, are broken by lot."""
+    The transform of a target is its rank among its replicas; that of a replica is its rank among
+    the target and the other replicas. Ties, which counts have, are broken at random."""
     replicas = scored.replicas
     together = torch.cat([scored.y.double().unsqueeze(0), replicas])  # [R + 1, N]
-    source = generator(patient.seed, "doctor", "ties")
+    source = generator(case.seed, "doctor", "ties")
     lot = torch.rand(together.shape, generator=source)
     order = lot.argsort(0)  # shuffle, then sort stably
     ranks = torch.sort(together.gather(0, order), dim=0, stable=True).indices
@@ -162,20 +167,20 @@ def _of_numbers(patient: DiagnosticData, scored: Scored) -> Finding:
     p = monte_carlo(distances[0], distances[1:])
     value = float(distances[0])
     excess = value - float(distances[1:].mean())
-    told = (
+    message = (
         f"probability integral transforms of {len(scored)} test targets are {value:.2f} from "
         "uniform"
     )
     if p > ALPHA:
-        return by_chance(told, p, value)
+        return by_chance(message, p, value)
     grade = slight if excess < _WARPED else bad if excess > _FAR_OFF else warning
     shift = float(u[0].mean()) - 0.5
     extreme = float(((u[0] - 0.5).abs() > 0.45).double().mean())
     if abs(shift) > 0.1:
-        kind = "targets lie above what is predicted" if shift > 0 else "targets lie below it"
+        kind = f"targets lie {'above' if shift > 0 else 'below'} the predictions"
     elif extreme > 0.1:
-        kind = "predictions are too sure"
+        kind = "predictions are overconfident"
     else:
-        kind = "predictions are of the wrong shape or too unsure"
-    kind = f"{kind}, though little" if excess < _WARPED else kind
-    return grade(f"{kind}: {told} (p = {p:.1g})", _advice(patient), value)
+        kind = "predictions have the wrong shape or are underconfident"
+    kind = f"{kind}, but only a little" if excess < _WARPED else kind
+    return grade(f"{kind}: {message} (p = {p:.1g})", _advice(case), value)

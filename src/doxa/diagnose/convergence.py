@@ -1,13 +1,12 @@
-"""Did the fit arrive? The driver's own status, the training curve, and the chains.
+"""Checks of convergence: the status of the fit, the training curve, MCMC chains and their energies.
 
-Chains are judged in function space, at training rows: weights of a network have symmetric modes
-that chains need not share, functions do not.
+`status` and `training` are for every method. `chains`, `weights` and `energy` are for MCMC.
 
-What a chain's own figures say: its weights beside its functions, its energies, its divergences.
-
-Weights of a network have symmetric modes (units exchanged, signs turned) that chains need not
-share, so that weights which disagree are no fault by themselves; a sampler whose energies move
-slowly or whose trajectories diverge misses part of the posterior, whatever R-hat says.
+Chains are compared in function space, at training rows. The weights of a network have symmetric
+modes (permuted units, changed signs), and two chains may be in different modes; their functions
+agree all the same. So R-hat of the weights is reported, but weights that disagree are no fault.
+A sampler misses part of the posterior if its energies change slowly (a small E-BFMI) or if its
+trajectories diverge, even if R-hat is close to 1.
 """
 
 from __future__ import annotations
@@ -42,75 +41,76 @@ from doxa.posterior.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
 from doxa.posterior.chains import moved as share_moved
 
 _LEAST_POINTS = 20
-_STILL_FALLING = 0.05  # nats a row that as many steps again would bring
+_STILL_FALLING = 0.05  # nats per row, over another quarter of the run
 _ROWS = 64
 _APART = 1.1
-_LEAST_WORTH = 25  # draws: a Monte Carlo error of a fifth of the posterior's standard deviation
+_LEAST_ESS = 25  # a Monte Carlo error of a fifth of the posterior's standard deviation
 
 
-def status(patient: DiagnosticData) -> Finding:
-    """What the driver said when the fit ended."""
-    said = patient.posterior.status
-    if said == "ok":
+def status(case: DiagnosticData) -> Finding:
+    """The status that the driver gave to the fit."""
+    outcome = case.posterior.status
+    if outcome == "ok":
         return good("the fit ended as it should")
-    words = f"the fit ended as {str(said)!r}: {said.reason or 'no reason was given'}"
-    if said == "stopped":
-        return warning(words, coded("let it run to its end", refit(patient)))
-    if said == "not-converged" and patient.is_chain:
-        own = chains(patient)  # of predictions, not of raw outputs: a softmax forgets a constant
+    message = f"the fit ended as {str(outcome)!r}: {outcome.reason or 'no reason was given'}"
+    if outcome == "stopped":
+        return warning(message, coded("let it run to its end", refit(case)))
+    if outcome == "not-converged" and case.is_chain:
+        own = chains(case)  # of predictions, not of raw outputs: a softmax ignores a constant
         if not own.alarms:
-            return good(f"{words}; but the functions have: {own.words}")
-        return replace(own, words=words)
-    if said == "diverged":
-        return bad(words, calmer(patient))
-    if said in ("worse-than-constant", "learned-nothing"):
-        return bad(words, any_of(standardise(patient), longer(patient), MORE_ROWS))
-    if said == "overconfident":
-        return warning(words, any_of(recalibrate(patient.posterior), ensemble(patient), MORE_ROWS))
-    if said == "underconfident":
-        return warning(words, any_of(recalibrate(patient.posterior), longer(patient)))
-    if said == "worse-than-map":
-        return warning(words, _last_layer(patient))
-    if said == "degenerate":
+            return good(f"{message}; but the functions have converged: {own.words}")
+        return replace(own, words=message)
+    if outcome == "diverged":
+        return bad(message, calmer(case))
+    if outcome in ("worse-than-constant", "learned-nothing"):
+        return bad(message, any_of(standardise(case), longer(case), MORE_ROWS))
+    if outcome == "overconfident":
+        return warning(message, any_of(recalibrate(case.posterior), ensemble(case), MORE_ROWS))
+    if outcome == "underconfident":
+        return warning(message, any_of(recalibrate(case.posterior), longer(case)))
+    if outcome == "worse-than-map":
+        return warning(message, _last_layer(case))
+    if outcome == "degenerate":
         return warning(
-            words, "give the noise (likelihood=doxa.Gaussian(…)), fewer features, more rows"
+            message,
+            "set the noise (likelihood=doxa.Gaussian(…)), use fewer features, or more rows",
         )
-    return bad(words, longer(patient))
+    return bad(message, longer(case))
 
 
-def _last_layer(patient: DiagnosticData) -> Advice:
-    """For a posterior over all weights that is worse than its own maximum."""
-    name = getattr(patient.base.method, "name", "")
-    tuned = written(patient, tune="validation") if name == "laplace" else written(patient)
+def _last_layer(case: DiagnosticData) -> Advice:
+    """Advice for a posterior over all weights that predicts worse than its MAP estimate."""
+    name = getattr(case.base.method, "name", "")
+    tuned = written(case, tune="validation") if name == "laplace" else written(case)
     held_out: dict[str, Any] = {"validation": 0.1} if name == "laplace" else {}
-    words = "the last layer only, its prior chosen on rows held out"
-    code = refit(patient, tuned, subset="'last_layer'", **held_out)
-    return coded(words if held_out else "the last layer only", code)
+    text = "the last layer only, with its prior chosen on held-out rows"
+    code = refit(case, tuned, subset="'last_layer'", **held_out)
+    return coded(text if held_out else "the last layer only", code)
 
 
-def training(patient: DiagnosticData) -> Finding:
-    """The training curve: finite, no longer falling at its end, not above where it had been."""
-    history = patient.posterior.history.get("loss")
+def training(case: DiagnosticData) -> Finding:
+    """The training loss: finite, flat at its end, and not far above its earlier minimum."""
+    history = case.posterior.history.get("loss")
     if not history:
-        return skipped("the method leaves no training curve")
+        return skipped("the method records no training curve")
     curve = torch.tensor([values for _, values in history], dtype=torch.float64)  # [T, M]
     if not bool(torch.isfinite(curve).all()):
         members = (~torch.isfinite(curve)).any(0).sum()
         return bad(
             f"the loss of {int(members)} of {curve.shape[1]} members became non-finite",
-            calmer(patient),
+            calmer(case),
         )
     if len(curve) < _LEAST_POINTS:
-        return skipped(f"the training curve has {len(curve)} points, too few to judge")
+        return skipped(f"the training curve has {len(curve)} points, too few to evaluate")
     smooth = _smooth(curve)
-    lowest = torch.minimum(smooth.amin(0), curve[0])  # the first is from before any step
+    lowest = torch.minimum(smooth.amin(0), curve[0])  # curve[0] is the loss before any step
     above = smooth[-1] - lowest
     if bool((above > 0.5 + 0.2 * (curve[0] - lowest)).any()):
         worst = float(above.max())
         return bad(
-            f"the loss ended {worst:.2g} nats a row above the lowest it had been: it jumped out of "
-            "where it was going",
-            calmer(patient),
+            f"the loss ended {worst:.2g} nats per row above its earlier minimum: the optimiser "
+            "left a better region",
+            calmer(case),
             worst,
         )
     quarter = max(10, len(curve) // 4)
@@ -120,19 +120,19 @@ def training(patient: DiagnosticData) -> Finding:
     falling = (further > _STILL_FALLING) & (-slope > sure * error)
     if bool(falling.any()):
         worst = float(further.max())
-        if _stopped_gaining(patient.posterior.history.get("validation")):
-            return good("the loss still fell, but the rows held out no longer gained", worst)
+        if _stopped_gaining(case.posterior.history.get("validation")):
+            return good("the loss still fell, but held-out rows no longer improved", worst)
         return warning(
-            f"the loss was still falling at the end: at that pace by {worst:.2g} nats a row over "
+            f"the loss was still falling at the end: at that rate by {worst:.2g} nats per row over "
             "another quarter of the run",
-            longer(patient),
+            longer(case),
             worst,
         )
     return good("the training curve is flat at its end", float(further.max()))
 
 
 def _stopped_gaining(scores: list[Any] | None) -> bool:
-    """Whether every member's best look at the held-out rows came before the last tenth of them."""
+    """Whether every member had its best held-out score before the last tenth of the scores."""
     if not scores:
         return False
     best = torch.tensor([each for _, each in scores], dtype=torch.float64).argmax(0)
@@ -145,7 +145,7 @@ def _smooth(curve: Tensor, width: int = 5) -> Tensor:
 
 
 def _line(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The least-squares slope of each column, a step of the record, and its standard error."""
+    """The least-squares slope of each column, per recorded step, and its standard error."""
     t = torch.arange(len(values), dtype=values.dtype)
     t = (t - t.mean()).unsqueeze(1)
     square = t.square().sum()
@@ -154,45 +154,45 @@ def _line(values: Tensor) -> tuple[Tensor, Tensor]:
     return slope, (rest.square().sum(0) / (len(values) - 2) / square).sqrt()
 
 
-def chains(patient: DiagnosticData) -> Finding:
-    """Chains that stick, chains that disagree, chains worth too few draws."""
-    base = patient.base
-    if not isinstance(base, SamplePosterior) or not patient.is_chain:
-        return skipped("the method runs no chains")
+def chains(case: DiagnosticData) -> Finding:
+    """Chains that do not move, chains that disagree, and a small effective sample size."""
+    base = case.base
+    if not isinstance(base, SamplePosterior) or not case.is_chain:
+        return skipped("the method runs no MCMC chains")
     count, draws = base.samples.shape[:2]
     moved = share_moved(base.samples)  # [K]
-    accept = patient.posterior.diagnostics.get("accept", [])
+    accept = case.posterior.diagnostics.get("accept", [])
     lowest = min([float(moved.min()), *accept])
     if draws > 1 and lowest < 0.05:
         stuck = int((moved < 0.05).sum())
         return bad(
             f"{stuck or 1} of {count} chains hardly move: the lowest acceptance is {lowest:.2g}",
-            any_of(standardise(patient), longer(patient)),
+            any_of(standardise(case), longer(case)),
             lowest,
         )
     if draws < LEAST_DRAWS:
-        return skipped(f"{draws} draws a chain are too few to judge")
-    values = _functions(patient, count, draws)
+        return skipped(f"{draws} draws per chain are too few to evaluate")
+    values = _functions(case, count, draws)
     if not bool(torch.isfinite(values).all()):
-        return bad("some draws give functions that are not finite", calmer(patient))
+        return bad("some draws give functions that are not finite", calmer(case))
     worst = float(rhat(values).max())
     bulk, tail = float(ess_bulk(values).min()), float(ess_tail(values).min())
-    told = (
-        f"R-hat of the functions is {worst:.3f} at most; {count * draws} draws are worth "
-        f"{bulk:.0f} independent ones (tails: {tail:.0f})"
+    message = (
+        f"R-hat of the functions is {worst:.3f} at most; the effective sample size of "
+        f"{count * draws} draws is {bulk:.0f} (tails: {tail:.0f})"
     )
     if math.isinf(worst) or worst > _APART:
-        return bad(f"the chains disagree: {told}", longer(patient), worst)
-    if min(bulk, tail) < _LEAST_WORTH:
-        return warning(f"the chains are worth little: {told}", longer(patient), worst)
-    return good(told, worst)
+        return bad(f"the chains disagree: {message}", longer(case), worst)
+    if min(bulk, tail) < _LEAST_ESS:
+        return warning(f"the effective sample size is small: {message}", longer(case), worst)
+    return good(message, worst)
 
 
-def _functions(patient: DiagnosticData, count: int, draws: int) -> Tensor:
-    """What predictions rest on, at some training rows, and the likelihood's own parameters:
-    [K, T, entries]. Logits count up to a constant, which no prediction sees."""
-    few = patient.train.thinned(_ROWS, patient.seed)
-    p = patient.base.predict(few.x)
+def _functions(case: DiagnosticData, count: int, draws: int) -> Tensor:
+    """Function values at some training rows and the parameters of the likelihood:
+    [K, T, entries]. Logits are normalised, since a constant does not change predictions."""
+    few = case.train.thinned(_ROWS, case.seed)
+    p = case.base.predict(few.x)
     heads = p.heads if hasattr(p, "heads") else (p,)
     parts = []
     for head in heads:
@@ -200,8 +200,8 @@ def _functions(patient: DiagnosticData, count: int, draws: int) -> Tensor:
         if isinstance(head.likelihood, Categorical):
             f = torch.log_softmax(f, 2)
         parts.append(f.reshape(count, draws, -1))
-    assert isinstance(patient.base, SamplePosterior)
-    for group in patient.base.groups(None, 0):  # one: nothing is thinned
+    assert isinstance(case.base, SamplePosterior)
+    for group in case.base.groups(None, 0):  # one group: nothing is thinned
         for value in group.theta().values():
             parts.append(value.detach().cpu().reshape(count, draws, -1))
     return torch.cat([part.double() for part in parts], 2)
@@ -210,56 +210,57 @@ def _functions(patient: DiagnosticData, count: int, draws: int) -> Tensor:
 _MOST_WEIGHTS = 1000
 
 
-def weights(patient: DiagnosticData) -> Finding:
-    """How far the chains agree weight by weight: a fact to read beside that of the functions."""
-    base = patient.base
-    if not isinstance(base, SamplePosterior) or not patient.is_chain:
-        return skipped("the method runs no chains")
+def weights(case: DiagnosticData) -> Finding:
+    """R-hat of single weights: for information, beside that of the functions."""
+    base = case.base
+    if not isinstance(base, SamplePosterior) or not case.is_chain:
+        return skipped("the method runs no MCMC chains")
     if base.samples.shape[1] < LEAST_DRAWS:
-        return skipped(f"{base.samples.shape[1]} draws a chain are too few to judge")
+        return skipped(f"{base.samples.shape[1]} draws per chain are too few to evaluate")
     size = base.samples.shape[2]
     some = torch.linspace(0, size - 1, min(size, _MOST_WEIGHTS)).long().unique()
     values = base.samples[:, :, some.to(base.samples.device)].detach().cpu()
     if not bool(torch.isfinite(values).all()):
-        return bad("some draws hold weights that are not finite", calmer(patient))
+        return bad("some draws hold weights that are not finite", calmer(case))
     each = rhat(values)
     worst, apart = float(each.max()), float((each > APART).double().mean())
-    told = (
-        f"R-hat of {len(some)} weights is {worst:.3g} at most, the least effective size "
-        f"{float(ess_bulk(values).min()):.0f}"
+    message = (
+        f"R-hat of {len(some)} weights is {worst:.3g} at most, the smallest effective sample size "
+        f"is {float(ess_bulk(values).min()):.0f}"
     )
     if apart == 0:
-        return good(f"{told}: the chains agree weight by weight", worst)
+        return good(f"{message}: the chains agree for every weight", worst)
     return good(
-        f"{told}; {apart:.0%} of them are above {APART}: chains may sit in modes that are mirror "
-        "images of each other; what predictions rest on is the check of the functions",
+        f"{message}; {apart:.0%} of them are above {APART}: chains may be in symmetric modes, "
+        "which give the same functions; the check of the functions is the one that matters for "
+        "predictions",
         worst,
     )
 
 
-def energy(patient: DiagnosticData) -> Finding:
-    """Divergent transitions and E-BFMI of a Hamiltonian sampler, as its record says."""
-    found = patient.posterior.diagnostics
+def energy(case: DiagnosticData) -> Finding:
+    """Divergent transitions and E-BFMI of a Hamiltonian sampler, from its diagnostics."""
+    found = case.posterior.diagnostics
     if "divergences" not in found and "ebfmi" not in found:
-        return skipped("the method runs no chains with energies")
+        return skipped("the method runs no MCMC chains with energies")
     count, share = int(found.get("divergences", 0)), float(found.get("divergent_share", 0.0))
     ratios = [r for r in found.get("ebfmi", []) if math.isfinite(r)]
     lowest = min(ratios, default=math.nan)
-    told = f"{count} transitions diverged"
+    message = f"{count} transitions diverged"
     if ratios:
-        told = f"{told}; E-BFMI is {lowest:.2f} at least"
+        message = f"{message}; E-BFMI is {lowest:.2f} at least"
     if share > MOST_DIVERGENT:
         return bad(
-            f"{told}: {share:.1%} of trajectories met places that the step size cannot follow, "
-            "which the draws then miss",
-            any_of(smaller_steps(patient), "other parameters (scaled, non-centred)"),
+            f"{message}: {share:.1%} of trajectories entered regions where the step size is too "
+            "large; the draws miss these regions",
+            any_of(smaller_steps(case), "another parametrisation (scaled, non-centred)"),
             share,
         )
-    judged = ratios and found.get("transitions", 0) >= LEAST_TRANSITIONS
-    if judged and lowest < LEAST_EBFMI:
+    enough = ratios and found.get("transitions", 0) >= LEAST_TRANSITIONS
+    if enough and lowest < LEAST_EBFMI:
         return warning(
-            f"{told} (below {LEAST_EBFMI}): energies are explored slowly, tails too little",
-            any_of(longer(patient), "other parameters"),
+            f"{message} (below {LEAST_EBFMI}): energies are explored slowly and tails too little",
+            any_of(longer(case), "another parametrisation"),
             lowest,
         )
-    return good(told, lowest if ratios else None)
+    return good(message, lowest if ratios else None)

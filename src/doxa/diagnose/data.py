@@ -1,18 +1,16 @@
-"""How surprising is a number? Exact and Monte Carlo tests, all at one level.
+"""The data of the diagnostics, and the significance tests that the checks share.
 
-Every test of the doctor runs at `ALPHA` (two-sided where both sides are bad), and an alarm needs
-an effect of a stated size besides. A posterior that is right raises a false alarm in any one test
-with probability at most ALPHA; `TESTS` of them look at a head, so that the rate of the family is at
-most TESTS × ALPHA (Bonferroni, 1936), less what the effect sizes take away.
+`DiagnosticData` holds a posterior, its training rows and its test rows; `Head` and `Scored` hold
+the predictions and targets of one head. All of it is computed from `Posterior.predict` and the
+data; nothing is stored during the fit.
+
+Every test runs at level `ALPHA` (two-sided if both sides are faults), and an alarm also needs an
+effect of a stated size. A correct posterior raises a false alarm in any one test with probability
+at most ALPHA. `TESTS` tests run per head, so the family-wise error rate is at most TESTS × ALPHA
+(Bonferroni, 1936); the required effect sizes make it smaller still.
 
 A Monte Carlo test (Barnard, 1963) compares a statistic with the same statistic of R replicas drawn
 under the hypothesis: p = (1 + #{T_r ≥ T}) / (R + 1) is exact for any R.
-
-The predictions of one head at one set of rows, and what happened there.
-
-What the doctor looks at: a posterior, the rows it was fitted to, and rows it has not seen.
-
-Everything here is made from `Posterior.predict` and the data; nothing is remembered from the fit.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ REPLICAS = 1999
 
 
 def monte_carlo(observed: Tensor, replicas: Tensor) -> float:
-    """P of a replica at least as large as the observed value."""
+    """p-value: the probability of a replica at least as large as the observed value."""
     return (1 + int((replicas >= observed).sum())) / (1 + replicas.numel())
 
 
@@ -50,7 +48,7 @@ def two_sided(observed: Tensor, replicas: Tensor) -> float:
 
 
 def binomial(successes: int, trials: int, probability: float) -> float:
-    """The exact two-sided test: the mass of all counts no likelier than the observed one."""
+    """Exact two-sided test: the total probability of all counts no likelier than the observed."""
     log_mass = _log_binomial(trials, probability)
     as_unlikely = log_mass <= log_mass[successes] + 1e-7  # ties up to rounding
     return min(1.0, float(log_mass[as_unlikely].exp().sum()))
@@ -80,8 +78,8 @@ def normal_quantile(level: float) -> float:
 
 
 def mean_above_zero(values: Tensor) -> float:
-    """P of so large a mean if the true mean were zero: one-sided, by the central limit theorem.
-    A single value proves nothing."""
+    """p-value of the mean if the true mean were zero: one-sided, by the central limit theorem.
+    It is 1 for a single value."""
     if len(values) < 2:
         return 1.0
     spread = float(values.double().std()) / len(values) ** 0.5
@@ -104,7 +102,7 @@ _MOST_REPLICATED = 1 << 25  # numbers
 
 
 def family(likelihood: Likelihood) -> Likelihood:
-    """The likelihood itself, whatever the units of y."""
+    """The likelihood without its affine maps to the units of y."""
     while isinstance(likelihood, Affine):
         likelihood = likelihood.base
     return likelihood
@@ -113,8 +111,8 @@ def family(likelihood: Likelihood) -> Likelihood:
 class Scored:
     """Quantities of one head at N rows, on the CPU and in double precision.
 
-    Tests need rows that are independent of each other. Of a target with several elements (pixels,
-    outputs), which are not, one is drawn for each row; `y`, `mean` and the rest are then [N].
+    The tests need independent values. The elements of one target (pixels, outputs) are dependent,
+    so one element is drawn at random for each row; `y`, `mean` and the rest are then [N].
     """
 
     def __init__(
@@ -122,16 +120,16 @@ class Scored:
     ) -> None:
         self.p = p
         self.seed = seed
-        self.functions = functions  # draws jointly over the rows, where p is of marginals
+        self.functions = functions  # joint draws over the rows, if p has only marginals
         self.likelihood: Likelihood = p.likelihood
-        self.targets = p.targets(y)  # as they are, [N, *event]
+        self.targets = p.targets(y)  # [N, *event]
         targets = self.targets.cpu()
         self.event = tuple(targets.shape[1:])
         flat = targets.reshape(len(targets), -1)
         counted = self._counted(flat)
         self.rows = counted.any(1).nonzero().squeeze(1)
         if len(self.rows) == 0:
-            raise DataError("every target is ignored: there is nothing to judge")
+            raise DataError("every target is ignored: there is nothing to evaluate")
         dice = torch.rand(flat.shape, generator=generator(seed, "doctor", "element"))
         self.element = torch.where(counted, dice, -1.0).argmax(1)[self.rows]
         self.y = flat[self.rows, self.element]
@@ -146,7 +144,7 @@ class Scored:
         return len(self.rows)
 
     def one(self, values: Tensor, lead: int = 0) -> Tensor:
-        """[*lead, N, *event] to [*lead, N], the drawn element of each row, in double precision."""
+        """The drawn element of each row, in double precision: [*lead, N, *event] to [*lead, N]."""
         flat = values.detach().cpu().double().reshape(*values.shape[: lead + 1], -1)
         return flat[..., self.rows, self.element]
 
@@ -168,7 +166,7 @@ class Scored:
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Of a class, summed over its probabilities."""
+        """Epistemic variance [N]; for classes the sum over class probabilities."""
         return self._of_moments("epistemic")
 
     def _of_moments(self, name: str) -> Tensor:
@@ -195,11 +193,11 @@ class Scored:
 
     @cached_property
     def replicas(self) -> Tensor:
-        """Targets that the posterior itself would make at these rows, [R, N]: each replica is one
-        function and its noise, so that errors which rows share are shared here too."""
+        """Targets drawn from the posterior predictive at these rows, [R, N]. Each replica is one
+        function plus noise, so that it includes errors that rows share."""
         size = max(1, self.p.mean.numel())
         if size * REPLICAS > _MOST_REPLICATED:
-            raise Unavailable(f"{REPLICAS} replicas of {size} targets do not fit")
+            raise Unavailable(f"{REPLICAS} replicas of {size} targets do not fit in memory")
         if self.functions is None:
             return self.one(self.p.sample(REPLICAS, seed=self.seed), 1)
         f = self.one(self.functions(REPLICAS), 1)
@@ -212,13 +210,13 @@ class Scored:
         return self.p.log_prob(self.targets).detach().cpu().double()[self.rows]
 
 
-MOST_ROWS = 500  # of each set, for what needs predictions
-MOST_DATA = 20_000  # of each set, for what looks at the rows themselves
+MOST_ROWS = 500  # per set, for checks that need predictions
+MOST_DATA = 20_000  # per set, for checks that need only the rows
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows as given, and where they come from."""
+    """Rows as given, and the name of their set."""
 
     name: str
     x: Any
@@ -228,7 +226,7 @@ class Sample:
         return rows_of(self.x, f"{self.name} x")
 
     def thinned(self, most: int, seed: int) -> Sample:
-        """At most so many rows, drawn without replacement, in their order."""
+        """At most `most` rows, drawn without replacement, in their original order."""
         if len(self) <= most:
             return self
         order = torch.randperm(len(self), generator=generator(seed, "doctor", self.name))
@@ -246,7 +244,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Head:
-    """One output of the model with its own likelihood: on the training rows, on the test rows."""
+    """One output of the model with its own likelihood, at the training rows and the test rows."""
 
     label: str
     train: Scored
@@ -254,12 +252,13 @@ class Head:
 
     @property
     def unseen(self) -> Scored:
-        """The test rows where there are any, else those of the fit."""
+        """The test rows if there are any, else the training rows."""
         return self.train if self.test is None else self.test
 
 
 class DiagnosticData:
-    """A posterior and its data, checked; predictions are made once."""
+    """A posterior and its training and test rows. The rows are checked, and predictions are
+    computed once."""
 
     def __init__(self, posterior: Posterior, data: Any, test: Any, level: float, seed: int) -> None:
         self.posterior, self.level, self.seed = posterior, level, seed
@@ -271,12 +270,12 @@ class DiagnosticData:
 
     @property
     def rows(self) -> int:
-        """How many rows the fit saw, as its record says, else as given."""
+        """The number of training rows: from the diagnostics of the fit, else as given."""
         return int(self.posterior.diagnostics.get("rows", len(self.train)))
 
     @cached_property
     def few(self) -> Sample:
-        """Training rows for what needs predictions."""
+        """Training rows for checks that need predictions."""
         return self.train.thinned(MOST_ROWS, self.seed)
 
     @cached_property
@@ -302,19 +301,19 @@ class DiagnosticData:
 
     @property
     def kept(self) -> tuple[int, int] | None:
-        """(members, draws each) of kept draws; None where draws are not kept."""
+        """(members, draws per member) if the posterior keeps draws, else None."""
         if not isinstance(self.base, SamplePosterior):
             return None
         return self.base.samples.shape[0], self.base.samples.shape[1]
 
     @property
     def is_chain(self) -> bool:
-        """Kept draws that follow each other: those of particles and of ensembles do not."""
+        """Whether the draws are a Markov chain; those of particles and ensembles are not."""
         return isinstance(self.base, SamplePosterior) and self.base.chain
 
     @property
     def is_point(self) -> bool:
-        """One function by construction: there is no epistemic part to judge."""
+        """Whether the posterior is a single function, without epistemic uncertainty."""
         return self.kept == (1, 1)
 
 

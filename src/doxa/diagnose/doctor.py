@@ -1,4 +1,8 @@
-"""One call that looks at a posterior and says in plain words what is wrong and what to try."""
+"""`diagnose` runs all checks on a posterior and reports what is wrong and what to try.
+
+`WHOLE` lists the checks that run once per posterior, `EACH_HEAD` those that run once per head. A
+check that raises an error is reported as "not checked"; the other checks still run.
+"""
 
 from __future__ import annotations
 
@@ -41,46 +45,66 @@ EACH_HEAD: dict[str, Callable[[DiagnosticData, Head], Finding]] = {
 }
 
 
-def doctor(
+def diagnose(
     posterior: Posterior, data: Any, test: Any = None, *, level: float = 0.9, seed: int = 0
 ) -> Diagnosis:
-    """Look at a posterior the way an experienced colleague would.
+    """Check a posterior for common faults of the fit, the data and the likelihood.
 
     Parameters
     ----------
-    posterior: any, also loaded from disk or transformed.
-    data: the rows it was fitted to, as given to `fit`.
-    test: rows it has not seen; without them calibration is judged only as far as is honest.
-    level: of the intervals whose coverage is counted.
-    seed: of the doctor's own draws (replicas, permutations, strange inputs).
+    posterior : Posterior
+        Any posterior. It may be loaded from disk or transformed.
+    data : tuple, Dataset or DataFrame
+        The training rows, as they were given to `fit`.
+    test : tuple, Dataset or DataFrame, optional
+        Held-out rows. Without them calibration is evaluated on the training rows, and only as far
+        as these allow.
+    level : float, default 0.9
+        Level of the intervals whose coverage is counted. It lies between 0 and 1.
+    seed : int, default 0
+        Seed of the random draws of the checks: replicas, permutations, out-of-distribution inputs.
 
     Returns
     -------
-    A `Diagnosis`: printable, with `.verdict`, `.summary`, `.ok`, `.findings` and
-    `diagnosis["coverage"]`. A check that cannot be made is "not checked", with the reason.
+    Diagnosis
+        All findings. It can be printed, and has `.status`, `.summary`, `.ok`, `.findings` and
+        `diagnosis["coverage"]`. A check that cannot run has the status "not checked" and gives the
+        reason.
+
+    Raises
+    ------
+    DataError
+        If the level is outside (0, 1), or if the data have no rows or values that are not finite.
+
+    Notes
+    -----
+    `doctor` is an alias of this function.
     """
     if not 0.0 < level < 1.0:
         raise DataError(f"level must lie between 0 and 1, got {level}")
-    patient = DiagnosticData(posterior, data, test, level, seed)
-    findings = [_look(name, partial(check, patient)) for name, check in WHOLE.items()]
+    case = DiagnosticData(posterior, data, test, level, seed)
+    findings = [_run_check(name, partial(check, case)) for name, check in WHOLE.items()]
     try:
-        heads = patient.heads
+        heads = case.heads
     except DataError:
         raise
     except Exception as error:  # a posterior that cannot predict still has a status
-        log.debug("doctor: no predictions", exc_info=True)
+        log.debug("diagnose: no predictions", exc_info=True)
         reason = f"the posterior does not predict at these rows: {error}"
         findings += [replace(skipped(reason), check=name) for name in EACH_HEAD]
         return Diagnosis(findings, test is not None)
     for head in heads:
         for name, check in EACH_HEAD.items():
-            findings.append(_look(name + head.label, partial(check, patient, head)))
+            findings.append(_run_check(name + head.label, partial(check, case, head)))
     return Diagnosis(findings, test is not None)
 
 
-def _look(name: str, check: Callable[[], Finding]) -> Finding:
+doctor = diagnose
+
+
+def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return replace(check(), check=name)
-    except Exception as error:  # whatever a posterior lacks: one check fails, not the visit
-        log.debug("doctor: %s", name, exc_info=True)
+    except Exception as error:  # a posterior may lack what one check needs; the others still run
+        log.debug("diagnose: %s", name, exc_info=True)
         return replace(skipped(str(error) or type(error).__name__), check=name)

@@ -1,8 +1,13 @@
-"""What the doctor says: findings, and the diagnosis they make together."""
+"""`Finding`: the result of one check. `Diagnosis`: all findings of a posterior.
+
+The functions `good`, `slight`, `warning`, `bad` and `skipped` make findings of that status; a check
+returns one of them, and `diagnose` fills in its name.
+"""
 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +15,9 @@ from typing import Any
 from doxa.diagnose.advice import NAMES, Advice
 
 GOOD, SLIGHT, WARNING, BAD, NOT_CHECKED = "good", "slight", "warning", "bad", "not checked"
-VERDICTS = (BAD, WARNING, SLIGHT, GOOD, NOT_CHECKED)
+STATUSES = (BAD, WARNING, SLIGHT, GOOD, NOT_CHECKED)
 _STYLES = {BAD: "bold red", WARNING: "yellow", SLIGHT: "cyan", GOOD: "green", NOT_CHECKED: "dim"}
-_SAID = {
+_HEADLINES = {
     BAD: "Do not rely on it",
     WARNING: "Use it with care",
     SLIGHT: "No alarm",
@@ -25,19 +30,28 @@ _COUNTED = {
     SLIGHT: ("slight finding", "slight findings"),
 }
 _MOST_NAMED = 4
-UNLIKELY = 0.01  # what is not good any more, though an alarm needs `significance.ALPHA`
+UNLIKELY = 0.01  # below it a result is not good; an alarm needs the smaller `data.ALPHA`
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check and what came of it.
+    """The result of one check.
 
     Attributes
     ----------
-    check: its name. verdict: "good", "slight", "warning", "bad" or "not checked".
-    value: the number it rests on, None where there is none.
-    words: what was found, in plain words. advice: what to try; empty where nothing need be done.
-    code: the advice as Python, a snippet an entry; see `doxa.diagnose.advice` for its names.
+    check : str
+        Name of the check.
+    verdict : str
+        Status: "good", "slight", "warning", "bad" or "not checked".
+    value : float or None
+        The number that the status is based on. None if there is none.
+    words : str
+        Message: what was found.
+    advice : str
+        What to try. Empty if nothing needs to be done.
+    code : tuple of str
+        The advice as Python, one snippet per entry. `doxa.diagnose.advice` defines the names that
+        the snippets use.
     """
 
     check: str
@@ -49,15 +63,20 @@ class Finding:
 
     @property
     def alarms(self) -> bool:
-        """A warning or worse."""
+        """Whether the status is "warning" or "bad"."""
         return self.verdict in (WARNING, BAD)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, in the order in which a doctor looks.
+    """All findings of a posterior, in the order of the checks.
 
-    new_rows: rows that the fit has not seen were among what it looked at.
+    Attributes
+    ----------
+    findings : list of Finding
+        One finding per check.
+    new_rows : bool
+        Whether held-out rows were among the rows that were checked.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -65,61 +84,69 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """No finding is a warning or bad."""
+        """Whether no finding is a warning or bad."""
         return not self.alarms
 
     @property
     def alarms(self) -> list[Finding]:
-        """The warnings and worse, the worst first."""
+        """The findings that are warnings or bad, the worst first."""
         return [finding for finding in self.ranked if finding.alarms]
 
     @property
     def ranked(self) -> list[Finding]:
         """All findings, the worst first."""
-        return sorted(self.findings, key=lambda finding: VERDICTS.index(finding.verdict))
+        return sorted(self.findings, key=lambda finding: STATUSES.index(finding.verdict))
 
     @property
-    def verdict(self) -> str:
-        """The worst of all that was looked at."""
+    def status(self) -> str:
+        """The worst status of all findings: "bad", "warning", "slight", "good" or "not checked"."""
         return self.ranked[0].verdict if self.findings else NOT_CHECKED
 
     @property
+    def verdict(self) -> str:
+        """Deprecated alias of `status`."""
+        warnings.warn(
+            "Diagnosis.verdict is deprecated: use Diagnosis.status", FutureWarning, stacklevel=2
+        )
+        return self.status
+
+    @property
     def headline(self) -> str:
-        """The verdict and how many findings it rests on: "Use it with care: 2 warnings"."""
-        said = _SAID[self.verdict]
+        """The status and the number of findings behind it: "Use it with care: 2 warnings"."""
+        text = _HEADLINES[self.status]
         counts = [
-            f"{len(found)} {words[len(found) != 1]}"
-            for verdict, words in _COUNTED.items()
-            if (found := self._of(verdict))
+            f"{len(found)} {forms[len(found) != 1]}"
+            for status, forms in _COUNTED.items()
+            if (found := self._of(status))
         ]
         if counts:
             first = ", ".join(counts[:-1])
-            return f"{said}: {first}{' and ' if first else ''}{counts[-1]}"
-        if self.verdict == GOOD:
+            return f"{text}: {first}{' and ' if first else ''}{counts[-1]}"
+        if self.status == GOOD:
             checks = len(self._of(GOOD))
-            said += f" in {checks} check{'s' * (checks != 1)}"
-            return said if self.new_rows else f"{said} of the rows it was fitted to"
-        return said
+            text += f" in {checks} check{'s' * (checks != 1)}"
+            return text if self.new_rows else f"{text} of the rows it was fitted to"
+        return text
 
     @property
     def summary(self) -> str:
-        """The headline as a sentence, with the checks that it is about, the worst first."""
-        found = [finding.check for verdict in _COUNTED for finding in self._of(verdict)]
+        """The headline as a sentence, with the names of the checks behind it, the worst first."""
+        found = [finding.check for status in _COUNTED for finding in self._of(status)]
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         named = f" ({', '.join(found[:_MOST_NAMED])}{more})" if found else ""
         unseen = "" if self.new_rows or not self.findings else (
-            "; rows that the fit has not seen would tell more"
+            "; checks on held-out rows would be more reliable"
         )  # fmt: skip
         return f"{self.headline}{named}{unseen}."
 
     @property
     def code(self) -> list[str]:
-        """What to try about faults, as Python: each snippet once, those of the worst first."""
+        """Remedies as Python: each snippet once, those of the worst findings first."""
         faults = [f for f in self.ranked if f.verdict not in (GOOD, NOT_CHECKED)]
         return list(dict.fromkeys(snippet for f in faults for snippet in f.code))
 
-    def _of(self, verdict: str) -> list[Finding]:
-        return [finding for finding in self.findings if finding.verdict == verdict]
+    def _of(self, status: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.verdict == status]
 
     def __getitem__(self, check: str) -> Finding:
         for finding in self.findings:
@@ -134,7 +161,7 @@ class Diagnosis:
         return len(self.findings)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The findings as plain data, for reports and JSON."""
+        """Return the findings as plain data, for reports and JSON."""
         return [dict(vars(finding)) for finding in self.findings]
 
     def __str__(self) -> str:
@@ -152,52 +179,53 @@ class Diagnosis:
 
         table = Table(box=None, pad_edge=False)
         table.add_column("check", no_wrap=True)
-        table.add_column("verdict", no_wrap=True)
+        table.add_column("status", no_wrap=True)
         table.add_column("what was found, and what to try", overflow="fold")
         for finding in self.findings:
-            words = Text(finding.words)
+            message = Text(finding.words)
             if finding.advice:
-                words.append(f"\n→ {finding.advice}")
-            verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
-            table.add_row(Text(finding.check), verdict, words)
+                message.append(f"\n→ {finding.advice}")
+            status = Text(finding.verdict, style=_STYLES[finding.verdict])
+            table.add_row(Text(finding.check), status, message)
         tried = [Text(f"\n{snippet}") for snippet in self.code]
         about = [Text(f"\nIn Python ({NAMES}):", style="dim")] if tried else []
         return Group(Text(self.summary), table, *about, *tried)
 
 
 def number(value: float) -> str:
-    """Two digits, and no power of ten for what can be read without."""
+    """Two digits; no power of ten between 100 and a million."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.2g}"
 
 
-def good(words: str, value: float | None = None) -> Finding:
-    return Finding("", GOOD, value, words)
+def good(message: str, value: float | None = None) -> Finding:
+    return Finding("", GOOD, value, message)
 
 
-def by_chance(words: str, p: float, value: float | None = None) -> Finding:
-    """What the level of an alarm leaves to chance: good, or slight where it is unlikely."""
+def by_chance(message: str, p: float, value: float | None = None) -> Finding:
+    """A result with p above the level of an alarm: good, or slight if p is below `UNLIKELY`."""
     if p > UNLIKELY:
-        return good(f"{words} (p = {p:.2g})", value)
-    return slight(f"{words} (p = {p:.2g}: unlikely by chance, too likely for an alarm)", "", value)
+        return good(f"{message} (p = {p:.2g})", value)
+    note = "unlikely by chance, too likely for an alarm"
+    return slight(f"{message} (p = {p:.2g}: {note})", "", value)
 
 
-def slight(words: str, advice: Advice | str = "", value: float | None = None) -> Finding:
-    """There, beyond chance, and too small for an alarm."""
-    return _advised(SLIGHT, words, advice, value)
+def slight(message: str, advice: Advice | str = "", value: float | None = None) -> Finding:
+    """An effect that is beyond chance but too small for an alarm."""
+    return _advised(SLIGHT, message, advice, value)
 
 
-def warning(words: str, advice: Advice | str, value: float | None = None) -> Finding:
-    return _advised(WARNING, words, advice, value)
+def warning(message: str, advice: Advice | str, value: float | None = None) -> Finding:
+    return _advised(WARNING, message, advice, value)
 
 
-def bad(words: str, advice: Advice | str, value: float | None = None) -> Finding:
-    return _advised(BAD, words, advice, value)
+def bad(message: str, advice: Advice | str, value: float | None = None) -> Finding:
+    return _advised(BAD, message, advice, value)
 
 
 def skipped(reason: str, advice: Advice | str = "", value: float | None = None) -> Finding:
     return _advised(NOT_CHECKED, reason, advice, value)
 
 
-def _advised(verdict: str, words: str, advice: Advice | str, value: float | None) -> Finding:
+def _advised(status: str, message: str, advice: Advice | str, value: float | None) -> Finding:
     given = Advice(advice) if isinstance(advice, str) else advice
-    return Finding("", verdict, value, words, given.words, given.code)
+    return Finding("", status, value, message, given.words, given.code)

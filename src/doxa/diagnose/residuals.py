@@ -1,7 +1,8 @@
-"""Is the noise what the likelihood says it is? Its kind, its size, its tails, and where it sits.
+"""Checks of the likelihood: the kind of targets, and the size, tails and location of the noise.
 
-All of it from z = (y − E[y]) / std[y]. Sizes are judged on rows the fit has not seen where there
-are any; the shape of the noise is pooled over both, each set scaled by its own.
+All checks use z = (y − E[y]) / std[y]. The size of the noise is evaluated on held-out rows if there
+are any. Its shape is evaluated on training and test rows together, each set scaled by its own
+standard deviation.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ _UNEVEN = 3.0  # ratio of variances, top third to bottom third
 _DEGREES = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 50.0)
 
 
-def targets(patient: DiagnosticData, head: Head) -> Finding:
+def targets(case: DiagnosticData, head: Head) -> Finding:
     """Classes or small counts under a continuous likelihood."""
     scored = head.train
     if scored.likelihood.discrete:
-        return good(f"targets are what a {family(scored.likelihood).name} likelihood is for")
+        return good(
+            f"targets are of the kind that a {family(scored.likelihood).name} likelihood expects"
+        )
     values = scored.y.double().unique()
     if len(values) < 2:
         return bad("all targets are equal", "check how y was read")
@@ -46,17 +49,19 @@ def targets(patient: DiagnosticData, head: Head) -> Finding:
     step = float(gaps.min())
     whole = bool(((gaps / step - (gaps / step).round()).abs() < 1e-3).all())
     if len(values) == 2:
-        told = "targets take two values: they are classes, not measurements"
+        message = "targets take two values: they are classes, not measurements"
         if values.tolist() != [0.0, 1.0]:
-            return bad(told, "write them as 0 and 1, and take likelihood='bernoulli'", 2.0)
+            return bad(message, "encode them as 0 and 1, and use likelihood='bernoulli'", 2.0)
         return bad(
-            told, other_likelihood(patient, "bernoulli", "a likelihood for two classes"), 2.0
+            message, other_likelihood(case, "bernoulli", "a likelihood for two classes"), 2.0
         )
     noise = math.sqrt(float((scored.y.double() - scored.mean).square().mean()))
     if whole and len(values) <= 30 and step > 0.4 * noise:
         advice = any_of("likelihood='categorical', if they are classes")
         if float(values.min()) >= 0 and bool((values == values.round()).all()):
-            counts = other_likelihood(patient, "poisson", "a likelihood for counts, if they are")
+            counts = other_likelihood(
+                case, "poisson", "a likelihood for counts, if they are counts"
+            )
             advice = any_of(counts, advice)
         return warning(
             f"targets take {len(values)} evenly spaced values, {step / noise:.2g} standard "
@@ -64,52 +69,54 @@ def targets(patient: DiagnosticData, head: Head) -> Finding:
             advice,
             step / noise,
         )
-    return good("targets are continuous, or as good as", step / max(noise, 1e-300))
+    return good("targets are continuous, or nearly so", step / max(noise, 1e-300))
 
 
-def dispersion(patient: DiagnosticData, head: Head) -> Finding:
-    """The size of the errors against what was announced."""
+def dispersion(case: DiagnosticData, head: Head) -> Finding:
+    """The size of the errors, compared with the predictive variance."""
     scored = head.unseen
     if scored.classifies:
         return skipped("classes have no dispersion; see calibration")
     if len(scored) < _LEAST_ROWS:
-        return skipped(f"{len(scored)} rows are too few to judge the size of errors on")
+        return skipped(f"{len(scored)} rows are too few to evaluate the size of errors")
     if not bool(torch.isfinite(scored.variance).all()):
         return skipped("the predictive variance is not finite")
     observed = scored.z.square().mean()
     spread = (scored.replicas - scored.mean) / scored.variance.sqrt()
     p = two_sided(observed, spread.square().mean(1))
     ratio, where = float(observed), "test" if head.test is not None else "training"
-    told = f"squared errors at the {where} rows are {number(ratio)} times the announced variance"
-    floor = _TOO_SMALL if head.test is not None else 0.1  # a fit's own residuals are smaller
+    message = f"squared errors at the {where} rows are {number(ratio)} times the predicted variance"
+    floor = _TOO_SMALL if head.test is not None else 0.1  # residuals at training rows are smaller
     counts = isinstance(family(scored.likelihood), Poisson)
     if ratio < 1 and head.test is None and ratio > floor:
-        return good(told, ratio)
+        return good(message, ratio)
     if p > ALPHA:
-        return by_chance(told, p, ratio)
+        return by_chance(message, p, ratio)
     small = floor < ratio < _TOO_LARGE
     grade, little = (slight, "a little ") if small else (bad, "")
     if counts:
         way = "over" if ratio > 1 else "under"
-        advice = any_of("inputs that explain the rest", ensemble(patient))
-        return grade(f"the counts are {little}{way}dispersed: {told}", advice, ratio)
+        advice = any_of("inputs that explain the rest", ensemble(case))
+        return grade(f"the counts are {little}{way}dispersed: {message}", advice, ratio)
     side = "small" if ratio > 1 else "large"
     return grade(
-        f"the announced noise is {little}too {side}: {told} (p = {p:.1g})",
-        any_of(learned_noise(patient), MORE_ROWS),
+        f"the predicted noise is {little}too {side}: {message} (p = {p:.1g})",
+        any_of(learned_noise(case), MORE_ROWS),
         ratio,
     )
 
 
-def tails(patient: DiagnosticData, head: Head) -> Finding:
-    """Outliers that the likelihood does not allow for: is z better described by a Student-t than
-    by a Gaussian? Twice the log likelihood ratio at the best degrees of freedom, whose null
-    distribution is half a χ²₁ (the Gaussian lies on the edge: Self & Liang, 1987)."""
+def tails(case: DiagnosticData, head: Head) -> Finding:
+    """Tails of the residuals that are heavier than those of the likelihood.
+
+    A likelihood-ratio test of a Student-t against a Gaussian for z: twice the log likelihood ratio
+    at the best degrees of freedom. Its null distribution is ½χ²₀ + ½χ²₁, since the Gaussian lies
+    on the boundary of the parameter space (Self & Liang, 1987)."""
     z = _normal_scores(head)
     if z is None:
         return skipped("counts and classes have no tails to compare")
     if len(z) < _LEAST_ROWS:
-        return skipped(f"{len(z)} rows are too few to judge tails on")
+        return skipped(f"{len(z)} rows are too few to evaluate tails")
     degrees, ratio = _best_degrees(z)
     if ratio > _MIXED and degrees <= _HEAVY:
         return warning(
@@ -117,7 +124,7 @@ def tails(patient: DiagnosticData, head: Head) -> Finding:
             f"{degrees:.2g} degrees of freedom (largest: {float(z.abs().max()):.1f} standard "
             "deviations)",
             any_of(
-                other_likelihood(patient, "student-t", "a likelihood with heavy tails"),
+                other_likelihood(case, "student-t", "a likelihood with heavy tails"),
                 "look at the outliers",
             ),
             degrees,
@@ -126,14 +133,14 @@ def tails(patient: DiagnosticData, head: Head) -> Finding:
         return slight(
             "residuals have somewhat heavier tails than the likelihood: they look like a "
             f"Student-t with {degrees:.2g} degrees of freedom",
-            other_likelihood(patient, "student-t", "a likelihood with heavy tails"),
+            other_likelihood(case, "student-t", "a likelihood with heavy tails"),
             degrees,
         )
     return good("residuals have the tails that the likelihood expects", degrees)
 
 
 def _normal_scores(head: Head) -> Tensor | None:
-    """Residuals that are standard normal, up to a scale, if the likelihood is right: [N]."""
+    """Residuals that are standard normal, up to a scale, if the likelihood is correct: [N]."""
     if head.train.likelihood.discrete:
         return None
     parts = []
@@ -153,8 +160,8 @@ def _scores(scored: Scored) -> Tensor:
 
 
 def _best_degrees(z: Tensor) -> tuple[float, float]:
-    """The degrees of freedom of the best Student-t on a grid, and −2 log of the Gaussian's
-    likelihood against it. Scales by expectation–maximisation (Lange, Little & Taylor, 1989)."""
+    """The degrees of freedom of the best Student-t on a grid, and −2 log of the likelihood ratio
+    of the Gaussian to it. Scales by expectation–maximisation (Lange, Little & Taylor, 1989)."""
     df = torch.tensor(_DEGREES, dtype=torch.float64).unsqueeze(1)  # [V, 1]
     square = z.double().square().unsqueeze(0)
     scale = square.mean().expand(len(df), 1)
@@ -169,17 +176,18 @@ def _best_degrees(z: Tensor) -> tuple[float, float]:
     return _DEGREES[best], 2 * (float(total[best]) - gaussian)
 
 
-def evenness(patient: DiagnosticData, head: Head) -> Finding:
-    """Noise that depends on the input, where the likelihood says it does not.
+def evenness(case: DiagnosticData, head: Head) -> Finding:
+    """Noise that depends on the input, beyond what the likelihood predicts.
 
-    |z| is regressed on the prediction, the inputs and their squares (Glejser, 1969); the share it
-    explains is compared with that of shuffled residuals, an exact permutation test. How uneven it
-    is comes from a regression on one half of the rows, judged on the other."""
+    |z| is regressed on the prediction, the inputs and their squares (Glejser, 1969). The share of
+    variance that the regression explains is compared with that of shuffled residuals, an exact
+    permutation test. The ratio of variances comes from a regression on one half of the rows,
+    evaluated on the other half."""
     if head.train.likelihood.discrete:
-        return skipped("counts and classes have no noise level of their own")
-    pairs = [(head.train, patient.few)]
-    if head.test is not None and patient.test is not None and len(head.test) >= 10:
-        pairs.append((head.test, patient.test.thinned(len(head.test), patient.seed)))
+        return skipped("the likelihoods of counts and classes have no noise level")
+    pairs = [(head.train, case.few)]
+    if head.test is not None and case.test is not None and len(head.test) >= 10:
+        pairs.append((head.test, case.test.thinned(len(head.test), case.seed)))
     features, sizes = [], []
     for scored, sample in pairs:
         z = _scores(scored).abs()
@@ -187,24 +195,25 @@ def evenness(patient: DiagnosticData, head: Head) -> Finding:
         features.append(_features(scored, sample.columns[scored.rows]))
     size, basis = torch.cat(sizes), torch.cat(features)
     if len(size) < max(_LEAST_ROWS, 3 * basis.shape[1]):
-        return skipped(f"{len(size)} rows are too few to see where the noise sits")
-    p = _permutation(size, basis, patient.seed)
-    ratio = _unevenness(size, basis, patient.seed)
-    told = f"where the noise should be largest its variance is {number(ratio)} times the smallest"
+        return skipped(f"{len(size)} rows are too few to show where the noise is larger")
+    p = _permutation(size, basis, case.seed)
+    ratio = _unevenness(size, basis, case.seed)
+    message = f"the largest expected noise variance is {number(ratio)} times the smallest"
     if p > ALPHA:
-        return by_chance(told, p, ratio)
-    advice = any_of(noise_by_input(patient), "a transform of y")
+        return by_chance(message, p, ratio)
+    advice = any_of(noise_by_input(case), "a transform of y")
     if isinstance(family(head.train.likelihood), HeteroscedasticGaussian):
-        advice = any_of(longer(patient), "more hidden units")
+        advice = any_of(longer(case), "more hidden units")
     if ratio < _UNEVEN:
         return slight(
-            f"the noise depends a little on the input: {told} (p = {p:.1g})", advice, ratio
+            f"the noise depends a little on the input: {message} (p = {p:.1g})", advice, ratio
         )
-    return warning(f"the noise depends on the input: {told} (p = {p:.1g})", advice, ratio)
+    return warning(f"the noise depends on the input: {message} (p = {p:.1g})", advice, ratio)
 
 
 def _features(scored: Scored, columns: Tensor) -> Tensor:
-    """The prediction, the inputs and their squares, standardised; inputs only where few."""
+    """The prediction, the inputs and their squares, standardised; more than 20 inputs are not
+    used."""
     table = scored.mean.unsqueeze(1)
     if columns.shape[1] <= 20:
         table = torch.cat([table, columns], 1)
@@ -239,7 +248,7 @@ def _unevenness(size: Tensor, basis: Tensor, seed: int) -> float:
         weights = torch.linalg.solve(known.mT @ known + ridge, known.mT @ size[rest])
         expected[part] = design[part] @ weights
     if not bool(torch.isfinite(expected).all()):
-        raise Unavailable("the inputs are too collinear to see where the noise sits")
+        raise Unavailable("the inputs are too collinear to show where the noise is larger")
     ranked = size[expected.argsort()].square()
     third = len(ranked) // 3
     return float(ranked[-third:].mean() / ranked[:third].mean().clamp_min(1e-12))

@@ -1,20 +1,15 @@
-"""Is there the right amount of disagreement? Members, the posterior against its prior, and what
-happens far from the data.
+"""Checks of predictive skill and of epistemic uncertainty.
 
-The least that n rows leave open is known: even a model with a single free number, fitted to n rows
-of noise σ², leaves its mean uncertain by
+`skill` compares the predictions with the best constant of the training rows: the mean and spread of
+y, the frequencies of its classes, or the average count. `overfitting` compares test rows with
+training rows. `members` looks for members of an ensemble that are copies or that have not trained.
+`width` compares the variance of the posterior with that of functions drawn from the prior, and
+with a lower bound: a model with a single free parameter, fitted to n rows with noise σ², has
 
     Var[f] ≥ σ² / n
 
-so that a posterior over a whole network whose epistemic variance falls well below σ²/n claims more
-than any data could have taught it.
-
-How wide the belief was before the data: the variance of functions drawn from the prior.
-
-Did it learn anything, and does it hold on rows it has not seen?
-
-The yardstick is the best constant: the mean and spread of y, the frequencies of its classes, the
-average count, from the training rows.
+so the epistemic variance of a posterior over a whole network is too small if it is well below
+σ²/n. `far` compares epistemic uncertainty at out-of-distribution inputs with that at training rows.
 """
 
 from __future__ import annotations
@@ -47,10 +42,10 @@ from doxa.predictive import Predictive
 _DRAWS = 400
 
 
-def prior_variance(patient: DiagnosticData, head: Head) -> Tensor:
+def prior_variance(case: DiagnosticData, head: Head) -> Tensor:
     """The mean variance of E[y | f] over functions of the prior, at the training rows."""
-    base, scored = patient.base, head.train
-    f = base.prior_functions(patient.few.x, _DRAWS, seed=0)
+    base, scored = case.base, head.train
+    f = base.prior_functions(case.few.x, _DRAWS, seed=0)
     means = (
         f if base.base_likelihood.scales_targets else base.base_likelihood.plain().mean(f, {}, 1)
     )
@@ -61,38 +56,39 @@ def prior_variance(patient: DiagnosticData, head: Head) -> Tensor:
 
 
 _LEAST_ROWS = 10
-_GAP = 0.5  # nats a row
-_CLEAR = 0.05  # chance of so large a gain over a constant where there is none
-_UNAWARE = 1.5  # of the squared errors that were announced
+_GAP = 0.5  # nats per row
+_CLEAR = 0.05  # p-value of the gain over a constant
+_UNAWARE = 1.5  # ratio of squared errors to the predictive variance
 
 
-def skill(patient: DiagnosticData, head: Head) -> Finding:
-    """Better than a constant, on the test rows where there are any."""
+def skill(case: DiagnosticData, head: Head) -> Finding:
+    """Whether predictions are better than a constant, on the test rows if there are any."""
     scored = head.unseen
     gain = scored.log_prob - constant_scores(head.train, scored)
     mean = float(gain.mean())
     where = "test" if head.test is not None else "training"
     if not bool(torch.isfinite(gain).all()):
         return bad(
-            f"predictions at the {where} rows are not finite, or rule out what happened",
-            calmer(patient),
+            f"predictions at the {where} rows are not finite, or exclude an observed target",
+            calmer(case),
         )
-    told = f"{number(abs(mean))} nats a row {'better' if mean > 0 else 'worse'} than a constant"
+    side = "better" if mean > 0 else "worse"
+    message = f"{number(abs(mean))} nats per row {side} than a constant"
     if mean <= 0 and mean_above_zero(-gain) < ALPHA:
         return bad(
-            f"predictions at the {where} rows are {told}",
-            any_of(standardise(patient), longer(patient), MORE_ROWS),
+            f"predictions at the {where} rows are {message}",
+            any_of(standardise(case), longer(case), MORE_ROWS),
             mean,
         )
     if not mean_above_zero(gain) < _CLEAR:  # also of a single row, which has no spread
-        few = f"{len(gain)} {where} rows cannot tell whether it learned anything"
-        return skipped(f"{few}: on them it is {told}, which may be chance", MORE_ROWS, mean)
-    return good(f"predictions at the {where} rows are {told}", mean)
+        few = f"{len(gain)} {where} rows are too few to show whether the model learned anything"
+        return skipped(f"{few}: its predictions are {message}, maybe by chance", MORE_ROWS, mean)
+    return good(f"predictions at the {where} rows are {message}", mean)
 
 
 def constant_scores(train: Scored, scored: Scored) -> Tensor:
-    """log p of each row under the best constant of the training rows; rows have one element, or
-    as many alike."""
+    """log p of each row under the best constant of the training rows. The elements of a row are
+    taken to have equal scores."""
     y, seen = scored.y.double(), train.y.double()
     elements = max(1, scored.targets[0].numel())
     if scored.classifies:
@@ -108,85 +104,86 @@ def constant_scores(train: Scored, scored: Scored) -> Tensor:
     return each * elements
 
 
-def overfitting(patient: DiagnosticData, head: Head) -> Finding:
-    """Much worse on new rows than on its own, and not aware of it.
+def overfitting(case: DiagnosticData, head: Head) -> Finding:
+    """Test scores far below training scores, with errors larger than predicted.
 
-    A gap alone is no fault: what is flexible knows its own rows better. It is one where the
-    posterior announced smaller errors than it makes."""
+    A gap alone is no fault: a flexible model fits its training rows better. It is a fault if the
+    errors on the test rows are larger than the posterior predicts."""
     test = head.test
     if test is None:
         return skipped("there are no test rows", NEW_ROWS)
     if len(test) < _LEAST_ROWS:
-        return skipped(f"{len(test)} test rows are too few to see overfitting on", MORE_ROWS)
+        return skipped(f"{len(test)} test rows are too few to detect overfitting", MORE_ROWS)
     gap = float(head.train.log_prob.mean() - test.log_prob.mean())
     both = (head.train.log_prob.var() / len(head.train) + test.log_prob.var() / len(test)).sqrt()
-    unaware, told = _unaware(test)
-    words = f"test rows score {number(gap)} nats below the training rows"
+    unaware, errors = _unaware(test)
+    message = f"test rows score {number(gap)} nats below the training rows"
     if gap > _GAP and gap > normal_quantile(1 - ALPHA) * float(both) and unaware:
         return bad(
-            f"it has learned its rows by heart: {words}, and {told}",
-            any_of(early_stopping(patient), ensemble(patient), narrower_prior(patient), MORE_ROWS),
+            f"the model has overfitted its training rows: {message}, and {errors}",
+            any_of(early_stopping(case), ensemble(case), narrower_prior(case), MORE_ROWS),
             gap,
         )
-    return good(f"{words}; {told}", gap)
+    return good(f"{message}; {errors}", gap)
 
 
 def _unaware(test: Scored) -> tuple[bool, str]:
-    """Whether errors are larger than announced."""
+    """Whether errors are larger than predicted, and a message."""
     if test.classifies:
         confidence, top = test.probs.max(1)
         excess = float(confidence.mean() - (top == test.y).double().mean())
-        return excess > 0.05, f"it is {excess:+.1%} surer than it is right"
+        return excess > 0.05, f"confidence minus accuracy is {excess:+.1%}"
     ratio = float(test.z.square().mean())
-    return ratio > _UNAWARE, f"squared errors are {number(ratio)} of what it announces"
+    return ratio > _UNAWARE, f"squared errors are {number(ratio)} times the predictive variance"
 
 
 COLLAPSED = 0.05  # of σ²/n
-COPIES = 0.7  # of the weights' length: half of what independent members have
+COPIES = 0.7  # of the norm of the weights: half the distance of independent members
 _AS_WIDE = 0.5  # of the prior's variance
 _FAR = 5.0  # standard deviations
 _FAR_KINDS = ("inputs scaled out", "noise")
 
 
-def members(patient: DiagnosticData, head: Head) -> Finding:
-    """Members that are copies of one another, or of which some never trained.
+def members(case: DiagnosticData, head: Head) -> Finding:
+    """Members that are copies of one another, and members that have not trained.
 
-    Members that found their own way have weights as far apart as vectors of their length in
-    random directions, √2 of it. Copies, and members that started from one place, do not; functions
-    alone cannot tell, since members may rightly agree wherever there is data."""
-    if patient.kept is None or patient.kept[0] < 2:
-        return _point(patient) if patient.is_point else skipped("there are no members to compare")
-    count, draws = patient.kept
-    apart = _weight_distance(patient.base)
+    The weights of independent members are as far apart as random vectors of the same norm: √2
+    times the norm. Copies, and members with the same initial weights, are closer. Functions alone
+    do not show this, since good members may agree wherever there is data."""
+    if case.kept is None or case.kept[0] < 2:
+        return _point(case) if case.is_point else skipped("there are no members to compare")
+    count, draws = case.kept
+    apart = _weight_distance(case.base)
     if draws == 1 and apart < COPIES:
         return bad(
-            f"the {count} members are all but copies: their weights differ by {apart:.2g} of their "
-            "length, where independent fits differ by 1.4",
-            coded("a start of its own for each member", refit(patient, init="'fresh'")),
+            f"the {count} members are almost copies: their weights differ by {apart:.2g} of their "
+            "norm, where independent fits differ by 1.4",
+            coded("different initial weights for each member", refit(case, init="'fresh'")),
             apart,
         )
-    alone = hasattr(head.train.p, "samples")  # a transform may leave no draws to tell apart
+    alone = hasattr(head.train.p, "samples")  # a transform may have no draws per member
     lost = _lost(head.train, count) if alone else 0
     if 0 < lost < count:
         return bad(
             f"{lost} of {count} members predict worse than a constant would: they have not trained",
-            any_of(calmer(patient), longer(patient)),
+            any_of(calmer(case), longer(case)),
             float(lost),
         )
-    told = ", and have all trained alike" if alone else ""
-    return good(f"the {count} members differ{told}", apart)
+    trained = ", and all of them have trained" if alone else ""
+    return good(f"the {count} members differ{trained}", apart)
 
 
-def _point(patient: DiagnosticData) -> Finding:
+def _point(case: DiagnosticData) -> Finding:
     return skipped(
-        "the method gives one function: it has no epistemic uncertainty to judge",
-        any_of(another(patient, "laplace"), another(patient, "deep-ensemble")),
+        "the method gives one function: it has no epistemic uncertainty to evaluate",
+        any_of(another(case, "laplace"), another(case, "deep-ensemble")),
     )
 
 
 def _weight_distance(base: Posterior) -> float:
-    """The mean distance between members' weights, as a share of their mean length; both from where
-    the prior is centred (1 for normalisation scales, which all members share at the start)."""
+    """The mean distance between the weights of members, as a share of their mean norm. Both are
+    measured from the mean of the prior (which is 1 for normalisation scales: all members start
+    there)."""
     assert isinstance(base, SamplePosterior)
     weights = (base.samples[:, -1] - base.network.bound_prior.mean).double()
     count = len(weights)
@@ -215,60 +212,63 @@ def _lost(scored: Scored, count: int) -> int:
     return lost
 
 
-def width(patient: DiagnosticData, head: Head) -> Finding:
-    """As wide as the prior: nothing was learned. A point: more is claimed than data can teach."""
-    if patient.is_point:
-        return _point(patient)
-    share = _narrowness(head.train, patient.rows)
-    ensemble = patient.kept is not None and patient.kept[1] == 1  # judged as members
+def width(case: DiagnosticData, head: Head) -> Finding:
+    """Epistemic variance near that of the prior (nothing was learned), or far below σ²/n."""
+    if case.is_point:
+        return _point(case)
+    share = _narrowness(head.train, case.rows)
+    ensemble = case.kept is not None and case.kept[1] == 1  # evaluated in `members`
     if share < COLLAPSED and not ensemble:
         return bad(
-            f"the posterior has collapsed: its epistemic variance is {share:.2g} of the least that "
-            f"{patient.rows} rows leave open (noise variance over rows)",
-            colder(patient),
+            f"the posterior has collapsed: its epistemic variance is {share:.2g} of the least "
+            f"possible with {case.rows} rows (noise variance divided by rows)",
+            colder(case),
             share,
         )
-    before = prior_variance(patient, head)
+    before = prior_variance(case, head)
     ratio = float(head.train.epistemic.mean() / before)
     if ratio > _AS_WIDE:
         return warning(
             f"the posterior is nearly as wide as the prior ({ratio:.0%} of its variance at the "
-            "training rows): the data taught it next to nothing",
-            any_of(MORE_ROWS, longer(patient)),
+            "training rows): the model learned almost nothing from the data",
+            any_of(MORE_ROWS, longer(case)),
             ratio,
         )
-    return good(f"the data left {ratio:.2g} of the prior's variance", share)
+    return good(f"the posterior has {ratio:.2g} of the prior's variance", share)
 
 
-def far(patient: DiagnosticData, head: Head) -> Finding:
-    """Epistemic uncertainty should grow where there was no data."""
-    if patient.is_point:
-        return _point(patient)
-    x = patient.few.x
+def far(case: DiagnosticData, head: Head) -> Finding:
+    """Epistemic uncertainty should be larger where there was no training data."""
+    if case.is_point:
+        return _point(case)
+    x = case.few.x
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        return skipped("x is not one table of floating-point numbers: none can be made far away")
-    here = _epistemic(patient.posterior, x, head)
+        return skipped(
+            "x is not one table of floating-point numbers: no out-of-distribution inputs can be "
+            "made from it"
+        )
+    here = _epistemic(case.posterior, x, head)
     ratios = {
-        name: _epistemic(patient.posterior, strange, head) / max(here, 1e-300)
-        for name, strange in _out_of_distribution_inputs(x, patient.seed).items()
+        name: _epistemic(case.posterior, inputs, head) / max(here, 1e-300)
+        for name, inputs in _out_of_distribution_inputs(x, case.seed).items()
     }
-    told = ", ".join(f"{number(value)} times on {name}" for name, value in ratios.items())
+    message = ", ".join(f"{number(value)} times on {name}" for name, value in ratios.items())
     most = max(ratios[name] for name in _FAR_KINDS)  # shuffled columns need not be far
     if most < 1.0:
         return warning(
-            f"the posterior is surer of strange inputs than of its own: epistemic uncertainty is "
-            f"{told}",
+            "the posterior is less uncertain at out-of-distribution inputs than at training rows: "
+            f"epistemic uncertainty is {message}",
             any_of(
-                another(patient, "gp", "deep-ensemble", "hmc"),
-                "doxa.evaluate.ood_scores, to keep such inputs out",
+                another(case, "gp", "deep-ensemble", "hmc"),
+                "doxa.evaluate.ood_scores, to detect such inputs",
             ),
             most,
         )
-    return good(f"epistemic uncertainty is {told}", most)
+    return good(f"epistemic uncertainty is {message}", most)
 
 
 def _out_of_distribution_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
-    """Rows that cannot come from where x came from."""
+    """Inputs that are not from the distribution of x, by kind."""
     axes = [0] if x.ndim <= 2 else list(range(x.ndim))
     centre = x.double().mean(axes, keepdim=True)
     scale = x.double().std(axes, keepdim=True).nan_to_num(0.0)
@@ -284,8 +284,8 @@ def _out_of_distribution_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
 
 
 def _epistemic(posterior: Posterior, x: Tensor, head: Head) -> float:
-    """The mean variance over functions: of E[y] for numbers, of the logits for classes. (Far away a
-    softmax saturates, so that mutual information may rightly fall where functions disagree.)"""
+    """The mean variance over functions: of E[y] for numbers, of the logits for classes. (A softmax
+    saturates far from the data, so mutual information may fall even if functions disagree.)"""
     p = posterior.predict(x)
     if head.label:
         p = p.heads[int(head.label.strip(" ()").rpartition(" ")[2])]

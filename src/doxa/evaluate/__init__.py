@@ -1,7 +1,7 @@
-"""Can it be trusted? Everything here consumes a `Predictive` (or a `Posterior`) and what came true.
+"""Evaluation of a `Predictive` (or a `Posterior`) against observed targets.
 
-Scores of a predictive, calibration, selective prediction, out-of-distribution behaviour, and
-closeness of two predictives.
+Scores, calibration and recalibration, conformal prediction, selective prediction, detection of
+out-of-distribution inputs, and the distance of two predictives.
 """
 
 from doxa.evaluate.calibration import (

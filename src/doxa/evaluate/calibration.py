@@ -1,43 +1,42 @@
-"""Do events of probability q happen in a share q of the cases? Calibration of class probabilities.
+"""Calibration of class probabilities and of numeric predictions.
+
+A calibrated predictive gives probability q to events that occur in a share q of the cases.
 
 The expected calibration error (Naeini et al., 2015; Guo et al., 2017) over bins k of L labels,
-with confidence z (the likeliest class's probability) and hit h (it came true):
+with confidence z (the probability of the likeliest class) and hit h (1 if it is the true class):
 
     ECE = sum_k n_k/L |mean_k h - mean_k z| = (1/L) sum_k |sum_(l in k) (h_l - z_l)|
 
-Empty bins count nothing. Its usual variants, `kind`:
+Empty bins count nothing. `kind` selects a variant:
 
 - "top-label": the above, bins of equal width.
 - "adaptive": the above, bins of equal mass (Nguyen and O'Connor, 2015); ties are never split.
 - "class-wise": of every class's probability, averaged over the classes (Kull et al., 2019).
 - "adaptive-class-wise": the same with bins of equal mass (Nixon et al., 2019).
-- "debiased": the root of the squared error less what chance alone would leave in each bin,
+- "debiased": the root of the squared error less its expected value by chance in each bin,
   sum_k n_k/L [(o_k - z_k)^2 - o_k (1 - o_k) / (n_k - 1)], cut at 0 (Bröcker, 2012; Kumar, Liang
   and Ma, 2019). A root mean square: compare it with no other kind. A bin of one label keeps
   its gap.
 - "kde": no bins, see `kernel_ece`.
 
 All but the debiased one are biased upwards in small sets: a perfectly calibrated predictive has an
-ECE above 0. `ece_interval` says how much of it is chance.
+ECE above 0. `ece_interval` estimates how much of it is chance.
 
-Calibration error without bins: a kernel regression of hits on confidence.
-
-The estimator of Popordanoska, Sayer and Blaschko (2022) in its top-label form: a leave-one-out
-Nadaraya-Watson estimate with the beta kernel (Chen, 1999), which knows that confidences end at
-0 and 1,
+`kernel_ece`, calibration error without bins, is a kernel regression of hits on confidence: the
+estimator of Popordanoska, Sayer and Blaschko (2022) in its top-label form, a leave-one-out
+Nadaraya-Watson estimate with the beta kernel (Chen, 1999), whose support is [0, 1],
 
     ECE = (1/L) sum_j | sum_(i != j) k(z_j; z_i) h_i / sum_(i != j) k(z_j; z_i)  -  z_j |
     k(z; z_i) = Beta(z; z_i/b + 1, (1 - z_i)/b + 1)
 
-with bandwidth b. As they do, b is the one of a few candidates under which the confidences are
-likeliest when each is left out in turn. The cost is quadratic in L.
+with bandwidth b. As in the paper, b is chosen among a few candidates by the leave-one-out
+likelihood of the confidences. The cost is quadratic in L.
 
-A confidence interval for the expected calibration error, that holds whether it is 0 or not.
-
-With bins held as they are let D_k be the mean over all labels of (h - z) in bin k, δ_k what it
-would be with infinitely many labels, and ε_k = D_k - δ_k. The estimate is e = Σ|D_k|, the truth
-θ = Σ|δ_k|. The estimate is biased upwards, by how much depends on the δ_k, and no bootstrap of e
-itself knows that (at δ = 0 it is not even consistent). But for every δ
+`ece_interval` is a confidence interval for the expected calibration error that is valid whether the
+error is 0 or not. With fixed bins let D_k be the mean over all labels of (h - z) in bin k, δ_k its
+value with infinitely many labels, and ε_k = D_k - δ_k. The estimate is e = Σ|D_k|, the truth
+θ = Σ|δ_k|. The estimate is biased upwards by an amount that depends on the δ_k, and a bootstrap of
+e itself does not estimate this bias (at δ = 0 it is not even consistent). But for every δ
 
     Σ sign(δ_k) ε_k  <=  e - θ  <=  Σ_(k clear) sign(δ_k) ε_k + Σ_(k unclear) |ε_k|
 
@@ -47,14 +46,12 @@ D; the left one is normal, with the variance that the worst signs would give. Th
 *at least* at its level where the normal law does, which takes some misses and hits in the bins
 that count; and `low` is above 0 only where e is also more than the labels of a calibrated
 predictive would give, drawn from its own probabilities: of these, whatever their number, at most
-(1 - level)/2 are said to be miscalibrated.
+(1 - level)/2 are reported as miscalibrated.
 
-Calibration of numbers: where y falls in its own predictive distribution.
-
-The probability integral transform u = F(y) is uniform when the predictive is right (Dawid, 1984);
-for counts u = F(y-1) + v (F(y) - F(y-1)) with uniform v (Czado, Gneiting and Held, 2009). A
-histogram of u shaped like a U says that the predictive is too narrow, a hump that it is too wide,
-a slope that it is biased. Two numbers say whether it differs from flat by more than chance:
+Numbers: the probability integral transform u = F(y) is uniform if the predictive is correct (Dawid,
+1984); for counts u = F(y-1) + v (F(y) - F(y-1)) with uniform v (Czado, Gneiting and Held, 2009). A
+histogram of u shaped like a U shows a predictive that is too narrow, a hump one that is too wide, a
+slope one that is biased. Two statistics test whether it differs from uniform by more than chance:
 
     D = sup |F_L(u) - u|,  P(D) = 2 sum_j (-1)^(j-1) exp(-2 j^2 t^2),
                            t = (sqrt L + 0.12 + 0.11 / sqrt L) D
@@ -213,7 +210,7 @@ def gaps(table: Labelled, kind: str, label: Tensor) -> Tensor:
 
 
 def _events(table: Labelled, kind: str) -> Tensor:
-    """The probabilities that are judged, [L, K]: of the likeliest class, or of every class."""
+    """The probabilities that are evaluated, [L, K]: of the likeliest class, or of every class."""
     top = kind in ("top-label", "adaptive")
     return table.confidence.unsqueeze(1) if top else table.probs
 

@@ -1,26 +1,25 @@
-"""How close two predictive distributions are: a method's against a reference posterior's.
+"""Distance of two predictive distributions, for example of a method and of a reference posterior.
 
-Izmailov et al. (2021) ask what Bayesian networks' posteriors are really like by running HMC until
-it has converged and comparing every cheaper method's predictions with it:
+Izmailov et al. (2021) run HMC until it has converged and compare the predictions of cheaper methods
+with it:
 
     agreement        (1/N) Σ_i 1[argmax_c p_ic = argmax_c q_ic]
     total variation  (1/N) Σ_i ½ Σ_c |p_ic − q_ic|;   for densities ½ ∫ |p_i(y) − q_i(y)| dy
     W2               (1/N) Σ_i (∫₀¹ (F_i⁻¹(u) − G_i⁻¹(u))² du)^½
 
-W2 of regressions is the one of Wilson et al. (2022): between the distributions of y, row by row,
-in the units of y. Classes have no distance between them, so that there W2 is between the
-distributions of the *probabilities* over the posterior's draws: the mean over rows and classes of
-the one-dimensional W2 of a class's probability. It sees what the average hides: a posterior that
-is sure of 0.5 and one torn between 0 and 1 have the same mean. All are symmetric, and 0 for the
-same prediction. Densities are compared on bins: see `overlap`.
+W2 of regressions is that of Wilson et al. (2022): between the distributions of y, per row, in the
+units of y. There is no distance between classes, so W2 of classifications is between the
+distributions of the *probabilities* over the draws of the posterior: the mean over rows and classes
+of the one-dimensional W2 of the probability of a class. It shows a difference that the average
+hides: draws that are all 0.5, and draws that are 0 or 1, have the same mean. All three are
+symmetric; the distances are 0 for equal predictions.
 
-Two distributions of a number on shared bins: their total variation and their W2.
-
-Each of the two contributes equal steps between its quantiles at 5 % and 95 %, at 0.1 % and 99.9 %,
-and at 10⁻⁶ and 1 − 10⁻⁶, so that a narrow one beside a broad one and a heavy tail are resolved;
-what lies beyond are two more bins. Total variation of binned distributions is never above the true
-one; W2 spreads each bin's mass evenly (for counts: has it at the whole number). For two normals
-both are within 10⁻³ of the closed form.
+Densities are compared on shared bins. Each of the two distributions contributes equal steps between
+its quantiles at 5 % and 95 %, at 0.1 % and 99.9 %, and at 10⁻⁶ and 1 − 10⁻⁶, so that a narrow one
+beside a broad one and a heavy tail are resolved; values beyond these are in two more bins. The
+total variation of binned distributions is never above the true one. W2 spreads the mass of each bin
+evenly (for counts: puts it at the integer). For two normals both are within 10⁻³ of the closed
+form.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def binned_distance(binned: Binned) -> Tensor:
     levels = torch.cat([p, q], 1).sort(1).values
     levels = torch.cat([torch.zeros_like(p[:, :1]), levels, torch.ones_like(p[:, :1])], 1)
     start, stop = levels[:, :-1], levels[:, 1:]
-    middle = 0.5 * (start + stop)  # says which straight piece, also beside a jump
+    middle = 0.5 * (start + stop)  # identifies the linear piece, also beside a jump
     ends = [
         _inverse(p, edges, middle, level, binned.discrete)
         - _inverse(q, edges, middle, level, binned.discrete)

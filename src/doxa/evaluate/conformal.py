@@ -1,9 +1,8 @@
-"""Intervals and sets that hold at a stated level, whatever the model is worth.
+"""Conformal prediction: intervals and sets with a guaranteed coverage, for any model.
 
-The finite-sample quantile that makes a set of rows hold at a given level.
-
-With n calibration scores and one more that is exchangeable with them, the new score is at most the
-k-th smallest with probability at least level when
+`conformal` is the entry point. The guarantee comes from a finite-sample quantile: with n
+calibration scores and one more that is exchangeable with them, the new score is at most the k-th
+smallest with probability at least level when
 
     k = ⌈(n + 1) level⌉,
 
@@ -11,11 +10,9 @@ and at most level + 1/(n + 1) when no two scores are equal (Vovk et al., 2005; L
 Given the calibration rows, the coverage of continuous scores is Beta(k, n + 1 - k) distributed.
 Ties are exact: a score equal to the threshold is inside.
 
-Groups of rows that each have a threshold of their own: coverage within every group.
-
-Mondrian conformal prediction (Vovk et al., 2005): rows are divided by something known of them, and
-each part is calibrated by itself. By class the division is that of the label; by group it is that
-of the inputs, through a column of x or a function of x.
+Mondrian conformal prediction (Vovk et al., 2005) has coverage within every group: rows are divided
+into groups, and each group has a threshold of its own. Groups are the classes of the labels, or
+come from the inputs, by a column of x or a function of x.
 
 Conformal intervals from held-out rows: split and quantile (CQR).
 
@@ -35,19 +32,19 @@ Conformal sets of classes from held-out rows.
 
 where classes come by falling probability (among equals the lower number first), and t is the
 ⌈(n + 1) level⌉-th smallest score of the calibration rows; by class, of those of that class. LAC
-(Sadinle, Lei and Wasserman, 2019) has the smallest sets on average, and may leave a hard row with
-none. APS (Romano, Sesia and Candès, 2020) adapts to how hard a row is; randomised it is exact (u
-belongs to the row: see `row_uniforms`), and with u = 1 (`randomized=False`) deterministic, larger,
-and never empty: the likeliest class is in.
+(Sadinle, Lei and Wasserman, 2019) has the smallest sets on average; the set of a difficult row may
+be empty. APS (Romano, Sesia and Candès, 2020) adapts to the difficulty of a row. Randomised, it is
+exact (u is a function of the row: see `row_uniforms`). With u = 1 (`randomized=False`) its sets are
+deterministic, larger, and never empty: they contain the likeliest class.
 
-Jackknife+: conformal intervals without held-out rows, from fits that each left rows out.
+Jackknife+: conformal intervals without calibration rows, from fits that each hold some rows out.
 
     r_i = |y_i - m_{-i}(x_i)|
     low(x)  = the ⌊(n + 1) α⌋-th smallest of m_{-i}(x) - r_i
     high(x) = the ⌈(n + 1) (1 - α)⌉-th smallest of m_{-i}(x) + r_i
 
-with m_{-i} the mean prediction of the runs that did not see row i, α = 1 - level. Barber, Candès,
-Ramdas and Tibshirani (2021): coverage is at least 1 - 2α with one row left out at a time, and
+with m_{-i} the mean prediction of the runs that held row i out, α = 1 - level. Barber, Candès,
+Ramdas and Tibshirani (2021): coverage is at least 1 - 2α with one row held out at a time, and
 1 - 2α - √(2/n) with K folds (CV+), 1 - α in practice. With bootstrapped rows it is the
 jackknife+-after-bootstrap of Kim, Xu and Barber (2020).
 """
@@ -99,7 +96,7 @@ def threshold(
 ) -> Tensor:
     """The rank(n, level)-th smallest of scores [n, ...] along the first axis: [...].
 
-    Fewer than `rows_needed` scores raise, or give infinity where that is allowed; `of` says in
+    Fewer than `rows_needed` scores raise, or give infinity where that is allowed; `of` describes in
     the error what they are the scores of.
     """
     if bool(torch.isnan(scores).any()):
@@ -138,7 +135,7 @@ def _exact(level: float) -> Fraction:
 
 class ByGroup(PredictiveTransform):
     """A transform with a threshold for each group of rows: subclasses are frozen dataclasses that
-    say what a predictive becomes `_with` thresholds, one row of them a group, or one a row."""
+    define what a predictive becomes `_with` thresholds, one row of them per group, or per row."""
 
     thresholds: Tensor
     groups: Groups | None
@@ -324,7 +321,7 @@ def fit_sets(
     randomized: bool,
     seed: int,
 ) -> Sets:
-    """`by` is None for one threshold, "class" for one a class, else a column or function."""
+    """`by` is None for one threshold, "class" for one per class, else a column or function."""
     check_one_label(p._form)
     rows = labelled(p, y)
     each = class_scores(score, rows.log_probs, randomized, seed)
@@ -388,7 +385,7 @@ _CHUNK_ELEMENTS = 1 << 22
 @store.register("conformal.jackknife+")
 @dataclass(frozen=True, eq=False)
 class JackknifePlus(PredictiveTransform):
-    """Rows that were left out by the same runs share a pattern."""
+    """Rows that were held out by the same runs share a pattern."""
 
     level: float
     residuals: Tensor  # [n, *event]
@@ -465,7 +462,7 @@ def _patterns(sweep: Sweep, n: int) -> tuple[Tensor, Tensor]:
         raise DataError(
             f"{len(always)} of {n} rows (the first is row {int(always[0])}) were seen by every "
             "run, so that nothing predicts them from outside; fit with "
-            "runs=Runs(rows=folds), where each row is left out at least once"
+            "runs=Runs(rows=folds), where each row is held out at least once"
         )
     left_out, pattern = unseen.unique(dim=0, return_inverse=True)
     return left_out, pattern
@@ -493,30 +490,44 @@ def conformal(
     seed: int = 0,
     allow_infinite: bool = False,
 ) -> TransformedPosterior:
-    """The posterior with intervals (numbers) or sets (classes) that hold y with probability at
-    least `level`, when calibration and new rows are exchangeable.
+    """Give a posterior intervals (numbers) or sets (classes) that contain y with probability at
+    least `level`, if calibration rows and new rows are exchangeable.
 
     Parameters
     ----------
-    posterior: any posterior, a transformed one too; for "jackknife+" the `Sweep` of
+    posterior : Posterior or Sweep
+        Any posterior. It may be transformed. For "jackknife+" the `Sweep` of
         `fit(..., runs=doxa.Runs(rows=folds))`.
-    data: (x, y) that the fit has not seen: rows that were passed to `fit` are an error
-        (`doxa.data.fitted_rows` says how they are recognised), except where the fit read them from
-        a stream. For "jackknife+" the rows that the sweep was fitted to.
-    kind: numbers: "split" (the default), "cqr"; classes: "lac" (the default), "aps"; either:
-        "mondrian", which holds within every class or group; sweeps: "jackknife+".
-    score: for "mondrian", which of the other kinds to do by class or group.
-    groups: for "mondrian", a column of x or a function from x to N labels; classes are divided by
-        label when it is left out.
-    scaled: "split" in units of the predictive standard deviation: wider where it is larger.
-    randomized, seed: "aps" draws one number a row, which makes its level exact.
-    allow_infinite: too few rows give an infinite interval, or a class that is always in, instead
-        of an error.
+    data : tuple (x, y)
+        Held-out rows. Rows that were passed to `fit` are an error (`doxa.data.fitted_rows`
+        documents how they are recognised), except if the fit read them from a stream. For
+        "jackknife+" the rows that the sweep was fitted to.
+    level : float, default 0.9
+        Coverage.
+    kind : str, optional
+        For numbers "split" (the default) or "cqr"; for classes "lac" (the default) or "aps"; for
+        both "mondrian", with coverage within every class or group; for sweeps "jackknife+".
+    score : str, optional
+        For "mondrian": which of the other kinds to apply per class or group.
+    groups : int, str or callable, optional
+        For "mondrian": a column of x, or a function from x to N labels. Without it, classes are
+        divided by label.
+    scaled : bool, default False
+        Use "split" in units of the predictive standard deviation, so that intervals are wider where
+        it is larger.
+    randomized : bool, default True
+        "aps" draws one number per row, which makes its level exact.
+    seed : int, default 0
+        Seed of these numbers.
+    allow_infinite : bool, default False
+        If there are too few rows, return an infinite interval, or a class that is in every set,
+        instead of an error.
 
     Returns
     -------
-    A posterior. `predict(x).interval()` and `.prediction_set()` are at `level` and at no other;
-    everything else is the base's.
+    TransformedPosterior
+        `predict(x).interval()` and `.prediction_set()` have this `level` only; everything else is
+        that of the base posterior.
     """
     check_level(level)
     x, y = pair(data)

@@ -1,41 +1,37 @@
-"""Scores that say how strange a row is: larger = stranger, one number a row.
+"""Detection of out-of-distribution inputs: scores per row, and how well they separate two sets.
 
-From the prediction alone:
+All scores are larger for out-of-distribution inputs. From the prediction alone:
 
     msp                  1 − max_c p(c | x)                            (Hendrycks & Gimpel 2017)
-    entropy              H[y | x]: doubt of any kind
-    mutual_information   I[y; f | x]: what the functions disagree about (Houlsby et al. 2011)
+    entropy              H[y | x]: total uncertainty
+    mutual_information   I[y; f | x]: disagreement of the functions    (Houlsby et al. 2011)
     energy               −E_s log Σ_c exp f_sc(x)                      (Liu et al. 2020)
     epistemic, variance  Var_s E[y | f_s] and the total, for regression
 
-and from the features of the last layer, which need the training rows: mahalanobis, density, knn
-(see `density`). With several labels, outputs or places a row, a score is their mean. Energy is the
-mean over draws of each draw's energy: the paper has one network; the mean keeps its units, and for
-one draw it is the paper's.
+If a row has several labels, outputs or places, its score is their mean. Energy is the mean over
+draws of the energy of each draw: the paper has one network; the mean keeps its units, and equals
+the paper's score for one draw.
 
-How well a score separates two sets: AUROC, average precision, false positives at 95 %.
+From the features z(x) of the last layer, compared with those of the training rows
+(`FeatureDensity`):
 
-Scores are larger for what is stranger. With inside scores s_i and outside scores t_j,
+    mahalanobis   min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c),  Σ shared by the classes   (Lee et al. 2018)
+    density       −log Σ_c π_c N(z; μ_c, Σ_c),  one Σ_c per class     (DDU: Mukhoti et al. 2023)
+    knn           distance of z/‖z‖ to its k-th nearest training row         (Sun et al. 2022)
+
+Regression, and any other target without one class per row, has one Gaussian. ReLU features have
+dead units, so every covariance gets a ridge on its diagonal: a small share of the mean variance.
+All feature scores are computed in float64.
+
+Metrics of a score, with inside scores s_i and outside (out-of-distribution) scores t_j:
 
     AUROC = P(t > s) + ½ P(t = s)                                  (Mann & Whitney, 1947)
     AUPR  = Σ_k (R_k − R_{k−1}) P_k over the distinct thresholds   (average precision)
     FPR95 = share of the outside at or below the smallest t that keeps 95 % of the inside
 
-Ties are counted exactly: every number is a ratio of whole counts, whatever the order of the rows.
-The definitions of the last are those of Hendrycks & Gimpel (2017) and Liang et al. (2018): the
-inside is what should pass.
-
-How far a row's features lie from those of the training rows.
-
-A network's last features z(x) are what it decides on. Three ways to ask whether z is familiar:
-
-    mahalanobis   min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c),  Σ shared by the classes   (Lee et al. 2018)
-    density       −log Σ_c π_c N(z; μ_c, Σ_c),  a Σ_c for each class  (DDU: Mukhoti et al. 2023)
-    knn           distance of z/‖z‖ to its k-th nearest training row         (Sun et al. 2022)
-
-All are larger for what is stranger. Regression, and anything else without one class a row, has one
-Gaussian. ReLU features have dead units, so every covariance gets a ridge: a small share of the mean
-variance, on its diagonal. Everything is computed in float64.
+Ties are counted exactly: every number is a ratio of integer counts, for any order of the rows. The
+definition of FPR95 is that of Hendrycks & Gimpel (2017) and Liang et al. (2018): inside rows should
+pass the threshold.
 """
 
 from __future__ import annotations
@@ -58,15 +54,20 @@ from doxa.predictive.form import mix
 
 
 def auroc(inside: Any, outside: Any) -> float:
-    """The chance that an outside row scores above an inside row; a tie counts one half.
+    """The probability that an outside row scores above an inside row; a tie counts one half.
 
     Parameters
     ----------
-    inside, outside: scores [N] and [M], larger = stranger; lists, arrays or tensors.
+    inside : array_like [N]
+        Scores of in-distribution rows.
+    outside : array_like [M]
+        Scores of out-of-distribution rows. Larger scores should mean out-of-distribution.
 
     Returns
     -------
-    1 where every outside row is the stranger one, 0.5 where the score says nothing.
+    float
+        1 if every outside row has a larger score than every inside row, 0.5 for a score without
+        information.
 
     Examples
     --------
@@ -81,9 +82,9 @@ def auroc(inside: Any, outside: Any) -> float:
 
 
 def aupr(inside: Any, outside: Any, positive: str = "out") -> float:
-    """Average precision, with the outside ("out") or the inside ("in") as what is looked for.
+    """Average precision, with the outside ("out") or the inside ("in") rows as positives.
 
-    Its value for a score that says nothing is the share of positives, not one half.
+    Its value for a score without information is the share of positives, not one half.
     """
     inside, outside = _both(inside, outside)
     if positive not in ("out", "in"):
@@ -99,7 +100,7 @@ def aupr(inside: Any, outside: Any, positive: str = "out") -> float:
 
 
 def fpr95(inside: Any, outside: Any, level: float = 0.95) -> float:
-    """The share of the outside that passes a threshold which lets `level` of the inside pass."""
+    """The share of outside rows that pass a threshold which a share `level` of inside rows pass."""
     inside, outside = _both(inside, outside)
     if not 0.0 < level <= 1.0:
         raise MethodError(f"level must lie in (0, 1], not {level}")
@@ -126,7 +127,7 @@ def _both(inside: Any, outside: Any) -> tuple[Tensor, Tensor]:
 def _scores(values: Any, name: str) -> Tensor:
     scores = torch.as_tensor(values)
     if scores.ndim != 1:
-        raise ShapeError(f"{name} must be one score a row, [N], got shape {list(scores.shape)}")
+        raise ShapeError(f"{name} must be one score per row, [N], got shape {list(scores.shape)}")
     if len(scores) == 0:
         raise DataError(f"{name} is empty: a ranking needs at least one row on each side")
     scores = scores.detach().double()
@@ -142,7 +143,7 @@ DEFAULT_K = 50
 
 
 class FeatureDensity:
-    """Gaussians and neighbours of training features, fitted once and asked many times.
+    """Gaussians and neighbours of training features, fitted once and used many times.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ class FeatureDensity:
         rows, width = z.shape
         self.k = min(DEFAULT_K, rows) if k is None else whole("k", k)
         if self.k > rows:
-            raise DataError(f"k = {self.k} neighbours asked for, with {rows} training rows")
+            raise DataError(f"k = {self.k} neighbours, but there are only {rows} training rows")
         ridge = positive("ridge", ridge)
         index = _index(labels, z)
         classes = int(index.max()) + 1
@@ -176,7 +177,7 @@ class FeatureDensity:
         shared = away.T @ away / rows
         variance = shared.diagonal().mean()
         if not float(variance) > 0.0:
-            raise DataError("every training row has the same features: no distance can be judged")
+            raise DataError("every training row has the same features: distances have no meaning")
         jitter = ridge * variance * torch.eye(width, dtype=z.dtype, device=z.device)
         own = torch.stack([away[index == c].T @ away[index == c] for c in range(classes)])
         self._shared = torch.linalg.cholesky(shared + jitter)
@@ -195,7 +196,7 @@ class FeatureDensity:
         batch: int = 1024,
     ) -> FeatureDensity:
         """From a posterior's features at its training rows (x, y); classes are used where there
-        is one a row."""
+        is one per row."""
         x, y = train
         labels = torch.as_tensor(y) if posterior.base_likelihood.classifies else None
         if labels is not None and labels.numel() != labels.shape[0]:
@@ -310,8 +311,8 @@ def mutual_information(p: Predictive) -> Tensor:
 def energy(p: Predictive) -> Tensor:
     """Minus the log of the summed exponentials of the logits, averaged over draws: [N].
 
-    Unlike probabilities it knows the size of the logits, so it needs logits: of probabilities
-    (recalibrated ones, say) every energy is zero, and it is unavailable.
+    It depends on the size of the logits, which probabilities do not contain. From probabilities
+    (for example recalibrated ones) every energy is zero, so the score is unavailable.
     """
     if not isinstance(p.likelihood, Categorical):
         raise Unavailable("energy needs one logit for each class")
@@ -356,19 +357,30 @@ def ood_scores(
     n: int | None = None,
     seed: int | None = None,
 ) -> dict[str, Tensor]:
-    """Every score that this posterior can give at x.
+    """All out-of-distribution scores of a posterior at x.
 
     Parameters
     ----------
-    train: the training rows (x, y), for the scores on features; or a `FeatureDensity` already
-        fitted to them, which saves the work when several sets are scored.
-    scores: names; default: all that there are. One that is asked for by name and cannot be had
-        raises, saying why.
-    batch: rows at a time. n, seed: as in `predict`; every block of rows sees the same functions.
+    posterior : Posterior
+        The posterior that predicts.
+    x : array_like
+        Inputs, N rows.
+    train : tuple (x, y) or FeatureDensity, optional
+        The training rows, for the scores on features; or a `FeatureDensity` that is already fitted
+        to them, which saves time when several sets are scored.
+    scores : sequence of str, optional
+        Names of scores. The default is all that are available. A named score that is not available
+        raises an error with the reason.
+    batch : int, default 1024
+        Number of rows at a time.
+    n, seed : int, optional
+        As in `predict`. Every block of rows uses the same functions.
 
     Returns
     -------
-    {name: [N]}, larger = stranger. Scores of different names have different units.
+    dict of str to Tensor [N]
+        Scores by name, larger for out-of-distribution inputs. Different scores have different
+        units.
 
     Examples
     --------

@@ -1,16 +1,14 @@
-"""Predictions beside what came true, checked: what every metric starts from.
+"""Checked pairs of predictions and targets, and bins of probabilities: the input of every metric.
 
-Nothing undefined gets through: a NaN among the predictions, class probabilities that are no
-distribution, no rows at all or none left after ignoring raise a `DataError` that says where.
-Everything is handed on in float64, on the device of the predictive.
+Undefined input raises a `DataError` that names the place: a NaN among the predictions, class
+probabilities that are not a distribution, no rows, or no rows after the ignored ones are removed.
+All results are float64, on the device of the predictive.
 
-Sorting probabilities into bins, of equal width or of equal mass.
-
-Equal width: bin k of B holds k/B < p <= (k+1)/B, and 0 belongs to the first, as in Guo et al.
+Bins of equal width: bin k of B holds k/B < p <= (k+1)/B, and 0 is in the first, as in Guo et al.
 (2017) and scikit-learn. Equal mass: without ties the label of rank i (from 0) of L goes to bin
-floor(B (i + 1/2) / L); equal probabilities are never split, a group of them goes where the middle
-of its ranks says. Bins may then be fewer or unequal, and the result does not depend on the order
-of the rows.
+floor(B (i + 1/2) / L); equal probabilities are never split: the middle of their ranks determines
+their bin. Bins may then be fewer or unequal, and the result does not depend on the order of the
+rows.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class Labelled:
 
 
 def labelled(p: Predictive, y: Any) -> Labelled:
-    """Class probabilities and labels, sites flattened into rows, ignored ones left out."""
+    """Class probabilities and labels, with sites flattened into rows and ignored ones removed."""
     check_predictive(p)
     probs, label = check_predicted(p.probs, "probability"), p.targets(y)
     check_some(label)

@@ -5,7 +5,7 @@ With m_tc the number of pixels of true class t predicted as c:
     IoU_c = m_cc / (sum_t m_tc + sum_k m_ck - m_cc)          accuracy_c = m_cc / sum_k m_ck
 
 (Long, Shelhamer and Darrell, 2015). Pixels whose truth is the ignored class count nowhere. A class
-that is neither in the truth nor predicted has no IoU: it is NaN and left out of the mean; one that
+that is neither in the truth nor predicted has no IoU: it is NaN, not part of the mean; one that
 is predicted but never true has IoU 0 and no accuracy. The ignored class itself, where it is one of
 the classes, is scored nowhere, but predicting it elsewhere is an error of the true class.
 """
@@ -99,7 +99,7 @@ def segmentation(
     y
         True label maps [N, *site].
     classes
-        How many there are; a predictive knows.
+        Number of classes; not needed for a predictive.
     ignore_index
         True labels with this value count nowhere; that of the predictive's likelihood when None.
     """
@@ -112,12 +112,12 @@ def segmentation(
         if ignore_index is None:
             ignore_index = getattr(predicted.likelihood, "ignore_index", None)
         if classes not in (None, known):
-            raise DataError(f"the predictive knows {known} classes, not {classes}")
+            raise DataError(f"the predictive has {known} classes, not {classes}")
         classes = known
     else:
         labels = torch.as_tensor(predicted)
     if classes is None:
-        raise DataError("say how many classes there are: label maps alone do not tell")
+        raise DataError("pass classes=, how many classes there are: label maps do not contain it")
     truth = torch.as_tensor(y).to(labels.device)
     if truth.shape != labels.shape:
         raise ShapeError(

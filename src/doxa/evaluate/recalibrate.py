@@ -1,27 +1,27 @@
-"""Probabilities that mean what they say: a posterior corrected on rows it has not seen.
+"""Recalibration: a posterior whose predictions are corrected on held-out rows.
 
-Rows held out for calibration: predictions beside what came true, checked.
+`recalibrate` checks the calibration rows, fits one of the transforms below, and returns the
+transformed posterior.
 
-The minimum of a smooth convex function: Newton's method, its steps by conjugate gradients.
+Smooth convex losses are minimised by Newton's method, with steps by conjugate gradients:
 
     H d = -g (to a tolerance that tightens as g shrinks),   θ ← θ + t d,  t halved until f falls
 
-Nocedal and Wright (2006), ch. 7. No matrix is formed, every step goes downhill, and nothing is
+Nocedal and Wright (2006), ch. 7. No matrix is formed, every step decreases the loss, and nothing is
 random: the same rows give the same parameters, never worse than the start.
 
-Recalibration by one curve a class, from a probability to a probability.
+Histogram binning and isotonic regression have one curve per class, from probability to probability.
+With two classes (and Bernoulli) one curve for the second class is exact. With more classes, each
+has a curve against the rest, and the results are divided by their sum; if all are 0 the row keeps
+its original probabilities. Because of the division there is no guarantee for several classes.
 
-With two classes (and Bernoulli) one curve on the second does it exactly. With more, each class has
-a curve against the rest, and the results are divided by their sum; where all are 0 the row keeps
-its own probabilities. The division means that several classes together carry no guarantee.
-
-Histogram binning: a probability becomes the share of the class among rows like it.
+Histogram binning: a probability becomes the share of the class among rows in the same bin.
 
     q = #{n : p_n in the bin, y_n = c} / #{n : p_n in the bin}
 
 Zadrozny and Elkan (2001). Bins are [a, b), the last one closed; of equal width, or holding equally
-many calibration rows (`equal_mass`). An empty bin knows nothing: probabilities in it stay as they
-are. Shares of 0 and 1 occur in small bins and cost infinitely much where they are wrong.
+many calibration rows (`equal_mass`). Probabilities in an empty bin are not changed. Shares of 0 and
+1 occur in small bins; where they are wrong, the log loss is infinite.
 
 Isotonic regression: the best increasing curve from predicted to observed probability.
 
@@ -32,10 +32,10 @@ equal predictions pooled first. The solution also minimises the log loss among i
 which the identity is one: with two classes the log-likelihood of the calibration rows never gets
 worse. Between the rows' predictions the curve is linear, outside them constant.
 
-A curve may reach 0 or 1, which costs infinitely much on a later row that contradicts it; `floor`
-keeps probabilities of each curve within [floor, 1 - floor], at the price of that guarantee.
+A curve may reach 0 or 1, and then the log loss of a later row that contradicts it is infinite.
+`floor` keeps the probabilities of each curve within [floor, 1 - floor]; the guarantee is then lost.
 
-Temperature scaling: one number that sharpens or flattens all probabilities.
+Temperature scaling: one parameter that sharpens or flattens all probabilities.
 
     q = softmax(log p̄ / T),    T = argmin_T  -Σ_n log q_n(y_n)
 
@@ -56,9 +56,9 @@ C² + C parameters; ODIR, its authors' regularisation, adds
 
     off_diagonal / (C (C - 1)) Σ_{i≠j} W_ij²  +  intercept / C  Σ_j b_j²
 
-to the mean loss. Rows that can be told apart perfectly have no finite optimum: the search ends
-when the gradient of the mean loss is below 1e-10. With Bernoulli, no and yes are the two classes,
-and all outputs of a row share the parameters.
+to the mean loss. Rows that are perfectly separable have no finite optimum: the search ends when the
+gradient of the mean loss is below 1e-10. With Bernoulli, no and yes are the two classes, and all
+outputs of a row share the parameters.
 
 Variance scaling: standard deviations times one factor for each output.
 
@@ -67,7 +67,7 @@ Variance scaling: standard deviations times one factor for each output.
 the maximum-likelihood factor of the Gaussian with the predictive's moments (Laves et al., 2020;
 Levi et al., 2022). The predictive is stretched about its mean, whatever its shape.
 
-Quantile recalibration: what was said to happen with probability u happened with R(u).
+Quantile recalibration: events of predicted probability u had the frequency R(u).
 
     R(u) = P(F_n(y_n) <= u),    F'(y) = R(F(y))
 
@@ -75,10 +75,10 @@ Kuleshov, Fenner and Ermon (2018). R passes through the empirical quantiles of t
 F_n(y_n) and is linear between them: at the levels k/K, K = ⌈√n⌉, and in the tails also where 1, 2,
 4, 8, … rows lie outside. With `knots` given it is K = knots and nothing else (n + 1 is the paper's
 curve, through every row, whose density is rough). Each output has an R of its own. Points that
-coincide are drawn apart by a share of 1e-9, so that all slopes are positive and finite.
+coincide are moved apart by a share of 1e-9, so that all slopes are positive and finite.
 
-A predictive that is far too narrow puts most F_n(y_n) so close to 0 or 1 that numbers cannot tell
-them apart; rescale it first with kind="variance".
+If a predictive is far too narrow, most F_n(y_n) are so close to 0 or 1 that they are equal in
+floating point; rescale it first with kind="variance".
 """
 
 from __future__ import annotations
@@ -144,12 +144,12 @@ class ClassMap(PredictiveTransform):
 def pair(data: Any) -> tuple[Any, Any]:
     """(x, y) as given."""
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise DataError("calibration data is a pair (x, y) of rows that the fit has not seen")
+        raise DataError("calibration data must be a pair (x, y) of held-out rows")
     return data[0], data[1]
 
 
 def check_unseen(posterior: Posterior, x: Any, y: Any, instead: str = "") -> None:
-    """Rows that the fit used look better predicted than new ones are."""
+    """Raise an error for rows of the fit: they are predicted better than new rows."""
     used, n = posterior.count_fitted(x, y), rows_of(posterior.read(x), "x")
     if used:
         raise DataError(
@@ -194,7 +194,7 @@ def residuals(p: Predictive, y: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _STEPS, _HALVINGS = 300, 40
-_SUFFICIENT = 1e-4  # of the fall that the gradient promises
+_SUFFICIENT = 1e-4  # of the decrease that the gradient predicts
 
 
 def minimise(loss: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = 1e-10) -> Tensor:
@@ -514,7 +514,8 @@ _APART = 1e-9
 @store.register("recalibrate.quantile")
 @dataclass(frozen=True, eq=False)
 class Quantile(PredictiveTransform):
-    """R of each output, as points."""
+    """R of each output as a piecewise linear curve: predicted levels (`said`) and observed
+    frequencies (`happened`)."""
 
     said: Tensor  # [E, K]
     happened: Tensor  # [E, K]
@@ -537,9 +538,10 @@ def fit_quantile(p: Predictive, y: Any, *, knots: int | None = None) -> Quantile
     place = levels * (n + 1)
     below = place.long().clamp_max(n)
     share = (place - below).unsqueeze(1)
-    said = ((1.0 - share) * ordered[below] + share * ordered[below + 1]).t()  # [E, K]
-    happened = levels.expand_as(said)
-    return Quantile(((1.0 - _APART) * said + _APART * happened).contiguous(), happened.clone())
+    predicted = ((1.0 - share) * ordered[below] + share * ordered[below + 1]).t()  # [E, K]
+    observed = levels.expand_as(predicted)
+    apart = (1.0 - _APART) * predicted + _APART * observed
+    return Quantile(apart.contiguous(), observed.clone())
 
 
 def _levels(n: int, knots: int | None) -> Tensor:
@@ -571,27 +573,36 @@ NUMBERS: dict[str, Callable[..., Any]] = {"quantile": fit_quantile, "variance": 
 def recalibrate(
     posterior: Posterior, data: Any, kind: str = "temperature", **options: Any
 ) -> TransformedPosterior:
-    """The posterior with its predictions corrected on held-out rows.
+    """Correct the predictions of a posterior on held-out rows.
 
     Parameters
     ----------
-    posterior: any posterior, a transformed one too.
-    data: (x, y) that the fit has not seen; on its own training rows a network looks surer than it
-        is right to be. Rows that were passed to `fit` are an error (`doxa.data.fitted_rows` says
-        how they are recognised), except where the fit read them from a stream.
-    kind: for classes "temperature", "vector", "dirichlet", "isotonic" or "histogram"; for numbers
+    posterior : Posterior
+        Any posterior. It may be transformed.
+    data : tuple (x, y)
+        Held-out rows: on its training rows a network is more accurate than on new ones, so its
+        confidence would look right. Rows that were passed to `fit` are an error
+        (`doxa.data.fitted_rows` documents how they are recognised), except if the fit read them
+        from a stream.
+    kind : str, default "temperature"
+        For classes "temperature", "vector", "dirichlet", "isotonic" or "histogram"; for numbers
         "quantile" or "variance".
-    options: of the kind: dirichlet `off_diagonal`, `intercept` (0: no regularisation); isotonic
+    **options
+        Options of the kind: dirichlet `off_diagonal`, `intercept` (0: no regularisation); isotonic
         `floor`; histogram `bins`, `equal_mass`; quantile `knots`.
 
     Returns
     -------
-    A posterior whose `transform` holds what was fitted, as in `.transform.temperature`.
+    TransformedPosterior
+        Its `transform` holds the fitted parameters, for example `.transform.temperature`.
 
-    Probabilities are corrected after averaging over members and draws: the average is what is
-    scored, and on it temperature, vector, unregularised Dirichlet and two-class isotonic never
-    worsen the log-likelihood of the calibration rows. Entropy and variance are split into their
-    parts in the base's proportions. `functions`, `draw` and `features` are the base's.
+    Notes
+    -----
+    Probabilities are corrected after averaging over members and draws, since the average is what is
+    scored. On the average, temperature, vector, unregularised Dirichlet and two-class isotonic
+    never decrease the log-likelihood of the calibration rows. Entropy and variance are split into
+    epistemic and aleatoric parts in the proportions of the base posterior. `functions`, `draw` and
+    `features` are those of the base posterior.
     """
     x, y = pair(data)
     fitter = _fitter(kind, posterior.base_likelihood)

@@ -1,11 +1,11 @@
-"""What any predictive has: the log-likelihood of what came true, and how sharp it is.
+"""Scores of predictions: log-likelihood, errors, intervals, Brier score, CRPS, risk and coverage.
 
     log likelihood = (1/N) sum_n log p(y_n | x_n, data)        higher is better
 
 in nats and in the units of y: the one proper score that every kind of target has. For numbers it
-is a mean over rows, each the joint density of its outputs (one value a row; two of four outputs
-are not comparable). For classes it is a mean over labels, each by its own marginal probability,
-so that a segmentation's is per pixel; for one label a row the two readings agree.
+is a mean over rows, each the joint density of its outputs (one value per row; values of two and of
+four outputs are not comparable). For classes it is a mean over labels, each by its own marginal
+probability, so for a segmentation it is per pixel; for one label per row both definitions agree.
 
 Scores of numbers: errors of the mean, intervals, quantiles. Means over rows and elements.
 
@@ -21,7 +21,7 @@ Scores of classes: hits, the Brier score and what it is made of, the confusion m
     Brier = (1/L) sum_l sum_c (p_lc - 1[y_l = c])^2          of one class of several: 0 to 2
     Brier = (1/L) sum_l (p_l - y_l)^2                        Bernoulli: 0 to 1, half of the above
 
-Means run over the labels that count: rows, sites, elements; ignored ones are left out. Of several
+Means run over the labels that count: rows, sites, elements; ignored ones are excluded. Of several
 classes equally likely the first is the prediction.
 
 For one event with probabilities p sorted into bins k of n_k labels, mean probability p_k and

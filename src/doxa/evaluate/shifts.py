@@ -1,11 +1,10 @@
-"""Images made worse on purpose, by a known amount: does doubt grow as the images leave the data?
+"""Shifted images: corruptions of a known level, and the scores of a posterior at each level.
 
-Every shift takes images [N, C, H, W] with values from 0 to 1 and a level, 0 being the untouched
-image; what comes from outside the picture is black. Five severities of each are fixed here, in the
-spirit of Hendrycks & Dietterich (2019); they are not that benchmark's. The same seed gives the same
-noise at every level, so that a sweep changes the level and nothing else.
-
-What a posterior says as its inputs move away from the data, level by level.
+Every shift takes images [N, C, H, W] with values from 0 to 1 and a level; level 0 is the original
+image. Pixels from outside the image are black. Each shift has five fixed severities, similar to
+those of Hendrycks & Dietterich (2019) but not the same. The same seed gives the same noise at every
+level, so a sweep changes only the level. A sweep shows whether uncertainty grows as the images
+move away from the training data.
 """
 
 from __future__ import annotations
@@ -190,20 +189,33 @@ def sweep(
     n: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, float]]:
-    """One row a level: the metrics of `doxa.evaluate.metrics`, and how much of which doubt.
+    """Metrics and uncertainty of a posterior at each level of a shift, one row per level.
 
     Parameters
     ----------
-    x, y: test images [N, C, H, W] from 0 to 1, and what they show; any x for a shift of your own.
-    shift: a name from `shifts.SHIFTS`, or a function of (x, level).
-    levels: in the shift's units; default for a named one: untouched, then the five severities.
-    prepare: from shifted images to what the network was fitted on (standardisation).
-    n: samples in each prediction. seed: of the noise in the shift.
+    posterior : Posterior
+        The posterior that predicts.
+    x : Tensor
+        Test images [N, C, H, W] with values from 0 to 1; any inputs for a function as shift.
+    y : array_like
+        Targets.
+    shift : str or callable
+        A name from `shifts.SHIFTS`, or a function of (x, level).
+    levels : sequence of float, optional
+        Levels in the units of the shift. The default for a named shift is 0 and its five
+        severities.
+    prepare : callable, optional
+        Maps shifted images to the inputs of the network (for example standardisation).
+    n : int, optional
+        Number of samples per prediction.
+    seed : int, default 0
+        Seed of the noise of the shift.
 
     Returns
     -------
-    Rows {"level", metrics…, "entropy", "mutual_information"}; "epistemic" and "aleatoric" (mean
-    variances) for regression.
+    list of dict
+        Rows {"level", metrics of `doxa.evaluate.metrics`, "entropy", "mutual_information"}; for
+        regression "epistemic" and "aleatoric" (mean variances) in place of the last two.
     """
     if levels is None:
         if not isinstance(shift, str):
@@ -217,10 +229,10 @@ def sweep(
         moved = shifted(x, shift, level, seed) if isinstance(shift, str) else shift(x, level)
         with torch.no_grad():
             p = posterior.predict(moved if prepare is None else prepare(moved), n)
-        doubts = ("entropy", "mutual_information") if p.likelihood.classifies else (
+        names = ("entropy", "mutual_information") if p.likelihood.classifies else (
             "epistemic", "aleatoric",
         )  # fmt: skip
-        known = [name for name in doubts if hasattr(p, name)]
-        doubt = {name: float(getattr(p, name).double().mean()) for name in known}
-        table.append({"level": level, **metrics(p, y), **doubt})
+        known = [name for name in names if hasattr(p, name)]
+        uncertainty = {name: float(getattr(p, name).double().mean()) for name in known}
+        table.append({"level": level, **metrics(p, y), **uncertainty})
     return table

@@ -3,7 +3,7 @@
     stream = Streaming()
     for x, y in batches:
         stream.update(posterior.predict(x), y)
-    stream.result()                                # what metrics() would say of all rows at once
+    stream.result()                                # equal to metrics() of all rows at once
 
 Everything in `metrics` is a mean, a count or a sum over fixed bins: only those sums are kept, in
 float64, and the result is that of the whole to 1e-12 (in float32 the quantiles of a mixture, and
@@ -49,7 +49,7 @@ def metrics(p: Predictive, y: Any, *, level: float = 0.95, bins: int = 15) -> di
     Numbers: log_likelihood, rmse, mae, crps, coverage and width of the central interval at
     `level`, pinball. Classes: log_likelihood, accuracy, brier, ece (top-label, `bins` bins).
     Several heads: y is a tuple, and the names carry the head's number, "0.rmse". The functions
-    of the same names document each. What a predictive does not have is left out: where only
+    of the same names document each. Scores that a predictive does not have are omitted: if only
     moments were kept, all but rmse and mae (`p.moment_matched()` has the rest).
 
     Raises `DataError` for predictions that are not defined, for no rows, and when every label

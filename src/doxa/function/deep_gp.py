@@ -10,16 +10,15 @@ optimiser of `fit`, their q(v) too; the last layer is that of `SparseGP`, with i
 gradients. One layer is `SparseGP` without its last pass.
 
 Inner layers start at their prior, of a small variance: the bound starts as that of a sparse GP, and
-a layer bends its input as far as that pays. (Started without noise, as in the paper, q(v) owes the
-KL log 10⁵ nats a value, whatever the variance, which then grows: few rows are learned by heart.)
-What is maximised has many maxima: rows are held out by default, to judge by. It does not stop on
-them: inner layers bend late, long after the score of few rows has come to rest.
+a layer changes its input as far as that increases the bound. (If q(v) starts without noise, as in
+the paper, its KL is log 10⁵ nats per value, for any variance; the variance then grows, and small
+data sets are overfitted.) The bound has many maxima, so rows are held out by default for
+validation. The fit does not stop early on them: inner layers change late, long after the score of a
+few rows is constant.
 
-A deep Gaussian process after seeing data.
-
-A function is drawn layer after layer (`paths.py`), so that `functions` gives whole ones. With
-Gaussian noise `predict` draws the inner layers alone, n times, and is the mixture of the last
-layer's Gaussians there.
+A function is drawn layer by layer (`inducing.py`), so `functions` returns whole functions. With
+Gaussian noise `predict` draws only the inner layers, n times, and returns the mixture of the
+Gaussians of the last layer.
 """
 
 from __future__ import annotations
@@ -120,13 +119,16 @@ _FIRST_POWER = 0.01  # of an inner layer's function, beside what enters it
 @store.register("deep-gp")
 @dataclass(frozen=True)
 class DeepGP(VariationalProcess):
-    """Gaussian processes of Gaussian processes. Further settings are those of `SparseGP`.
+    """Gaussian processes of Gaussian processes. The other settings are those of `SparseGP`.
 
     Parameters
     ----------
-    layers: how many, the last one included.
-    hidden: outputs of each inner layer; None: as many as x has columns, at most 30.
-    paths: draws of the inner layers, a row and step.
+    layers : int
+        Number of layers, including the last one.
+    hidden : int, optional
+        Outputs of each inner layer. By default the number of columns of x, at most 30.
+    paths : int
+        Draws of the inner layers, per row and step.
 
     Examples
     --------
@@ -148,7 +150,7 @@ class DeepGP(VariationalProcess):
 
     @property
     def holds_out(self) -> bool:
-        """To be judged by; the bound protects it from learning rows by heart."""
+        """Rows are held out for validation only; the bound protects against overfitting."""
         return True
 
     @property

@@ -9,24 +9,21 @@ and a row of weight 0, which only pads a short run, changes nothing. Rasmussen &
 eq. 5.9. An evaluation is one Cholesky decomposition, its gradient one inverse from the factor; the
 kernel is passed over in blocks of rows, so that two matrices [N, N] are all that is held.
 
-A first look at the rows that each member is fitted to, for all members at once.
+Hyper-parameters start at values that suit the scale of the data, in any units. Lengthscales are the
+root mean square distance between rows, per column by its own spread; variances share the mean
+square of y. A row of weight 2 counts as two rows. The evidence has several maxima, and many along a
+period: the best of some starts is chosen, by the evidence of a few rows.
 
-Where hyper-parameters start: values that suit the size of the data, whatever its units.
-
-Lengthscales are the root mean square distance between rows, each column by its own spread;
-variances share the mean square of y. A row of weight 2 counts as two. The evidence has several
-tops, and many along a period: of some starts the best is taken, by the evidence of a few rows.
-
-A stage that climbs the evidence to its top: BFGS for all members, one evaluation a step.
+`quasi_newton` is a stage that maximises the evidence: BFGS for all members, an evaluation per step.
 
     d = H∇L,   θ ← θ + td,   with t made smaller until L gains enough (Armijo)
     H ← (I − ρsyᵀ)H(I − ρysᵀ) + ρssᵀ,   s = td,  y = ∇L_old − ∇L_new,  ρ = 1/sᵀy
 
-Nocedal & Wright (2006), ch. 6. A step tries one θ + td; where it is not taken, the next tries a
-smaller t. The gradient is computed only where some member takes its step. A member has arrived
-where the gain that its gradient promises, ½∇LᵀH∇L, is below 1e-9 nats a row; it then costs nothing.
-θ stays between state["low"] and state["high"] where there are such: what has reached one and would
-cross it rests (Bertsekas, 1982).
+Nocedal & Wright (2006), ch. 6. A step tries one θ + td; if it is rejected, the next step tries a
+smaller t. The gradient is computed only if some member accepts its step. A member has converged
+when the gain predicted by its gradient, ½∇LᵀH∇L, is below 1e-9 nats per row; it then costs nothing.
+θ stays between state["low"] and state["high"] if they are present: an element that has reached a
+bound and would cross it is held there (Bertsekas, 1982).
 """
 
 from __future__ import annotations
@@ -402,7 +399,7 @@ def _or_one(value: Tensor) -> Tensor:
 
 
 _SUFFICIENT = 1e-4  # of the gain that the gradient promises
-_ARRIVED = 1e-9  # the promised gain, in nats a row
+_ARRIVED = 1e-9  # the predicted gain, in nats per row
 _SMALLEST = 2.0**-12  # of t
 _FURTHEST = 2.0  # a step of a logarithm
 _GROUP_BYTES = 256 << 20  # of matrices [N, N] at a time

@@ -2,10 +2,9 @@
 
     log p(y_B) = log N(y_B; 0, K + σ²W⁻¹),   W the rows' weights
 
-Its noise σ is that of the evidence, too: what is left of y once f is integrated out, and not once
-it is fitted.
-
-Where functions are compared: some rows of a batch, and points drawn in a box around the data.
+Its noise σ is fitted by the evidence, too: it is the noise of y with f integrated out, not the
+residual of a fitted f. Measurement points, where functions are compared, are some rows of a batch
+and points drawn in a box around the data.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ _NOISE = "likelihood.log_noise"
 
 def prior_variance(likelihood: Likelihood) -> float:
     """Of functions before the data: 1 for standardised targets, and 8 for logits, the target of
-    Tran et al. (2022) for classes. Logits of variance 1 say that labels are mostly chance, and
-    classes that can be told apart come out much too unsure."""
+    Tran et al. (2022) for classes. Under logits of variance 1 labels are mostly chance, and
+    predictions of separable classes are far too uncertain."""
     return 8.0 if likelihood.classifies else 1.0
 
 

@@ -1,15 +1,13 @@
-"""A functional prior: weights believed to be such that the network's functions look like a process.
+"""Functional priors: a prior over weights whose functions match those of a Gaussian process.
 
-Standard normal weights say little that a person means: functions of a wide network under them are
-large and steep, the more so the more units. Tran, Rossi, Milios & Filippone (2022) choose the prior
-of each tensor so that functions drawn from it are as near as possible to those of a Gaussian
-process, whose lengthscale and variance one can argue for; only inputs are looked at, never targets.
-The posterior is then sampled as under any other prior.
+A standard normal prior over weights is hard to interpret: functions of a wide network under it are
+large and steep, and more so with more units. Tran, Rossi, Milios & Filippone (2022) choose the
+prior of each tensor so that functions drawn from it are as near as possible to those of a Gaussian
+process, whose lengthscale and variance can be justified. Only inputs are used, never targets. The
+posterior is then sampled as under any other prior.
 
-`functional_prior` gives the prior, for any method; `FunctionalPrior` tunes it to the rows of a fit
-and samples by SGHMC. How both are matched: `matching.py`.
-
-A prior over weights tuned so that its functions are those of a prior over functions.
+`functional_prior` returns the prior, for any method; `FunctionalPrior` tunes it to the rows of a
+fit and samples by SGHMC. The prior is tuned by
 
     min_ψ D(p_ψ(f(X)), p(f(X))),   X some measurement points, new in every step
 
@@ -253,7 +251,7 @@ def functional_prior(
         `FlowPrior`, weights with tails that are tuned.
     lengthscale, variance: of a target that is named; √(2D) for D columns unless given, at which
         two standardised rows have correlation e^(−½), and 1, or 8 for the logits of a `Model` of
-        classes (the paper's): logits of variance 1 say that labels are mostly chance.
+        classes (the paper's): under logits of variance 1 labels are mostly chance.
     spread: every function of a target that is named has a lengthscale of its own for each column
         and a variance of its own, whose logarithms have this standard deviation: see
         `doxa.HierarchicalGP`. None: they are known.

@@ -17,10 +17,10 @@ distance for its lengthscale, and variance 1, or 8 for the logits of classes.
 It is no bound. KL(q ‖ p) over functions is the supremum over measurement sets, of which one is used
 at a time; and between a network's and a GP's functions that supremum is infinite (Burt, Ober,
 Garriga-Alonso & van der Wilk, 2020), since a network with finitely many weights lies in a set that
-the GP gives no mass to. `elbo` is therefore None. What is fitted is a network that resembles the
-GP's posterior at the measurement points, as finely as `smoothing` lets it be told apart.
+the GP gives no mass to. `elbo` is therefore None. The fitted network resembles the posterior of the
+GP at the measurement points, up to differences of the size of `smoothing`.
 
-The score of a distribution that is known by its draws alone: the spectral Stein estimator.
+The spectral Stein estimator is the score of a distribution of which only draws are known:
 
     ∇ log q(f) ≈ Σ_{j ≤ J} β_j ψ_j(f),   β_j = −E_q ∇ψ_j,   by Stein's identity
     ψ_j(f) = (√S/λ_j) Σ_s u_js k(f, f_s),   K u_j = λ_j u_j,   K the draws' Gram matrix
@@ -32,9 +32,7 @@ up a `share` of their sum; the others are masked, so that shapes do not depend o
 
 In many dimensions the leading eigenfunctions hold less and less of a score, and the estimate
 shrinks: along 40 values of a smooth function from 100 draws it is some eight tenths of the score.
-A q that follows it comes out somewhat narrow.
-
-A Gaussian over weights whose prior is over functions: functional variational inference.
+A q that is fitted with it is somewhat too narrow.
 """
 
 from __future__ import annotations
@@ -120,7 +118,7 @@ def _median(squares: Tensor) -> Tensor:
 
 @register_posterior
 class FunctionalPosterior(GaussianPosterior):
-    """A Gaussian over the weights, one a member, whose prior is over functions.
+    """A Gaussian over the weights, one per member, whose prior is over functions.
 
     kernel: log (lengthscales, variance, period) of each member's Gaussian process, [K, D + 2],
     where they were fitted; else None.
@@ -184,7 +182,7 @@ class FunctionalVI(DrawnWeights):
         lengthscale for each column of x, fitted to real targets first; "weights": the functions of
         the network under its (Gaussian) weight prior; or a `doxa.GPPrior` or `doxa.ImplicitPrior`,
         as it is.
-    samples: functions a member and step, from which the score of q is estimated.
+    samples: functions per member and step, from which the score of q is estimated.
     rows: how many rows of the batch are measurement points.
     points: how many more are drawn around the data; None: 20, and none where x is not an array of
         real numbers.
@@ -194,7 +192,7 @@ class FunctionalVI(DrawnWeights):
         noisier.
     prior_steps: steps that fit the kernel of a named prior; 0: none.
     noise: "learned" with the weights, or "evidence": learned Gaussian noise is that of the kernel's
-        fit, in which functions are integrated out. Rows that are held out have the last word.
+        fit, in which functions are integrated out. Held-out rows may still correct it.
     initial_std: the standard deviation each weight starts with.
     temperature: T, the weight of the KL.
     average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.

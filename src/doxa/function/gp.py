@@ -8,9 +8,8 @@ Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and t
 by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where
 there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
 Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
-n³ an evaluation and two matrices of n²: up to about 10,000 rows.
-
-What an exact process takes, said before it is taken.
+n³ per evaluation and two matrices of n²: up to about 10,000 rows. `announce` reports the memory
+that is needed before it is allocated.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def exact_bytes(rows: int, matrices: int) -> int:
 
 
 def announce(rows: int, matrices: int, name: str, device: torch.device) -> int:
-    """The bytes that `matrices` factors [N, N] and the work on them take: told, and an error where
+    """The bytes that `matrices` factors [N, N] and work on them need: logged, and an error where
     they are not there."""
     need = exact_bytes(rows, matrices)
     log.info("%s: %s rows take %.3g GiB (%s bytes)", name, rows, need / 2**30, need)
@@ -86,17 +85,23 @@ class GP(Method):
 
     Parameters
     ----------
-    kernel: "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
-        "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and
-        products of them such as "rbf * periodic + linear" (`function/kernels.py`), or a gpytorch
-        kernel, which starts from its own values and needs a registered builder to be saved.
-    noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
-    fit_hyper: fit the kernel's hyper-parameters (and the noise); False keeps the initial ones.
-    lengthscale, variance: initial values in a named kernel, in fitted units; None: the distance
-        between rows (root mean square), and the mean square of y.
-    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
-    refine: evaluations of the evidence, at most, that bring the hyper-parameters to their maximum;
-        `fit`'s steps of gradient ascent come before them: none unless asked for.
+    kernel : str or gpytorch Kernel
+        "rbf", "matern12", "matern32", "matern52" (also "matern"), "rq", "periodic", "cosine",
+        "linear", "polynomial2", "polynomial3", "relu1" to "relu3", "constant", sums and products of
+        them such as "rbf * periodic + linear" (`function/kernels.py`), or a gpytorch kernel, which
+        starts from its own values and needs a registered builder to be saved.
+    noise : float, optional
+        Standard deviation of the noise in units of y. None: that of the likelihood, or fitted.
+    fit_hyper : bool
+        Fit the hyper-parameters of the kernel and the noise. False keeps the initial values.
+    lengthscale, variance : float, optional
+        Initial values for a named kernel, in fitted units. None: the root mean square distance
+        between rows, and the mean square of y.
+    ard : bool, optional
+        One lengthscale (and period) per column of x. None: if there are at most 50 columns.
+    refine : int
+        Maximal number of evaluations of the evidence that bring the hyper-parameters to its
+        maximum. `fit` can run steps of gradient ascent before them: none by default.
 
     Examples
     --------
@@ -132,8 +137,8 @@ class GP(Method):
             try:
                 Composed(self.kernel)
             except MethodError as error:
-                said = f"kernel must be {_KERNELS}, not {self.kernel!r}: {error}"
-                raise MethodError(said) from error
+                message = f"kernel must be {_KERNELS}, not {self.kernel!r}: {error}"
+                raise MethodError(message) from error
         elif self.lengthscale is not None or self.variance is not None:
             name = "variance" if self.lengthscale is None else "lengthscale"
             raise MethodError(f"{name} is for named kernels; set it on the gpytorch kernel")

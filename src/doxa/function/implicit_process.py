@@ -13,20 +13,18 @@ which is the ELBO as α → 0, and at α = 1 a sum of predictive densities. Ma, 
 the end the posterior of a given the prior that was learned: a pass over the data. With other
 likelihoods E_q is a mean over `samples` draws of a. The outputs of a network share a.
 
-The noise w_s stays what it was drawn as, so that q(a) speaks of the same functions in every step. S
-functions span all that can be believed: as few as 20 have little left to say far from the data,
-unless what the prior learned says it. Weights outside the subset, and the likelihood's own
-parameters, are points with their prior; (μ, σ) have none (type-II maximum likelihood). Dropout is
-off, and BatchNorm stays as it came.
+The noise w_s is drawn once, so that q(a) is over the same functions in every step. The posterior
+lies in the span of S functions: with as few as 20 there is little variance far from the data,
+unless the learned prior provides it. Weights outside the subset, and the parameters of the
+likelihood, are point estimates under their prior; (μ, σ) have no prior (type-II maximum
+likelihood). Dropout is off, and BatchNorm is not changed.
 
-The α-energy of functions that are linear in normal weights a: each row's term, and the KL.
+The term of each row in the α-energy, for functions that are linear in normal weights a, is
 
     (1/α) log E_q[p(y | f)^α],   f = m + Σ_s a_s φ_s,   a ~ N(b, LLᵀ)
 
 which is E_q log p as α → 0 and the log predictive density at α = 1 (Li & Gal, 2017; Ma, Li &
-Hernández-Lobato, 2019).
-
-What a variational implicit process gives: S functions, and a Gaussian over their weights.
+Hernández-Lobato, 2019). The posterior is S functions and a Gaussian over their weights.
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ _BLOCK_BYTES = 64 << 20  # of draws at a time
 
 @register_posterior
 class ImplicitProcessPosterior(WeightPosterior):
-    """f = m + Σ_s a_s φ_s with a ~ N(b, LLᵀ), one a member: a Gaussian process of rank S.
+    """f = m + Σ_s a_s φ_s with a ~ N(b, LLᵀ), one per member: a Gaussian process of rank S.
 
     point: weights outside the subset and the likelihood's own parameters, [K, P]. basis: the
     weights of the S functions, [K, S, P], or the noise of a given prior's, [K, S, numbers]. a_mean:
@@ -307,14 +305,14 @@ class ImplicitProcess(Method):
     ----------
     functions: S, draws of the prior that functions are made of.
     alpha: α of the energy; 0: the ELBO.
-    learn_prior: fit the prior's means and standard deviations, one a weight. They start at the
+    learn_prior: fit the prior's means and standard deviations, one per weight. They start at the
         network's first weights, and at `initial_scale` times the width of the model's own prior.
-    initial_scale: see there. Below 1 (0.1, say) rows like those fitted to are predicted better, and
-        there is less doubt away from them: docs/functional.md.
+    initial_scale: see `learn_prior`. A value below 1 (for example 0.1) improves predictions near
+        the training rows and reduces the uncertainty far from them: docs/functional.md.
     exact: with Gaussian noise, put the posterior of a in closed form in the place of q(a) at the
         end: what α = 0 comes to, and narrower than what a larger α finds.
     function_prior: a `doxa.ImplicitPrior` in place of the network's functions; the network then
-        only says which outputs there are, and nothing of the prior is learned.
+        only determines the outputs, and nothing of the prior is learned.
     samples: draws of a with which E_q is estimated under a likelihood that is not Gaussian.
     average: the share of the last steps over which what is trained is averaged (Polyak).
     """

@@ -1,4 +1,4 @@
-"""A sparse Gaussian-process layer: values at inducing points stand for the whole function.
+"""A sparse Gaussian-process layer: values at inducing points represent the whole function.
 
     u = f(Z) = L v,   LLᵀ = K_ZZ,   a(x) = L⁻¹ k_Z(x),   q(v_o) = N(m_o, S_o)
     q(f_o(x)) = N(a(x)ᵀ m_o,  k(x, x) − |a(x)|² + a(x)ᵀ S_o a(x))
@@ -18,20 +18,20 @@ Rahimi & Recht (2007). A Matérn kernel of ν has Student-t frequencies with 2ν
 rational quadratic mixes lengthscales by a gamma distribution (by Wilson and Hilferty's cube), and a
 periodic one is an RBF of (cos, sin)(2πx/p). They are the same numbers at every call.
 
-Whole functions drawn from a sparse layer: cheap at any number of rows, and one row at a time.
+Whole functions are drawn from a sparse layer at a cost that is linear in the number of rows; each
+row can be evaluated separately.
 
     f(x) = a(x)ᵀ(m + Rε) + r(x),   r(x) = ψ(x)ᵀw · (√(k(x, x) − |a(x)|²)/|ψ(x)|),   ε, w ~ N(0, I)
     ψ(x) = φ(x) − Φ(Z)ᵀL⁻ᵀa(x)
 
-After Wilson et al. (2020): what the inducing points do not know of f is drawn from a prior in
-random features φ (Rahimi & Recht, 2007), with its part at the inducing points taken away. The last
+After Wilson et al. (2020): the part of f that the inducing points do not determine is drawn from a
+prior in random features φ (Rahimi & Recht, 2007), less its part at the inducing points. The last
 factor makes the variance of every row exact; between rows the correlation of r is that of the
 features. Each feature z has E z(x)z(x') = k(x, x'): a wave √2 cos(ωᵀx + b) of a random frequency,
 a random projection of x; sums of kernels add features, products multiply them.
 
-Where inducing points start, among the rows, and how large y is.
-
-Rows as the last layer of a process sees them, and what they say of its q(v).
+The file also has the initial inducing points, chosen among the rows, and the sums over rows that
+determine q(v) of the last layer.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ JITTER = 1e-8  # of the mean variance at the inducing points
 
 
 class Layer(NamedTuple):
-    """What a layer believes: its kernel's logarithms [M, H], points [M, Z, D], and q(v): means
+    """The posterior of a layer: its kernel's logarithms [M, H], points [M, Z, D], and q(v): means
     [M, O, Z] and square roots R of the covariances, S = RRᵀ, [M, O, Z, Z]."""
 
     kernel: Composed
@@ -149,7 +149,7 @@ class Layer(NamedTuple):
 
 
 def kl(mean: Tensor, root: Tensor, half_logdet: Tensor) -> Tensor:
-    """KL[q ‖ p], [M], given Σ_o ½ log |S_o|, which a parametrisation knows."""
+    """KL[q ‖ p], [M], given Σ_o ½ log |S_o|, which the parametrisation provides."""
     trace = root.square().sum((1, 2, 3)) + mean.square().sum((1, 2))
     return 0.5 * (trace - mean[0].numel()) - half_logdet
 

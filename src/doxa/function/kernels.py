@@ -1,19 +1,18 @@
-"""gpytorch kernels as pure functions of a flat vector of logarithms.
+"""Kernels: composed from names, or from gpytorch, as pure functions of a vector of logarithms.
 
-Positive hyper-parameters (lengthscales, variances) enter as their logarithms, whatever gpytorch's
-own parametrisation, so that a gradient step means the same at any scale of the data. A kernel that
-shall be saved comes from a registered builder:
+Positive hyper-parameters (lengthscales, variances) enter as their logarithms, for any
+parametrisation of gpytorch, so that a gradient step has the same relative size at any scale of the
+data. A gpytorch kernel can be saved if it comes from a registered builder:
 
     @register_kernel("rbf-plus-linear")
     def rbf_plus_linear() -> gpytorch.kernels.Kernel: ...
 
-A kernel's text as a tree: names, joined by + and *, with brackets.
+Kernels are composed from names: "rbf", "rbf + linear", "(rbf + linear) * periodic". The text is
+parsed by the grammar
 
-sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
+    sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
 
-Kernels composed from their names: "rbf", "rbf + linear", "(rbf + linear) * periodic".
-
-Every term of a sum has a variance in front. The kernels themselves: `doxa/priors/functions.py`.
+and every term of a sum has its own variance. The named kernels are in `doxa/priors/functions.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w-]*)|(.))")
 
 @dataclass(frozen=True)
 class Leaf:
-    """A kernel by its name; `label` tells it from others of that name."""
+    """A kernel by its name; `label` distinguishes it from others of the same name."""
 
     name: str
     label: str
@@ -70,7 +69,7 @@ def leaves(node: Node) -> Iterator[Leaf]:
 
 
 def parse(text: str, known: Collection[str]) -> Node:
-    """The tree of a text, or a MethodError that says where it cannot be read."""
+    """Parse a text into a tree; a MethodError names the place that cannot be parsed."""
     tokens = [name or sign for name, sign in _TOKEN.findall(text) if name or sign.strip()]
     names = [token for token in tokens if _is_name(token)]
     for name in names:
@@ -296,14 +295,14 @@ def _is_positive(constraint: Any) -> bool:
 
 PER_COLUMN = ("lengthscale", "period")
 MOST_COLUMNS = (
-    50  # that have a lengthscale each unless asked for: more are not told by the evidence
+    50  # columns with a lengthscale each by default: the evidence does not determine more
 )
 
 
 class Composed(KernelFunction):
     """k(a, b) of a text, as a function of a flat vector of logarithms, in float64.
 
-    `columns` is the number of lengthscales and periods of each kernel: 1, or one a column.
+    `columns` is the number of lengthscales and periods of each kernel: 1, or one per column.
     """
 
     def __init__(self, text: str, columns: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""A Gaussian process after seeing data: the rows themselves are the posterior.
+"""The posterior of an exact Gaussian process, which holds the training rows.
 
     f* ~ N(k*ᵀ W^½ α / σ, k** − k*ᵀ W^½ B⁻¹ W^½ k* / σ²),  with B and α of `evidence.py`
 
@@ -127,7 +127,7 @@ class GPPosterior(ProcessPosterior):
         return mean, variance.mT.expand_as(mean)
 
     def _seen(self, x: Tensor, members: slice) -> tuple[Tensor, Tensor]:
-        """The mean of f at x, [K, B, O], and what the data tell of it, the root [K, L, N, B] of
+        """The mean of f at x, [K, B, O], and the information of the data, the root [K, L, N, B] of
         what they take from its covariance."""
         _, root, factor, solution = (part[members] for part in self._solved)
         cross = self.kernel(self.hyper[members], self.x.double(), x).detach()  # [K, N, B]

@@ -14,11 +14,10 @@ With Gaussian noise the best q(v) is known: a last pass over the rows sets it,
 and further rows are added to it later without a refit. With the inducing points at the rows this is
 the exact GP, and the bound its evidence.
 
-A sparse Gaussian process after seeing data: what it believes at its inducing points, and no row.
-
-With Gaussian noise `predict` gives marginals in closed form, otherwise whole functions, which
-`functions` always draws (`paths.py`); `joint` has the exact covariance over rows. With Gaussian
-noise `condition` adds rows to q(v) as to the last pass of the fit:
+The posterior is q(v) at the inducing points; it holds no training rows. With Gaussian noise
+`predict` returns marginals in closed form, otherwise it draws whole functions, as `functions`
+always does (`inducing.py`); `joint` has the exact covariance over rows. With Gaussian noise
+`condition` adds rows to q(v) as to the last pass of the fit:
 
     Λ ← Λ + Σ a aᵀ/σ²,   Λm ← Λm + Σ a y/σ²
 """
@@ -275,7 +274,7 @@ class SparseGP(VariationalProcess):
         return state | {"precision": eye.expand_as(state["precision"]).clone(), "shift": none}
 
     def _last(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """With Gaussian noise: what all rows say of q(v), seen from f = 0."""
+        """With Gaussian noise: the sums over all rows that determine q(v), from f = 0."""
         if not run.likelihood.integrates_normal:
             return super()._last(run, state, batch, clock)
         mean, root = (torch.zeros_like(state[name]) for name in ("shift", "precision"))

@@ -1,9 +1,9 @@
-"""What sparse and deep processes share: stochastic variational inference of the last layer.
+"""Shared by sparse and deep processes: stochastic variational inference of the last layer.
 
     ELBO = Σ_i E_q log p(y_i | f(x_i)) − Σ_layers KL[q(u) ‖ p(u)]
 
 Hensman et al. (2013, 2015). q(v) of the last layer moves by natural gradients (Hensman et al. 2013;
-Salimbeni et al. 2018): with λ_i and g_i of `expected.py` and a_i of `inducing.py`,
+Salimbeni et al. 2018): with λ_i and g_i as below and a_i of `inducing.py`,
 
     Λ  ← (1 − γ)Λ  + γ (I + (n/B) Σ λ_i a_i a_iᵀ)
     Λm ← (1 − γ)Λm + γ (n/B) Σ (g_i + λ_i μ_i) a_i
@@ -11,10 +11,10 @@ Salimbeni et al. 2018): with λ_i and g_i of `expected.py` and a_i of `inducing.
 while kernels, points, the likelihood's own parameters and what inner layers have ascend the ELBO
 by the optimiser of `fit`. γ follows the schedule of the rate.
 
-E_q log p(y | f) of each row under Gaussian marginals, and what natural gradients need of it.
+E_q log p(y | f) of each row under Gaussian marginals:
 
     Gaussian noise          log p(y | μ) − v/2σ²
-    one latent a target     Σ_q w_q log p(y | μ + √(2v) t_q)        (Gauss–Hermite)
+    one latent per target   Σ_q w_q log p(y | μ + √(2v) t_q)        (Gauss–Hermite)
     several (classes)       the mean over draws f = μ + √v ε
 
 By Bonnet's and Price's theorems ∂/∂μ is E ∂log p/∂f and −2 ∂/∂v is λ = −E ∂²log p/∂f²: a row acts
@@ -64,7 +64,7 @@ Shape = tuple[int, ...]
 
 
 @lru_cache(8)
-@torch.inference_mode(False)  # whoever asks first: others may differentiate
+@torch.inference_mode(False)  # the result is cached, and later callers may differentiate
 def _hermite(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Nodes and weights for a standard normal. Made once: a recorded step sends none to a GPU."""
     at, weight = np.polynomial.hermite.hermgauss(_NODES)
@@ -119,16 +119,24 @@ class VariationalProcess(Method):
 
     Parameters
     ----------
-    kernel: a name of `function/kernels.py` ("rbf", "matern52", "periodic", "linear", …), or sums
-        and products of names, such as "rbf * periodic + linear".
-    inducing: how many inducing points; None: 100, or as many as there are rows.
-    ard: a lengthscale (and a period) for each column of x; None: where there are at most 50.
-    fit_hyper: fit the kernel's hyper-parameters and learned noise; False keeps the first ones.
-    fit_points: move the inducing points; False keeps those that were chosen among the rows.
-    lengthscale, variance: first values, in fitted units; None: the distance between inducing
-        points, and the mean square of y (of classes and counts 1).
-    natural: γ, the step of natural gradients.
-    samples: draws a row, where a likelihood has several outputs for a target.
+    kernel : str
+        A name of `function/kernels.py` ("rbf", "matern52", "periodic", "linear", …), or sums and
+        products of names, such as "rbf * periodic + linear".
+    inducing : int, optional
+        Number of inducing points. None: 100, or the number of rows if that is smaller.
+    ard : bool, optional
+        One lengthscale (and period) per column of x. None: if there are at most 50 columns.
+    fit_hyper : bool
+        Fit the hyper-parameters of the kernel and learned noise. False keeps the initial values.
+    fit_points : bool
+        Move the inducing points. False keeps the rows that were chosen first.
+    lengthscale, variance : float, optional
+        Initial values, in fitted units. None: the distance between inducing points, and the mean
+        square of y (1 for classes and counts).
+    natural : float
+        γ, the step of natural gradients.
+    samples : int
+        Draws per row, if a likelihood has several outputs per target.
     """
 
     default_steps: ClassVar[int] = 1000
@@ -151,8 +159,8 @@ class VariationalProcess(Method):
         try:
             Composed(self.kernel)
         except MethodError as error:
-            words = rules(self)["kernel"].words("kernel")
-            raise MethodError(f"kernel must be {words}, not {self.kernel!r}: {error}") from error
+            rule = rules(self)["kernel"].words("kernel")
+            raise MethodError(f"kernel must be {rule}, not {self.kernel!r}: {error}") from error
 
     @abstractmethod
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
@@ -224,7 +232,7 @@ class VariationalProcess(Method):
         return Composed(self.kernel, inputs if each else 1)
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        recorded = run.device.type != "cpu"  # where `fit` is asked for a graph
+        recorded = run.device.type != "cpu"  # where `fit` records a graph
         yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=recorded)
         yield Stage("last pass", self._last, 0, "pass", enter=self._enter_last, capturable=False)
 

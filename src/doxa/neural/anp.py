@@ -1,4 +1,4 @@
-"""The attentive neural process: targets look at the points of the context that matter to them.
+"""The attentive neural process: targets attend to the points of the context.
 
     r_j = Σ_{i in C} attention(x_j, x_i) v(x_i, y_i, C),  z ~ q(z | C),  y_j ~ N(μ(x_j, r_j, z), σ²)
 

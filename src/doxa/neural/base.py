@@ -1,11 +1,11 @@
-"""What neural processes share: a network of their own, trained on tasks to predict some points of
-a task from others.
+"""Shared by all neural processes: a network that is trained on tasks to predict some points of a
+task from others.
 
     maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = floor + softplus(s)
 
 C is the context, drawn anew at every step (`doxa.data.tasks`), T the targets (with `reconstruct`,
-all points): a task counts by the point, whatever its size. Weights are points, without a prior;
-`members` are networks trained from other starts.
+all points): the loss is per point, for a task of any size. Weights are point estimates, without a
+prior; `members` are networks trained from different initial weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from doxa.noise import drawing
 
 class Amortised(Method):
     """A network from a context to predictions. A subclass has `network`, and fields `width`,
-    `depth` and `floor`; it says how its network is called in training where that is not plain."""
+    `depth` and `floor`; it overrides how its network is called in training if that is special."""
 
     default_steps: ClassVar[int] = 10_000
     default_rate: ClassVar[float] = 5e-4

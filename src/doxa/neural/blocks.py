@@ -1,7 +1,8 @@
-"""What the networks of neural processes are made of.
+"""Building blocks of the networks of neural processes.
 
-A set of points is (x [..., N, D], y [..., N, O], mask [..., N]): 1 where a point counts. A block
-gives the same whatever the order of the points, and whatever stands where the mask is 0.
+A set of points is (x [..., N, D], y [..., N, O], mask [..., N]): the mask is 1 where a point
+counts. The output of a block does not depend on the order of the points, nor on values where the
+mask is 0.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 Garnelo, Rosenbaum, Maddison, Ramalho, Saxton, Shanahan, Teh, Rezende & Eslami (2018), "Conditional
 neural processes"; two encoders, as many as `np` has, as Nguyen & Grover (2022) compare the two.
-Points are predicted one by one given the context: there is a mean and a spread for each, and no
-draws of whole functions. The mean over the context underfits; `anp` and `tnp` look at each of its
-points.
+Points are predicted separately given the context: each has a mean and a standard deviation, and
+there are no draws of whole functions. The mean over the context underfits; `anp` and `tnp` attend
+to each of its points.
 """
 
 from __future__ import annotations

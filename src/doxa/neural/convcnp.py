@@ -6,8 +6,8 @@
 Gordon, Bruinsma, Foong, Requeima, Dubois & Turner (2020), "Convolutional conditional neural
 processes". A context that is shifted by lattice steps gives predictions that are shifted: it
 generalises beyond where it was trained. x has one column (functions) or two (images, as pixels
-with coordinates). The lattice has `density` points a unit of x, in fitted units: for pixels that
-are numbered, density=1 and no standardisation of x.
+with coordinates). The lattice has `density` points per unit of x, in fitted units: for pixels with
+integer coordinates use density=1 and no standardisation of x.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     r = ρ(mean φ(x_i, y_i)),   z ~ q(z | C) from a second such encoder,   y_j ~ N(μ(x_j, r, z), σ²)
 
 Garnelo, Schwarz, Rosenbaum, Viola, Rezende, Eslami & Teh (2018), "Neural processes", with the
-deterministic path of Kim et al. (2019), appendix A. The bounds are in `doxa.neural.np`. Draws
-of z are whole functions, and what they disagree about is epistemic.
-
-Neural processes with a latent variable: one z is one function.
+deterministic path of Kim et al. (2019), appendix A. One z is one function, and the variance between
+draws of z is epistemic. The bound, for `np` and `anp`, is
 
     z ~ q(z | C) = N(m(C), diag s(C)²),   s = 0.1 + 0.9 sigmoid,    y_j ~ N(μ(x_j, z, r(C)), σ²)
 
@@ -90,7 +88,7 @@ class LatentNet(nn.Module):
 
 @dataclass(frozen=True)
 class Latent(Amortised):
-    """What np and anp share: their fields and the bound."""
+    """Shared by np and anp: their fields and the bound."""
 
     latent: ClassVar[bool] = True
 

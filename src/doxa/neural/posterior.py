@@ -1,16 +1,17 @@
-"""A neural process after training: beliefs about a task, given its context.
+"""The posterior of a trained neural process: predictions for a task, given its context.
 
-`condition(x, y)` adds rows to the context and gives a posterior of the same kind; `predict` and
-`functions` then answer at any x. A batch of tasks, each with a context of its own, is predicted by
-passing what a network is given (`Tasks.padded`): point j of task i is row i·N + j of the answer.
+`condition(x, y)` adds rows to the context and returns a posterior of the same kind; `predict` and
+`functions` then predict at any x. A batch of tasks, each with its own context, is predicted by
+passing the padded inputs of the network (`Tasks.padded`): point j of task i is row i·N + j of the
+result.
 
-Several points of a task together: draws and densities, where `predict` has them one by one.
+`predict` treats the points of a task separately. Joint draws and densities are
 
     log p(y_T | x_T, C) = Σ_j log N(y_j; μ(x_j, C, y_<j), σ²)    autoregressive, in the rows' order
     log p(y_T | x_T, C) = log E_z Π_j N(y_j; μ(x_j, C, z), σ²)   latent, over draws of z given C
 
-and points that are independent given the context where a method has neither.
-Members are an equal mixture.
+and for a method that is neither, points are independent given the context. Members are an equal
+mixture.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ class NeuralPosterior(Posterior):
 
     Parameters
     ----------
-    net: the network as a function of flat weights [K, P], which are `weights`.
-    outputs: how many targets a point has.
-    context_x, context_y: what is known of the task, [n, D] and [n, outputs] in fitted units.
+    net : Functional
+        The network as a function of flat weights [K, P], which are `weights`.
+    outputs : int
+        Number of targets per point.
+    context_x, context_y : Tensor
+        The context of the task, [n, D] and [n, outputs] in fitted units.
     """
 
     kind = "neural-process"
@@ -199,7 +203,7 @@ class NeuralPosterior(Posterior):
             yield torch.cat([f[k, :c] for k, c in enumerate(counts)])
 
     def _latent_noise(self, counts: Sequence[int], seed: int, tasks: int) -> Tensor:
-        """[K, tasks, S, L], the same for every task: a draw's number says which function it is."""
+        """[K, tasks, S, L], the same for every task: draw i is the same function everywhere."""
         most, size = max(counts), self.method.width
         keys = [f"{i}/{j}" for i in self.ids for j in range(most)]
         noise = Noise(seed, "latent", keys, self.device, self.dtype).normal((size,))

@@ -5,7 +5,7 @@
     log p(y_T | x_T, C) = Σ_j log N(y_j; μ(x_j, C, y_<j), σ²)
 
 Nguyen & Grover (2022), "Transformer neural processes": TNP-D and TNP-A. The order of the targets is
-drawn anew at every step. `predict` gives, in both modes, each point as if it alone were asked for;
+drawn again at every step. `predict` treats, in both modes, each point as the only target;
 `functions` draws jointly in the autoregressive mode, one point after the other, so that its cost
 grows with the cube of the number of points.
 """
@@ -46,13 +46,13 @@ class TokenNet(nn.Module):
         x, context = task["target_x"], task["context"].unsqueeze(-2)  # [B, 1, N]
         given = pairs(task["context_x"], task["context_y"])
         blank = x.new_zeros(*x.shape[:-1], given.shape[-1] - x.shape[-1])
-        asked = pairs(x, blank)
+        queries = pairs(x, blank)
         keys = given.shape[-2]
         if target_y is None or rank is None:
-            tokens, allowed = torch.cat([given, asked], -2), context
+            tokens, allowed = torch.cat([given, queries], -2), context
         else:
-            told = pairs(x, target_y)
-            tokens = torch.cat([given, told, asked], -2)
+            observed = pairs(x, target_y)
+            tokens = torch.cat([given, observed, queries], -2)
             later, earlier = rank.unsqueeze(-1), rank.unsqueeze(-2)
             real = task["targets"].unsqueeze(-2)
             before = (earlier < later).to(x.dtype) * real  # [B, T, T]

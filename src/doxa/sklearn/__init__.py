@@ -1,4 +1,4 @@
-"""doxa as scikit-learn estimators: what `doxa.fit` does, where a `Pipeline` or a search expects it.
+"""doxa as scikit-learn estimators: `doxa.fit` for use in a `Pipeline` or a search.
 
 from doxa.sklearn import BayesianClassifier, BayesianRegressor
 

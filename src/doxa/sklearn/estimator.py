@@ -1,13 +1,13 @@
-"""What both estimators are: the arguments of `doxa.fit`, stored, and a posterior to ask.
+"""`BayesianEstimator`, the base of both estimators, and the checks of its inputs.
 
-What people pass to an estimator, checked by scikit-learn's rules, each fault with its place.
+An estimator stores the arguments of `doxa.fit` and, after a fit, the posterior. X, y and weights
+are checked by the rules of scikit-learn; an error names the place of the fault.
 
-A weight is a count: a row of weight 2 gives what the row twice gives, to the bit.
-
-Rows that occur more than once become one row with the sum of their weights, rows of weight 0 are
-left out, and the others stand in an order that does not depend on how they were passed. So a copy
-of a row is never among the rows that judge a fit to the row itself. Rows without weights or copies
-are passed on as they are.
+A weight is a count: a row of weight 2 gives bit for bit the same result as the row twice. Rows that
+occur more than once become one row with the sum of their weights, rows of weight 0 are dropped, and
+the other rows are sorted, so that the result does not depend on their order. A copy of a training
+row is therefore never among the held-out rows. Rows without weights or copies are passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def without_zeros(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
     try:
         counts = np.asarray(_array_of(sample_weight), dtype=np.float64) > 0
         rows = (_num_samples(X), _num_samples(y))
-    except (TypeError, ValueError):  # what is wrong is said by the checks of X, y and weights
+    except (TypeError, ValueError):  # the checks of X, y and weights report the fault
         return X, y
     if rows != (len(counts),) * 2 or counts.ndim != 1 or counts.all() or not counts.any():
         return X, y
@@ -128,7 +128,7 @@ def _refuse_dates(X: Any) -> None:
 
 
 def _with_place(message: str, X: Any, y: Any) -> str:
-    """scikit-learn's words, and where in the table the fault is, or what to do about it."""
+    """The message of scikit-learn, with the place of the fault in the table, or a remedy."""
     if "must be in the same order" in message:
         return f"{message.rstrip()}\ncolumn_order='any' puts columns in order by their names."
     if "could not convert string" in message:
@@ -213,8 +213,12 @@ class BayesianEstimator(BaseEstimator):
 
     Attributes
     ----------
-    posterior_: what `doxa.fit` gave: status, diagnostics, `predict`, `functions`, `save`.
-    n_features_in_, feature_names_in_: how many columns, and their names if X had any.
+    posterior_ : Posterior
+        The result of `doxa.fit`: status, diagnostics, `predict`, `functions`, `save`.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : ndarray of str
+        Names of the columns, if X had any.
     """
 
     def __init__(
@@ -245,25 +249,37 @@ class BayesianEstimator(BaseEstimator):
     ) -> None:
         """Store the settings; nothing is checked before `fit`.
 
-        What is not explained is as in `doxa.fit`. The defaults are the same, but for `standardize`
-        (as in the shell) and `dtype` (double precision, as everywhere in scikit-learn).
+        Parameters that are not listed are those of `doxa.fit`. The defaults are the same, except
+        for `standardize` (as on the command line) and `dtype` (double precision, as in
+        scikit-learn).
 
         Parameters
         ----------
-        method: a name (see `doxa.methods()`) or a method object with its settings.
-        net: an `nn.Module`, or a builder called as net(inputs, outputs); None: an MLP.
-        hidden: widths of that MLP's layers.
-        likelihood: by name or as an object; None: see the estimator.
-        members, epochs, steps, lr, batch_size: None leaves them to the method.
-        validation: "auto": methods that can overfit hold rows out, each member others; None: every
-            row is trained on; a number: that share of the rows.
-        standardize: scale columns of X, and y where it is continuous.
-        dtype: "float64" or "float32" ("float32" gives the bits of a plain `doxa.fit`); None: the
-            network's own.
-        random_state: the seed of `doxa.fit`, a `RandomState` that one is drawn from, or None for
-            another one at each fit.
-        column_order: "fixed": columns of a DataFrame in another order than at `fit` are an error,
-            as in all of scikit-learn; "any": they are put in order by name.
+        method : str or Method, default "deep-ensemble"
+            A name (see `doxa.methods()`) or a method object with its settings.
+        net : Module or callable, optional
+            An `nn.Module`, or a builder that is called as net(inputs, outputs). The default is an
+            MLP.
+        hidden : sequence of int, default (50,)
+            Hidden widths of the MLP.
+        likelihood : str or Likelihood, optional
+            A name or an object. The default depends on the estimator.
+        members, epochs, steps, lr, batch_size : optional
+            None uses the defaults of the method.
+        validation : "auto", float or None, default "auto"
+            "auto": methods that can overfit hold rows out, different ones for each member. A
+            number: hold out that share of the rows. None: train on every row.
+        standardize : bool, default True
+            Scale the columns of X, and y if it is continuous.
+        dtype : str or dtype, default "float64"
+            "float64" or "float32" ("float32" gives bit for bit the result of a plain `doxa.fit`).
+            None: that of the network.
+        random_state : int, RandomState or None, default 0
+            The seed of `doxa.fit`, a `RandomState` from which one is drawn, or None for a different
+            seed in each fit.
+        column_order : {"fixed", "any"}, default "fixed"
+            "fixed": columns of a DataFrame in another order than in `fit` are an error, as in
+            scikit-learn. "any": they are sorted by name.
         """
         self.method = method
         self.net = net
@@ -289,8 +305,22 @@ class BayesianEstimator(BaseEstimator):
         self.column_order = column_order
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit to rows X [N, D] and targets y; sample_weight: one a row. A row of weight 2 is the
-        row twice, to the bit, and one of weight 0 is no row: see `doxa.sklearn.estimator`."""
+        """Fit to rows X and targets y.
+
+        Parameters
+        ----------
+        X : array_like [N, D]
+            Inputs.
+        y : array_like [N]
+            Targets.
+        sample_weight : array_like [N], optional
+            One weight per row. A row of weight 2 counts as two rows, bit for bit, and a row of
+            weight 0 is dropped: see `doxa.sklearn.estimator`.
+
+        Returns
+        -------
+        self
+        """
         self._check_settings()
         X, y = self._read(*without_zeros(X, y, sample_weight))
         weight = row_weights(sample_weight, len(X))
@@ -312,12 +342,12 @@ class BayesianEstimator(BaseEstimator):
         return self
 
     def predictive(self, X: Any) -> Predictive:
-        """All that is believed of y at X: `aleatoric`, `epistemic`, `quantile`, `log_prob`…"""
+        """The predictive distribution of y at X: `aleatoric`, `epistemic`, `quantile`, …"""
         X = self._new(X)
         return self.posterior_.predict(X)
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The mean log predictive density of y: what to search by where doubt matters."""
+        """The mean log predictive density of y: a score for searches that includes uncertainty."""
         p = self.predictive(X)
         each = p.log_prob(self._known_targets(y)).cpu().double().numpy()
         return float(np.average(each, weights=row_weights(sample_weight, len(each))))
@@ -361,17 +391,17 @@ class BayesianEstimator(BaseEstimator):
         """The likelihood, and how many outputs it needs of the network."""
 
     def _likelihood(self, default: str) -> Likelihood:
-        asked = self.likelihood
-        meant = likelihoods.assumed(default) if asked is None else likelihoods.likelihood(asked)
-        if isinstance(meant, Heads):
+        given = self.likelihood
+        chosen = likelihoods.assumed(default) if given is None else likelihoods.likelihood(given)
+        if isinstance(chosen, Heads):
             raise ModelError(
                 f"{type(self).__name__} takes one likelihood, not a tuple; several heads are for "
                 "doxa.fit"
             )
-        return meant
+        return chosen
 
     def _network(self, method: Method) -> nn.Module | None:
-        """The network that is asked for, or None for a method that brings its own functions."""
+        """The network for the settings, or None for a method that needs no network."""
         if self.net is None:
             if not method.needs_network:
                 return None

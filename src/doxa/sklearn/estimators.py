@@ -1,6 +1,5 @@
-"""`BayesianClassifier`: class probabilities, averaged over the posterior.
-
-`BayesianRegressor`: numbers, with how sure they are.
+"""`BayesianClassifier`: class probabilities, averaged over the posterior. `BayesianRegressor`:
+numbers, with their uncertainty.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from doxa.sklearn.estimator import Array, BayesianEstimator, as_numbers
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """Classification with any network and any method of doxa.
 
-    Two classes are "bernoulli", one output, as in the shell; more are "categorical", one output a
-    class. An `nn.Module` with two outputs is taken as categorical. `score` is the accuracy.
+    Two classes are "bernoulli", with one output, as on the command line; more are "categorical",
+    with one output per class. An `nn.Module` with two outputs is taken as categorical. `score` is
+    the accuracy.
 
     >>> classifier = BayesianClassifier().fit(X, y)
     >>> classifier.predict_proba(X_new)
-    >>> classifier.predictive(X_new).mutual_information    # doubt about the function
+    >>> classifier.predictive(X_new).mutual_information    # epistemic uncertainty
 
     The other attributes and all settings are those of `BayesianEstimator`.
     """
@@ -78,17 +78,17 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         if len(seen) < 2:
             (only,) = self.classes_[seen].tolist()
             raise DataError(
-                f"y holds one class only ({only!r}), in rows that count: there is nothing to tell "
-                "apart; two classes are needed"
+                f"y holds one class only ({only!r}), in rows of positive weight: two classes are "
+                "needed"
             )
         return codes
 
     def _known_targets(self, y: Any) -> Array:
         labels = np.asarray(y).reshape(-1)
         codes = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-        strange = np.flatnonzero(self.classes_[codes] != labels)
-        if len(strange):
-            row = int(strange[0])
+        unknown = np.flatnonzero(self.classes_[codes] != labels)
+        if len(unknown):
+            row = int(unknown[0])
             label = labels.tolist()[row]
             known = did_you_mean(str(label), map(str, self.classes_))
             raise DataError(f"y is {label!r} at row {row}, a class not seen when fitting{known}")

@@ -1,6 +1,6 @@
-"""Estimators on disk, as safetensors and JSON, and as what pickle keeps: the same bytes.
+"""Saving and loading of estimators, as safetensors and JSON; a pickle holds the same bytes.
 
-The network that an estimator is given: a module, or a builder of one.
+`made` builds the network of an estimator from a module or from a builder.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _PRIVATE = ("_outputs", "_flat")  # learned of y, for ourselves
 
 
 def save(estimator: BayesianEstimator, path: str | Path) -> None:
-    """The posterior, with what the estimator knows besides in its metadata.
+    """Save the posterior, with the settings and attributes of the estimator in its metadata.
 
-    A network is stored by its registered builder or not at all; a `RandomState` as the seed that
-    was drawn from it.
+    A network is stored by its registered builder or not at all; a `RandomState` is stored as the
+    seed that was drawn from it.
     """
     posterior = estimator.posterior_
     settings = estimator.get_params(deep=False)
@@ -65,7 +65,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> None:
         settings["net"] = nets.builder_of(given) or _OWN
     if isinstance(settings["random_state"], np.random.RandomState):
         settings["random_state"] = posterior.record.seed
-    told = {
+    stored = {
         "class": type(estimator).__name__,
         "settings": {k: store.encode(v, f"parameter {k}") for k, v in settings.items()},
         "fitted": {
@@ -73,7 +73,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> None:
             if (name.endswith("_") or name in _PRIVATE) and name != "posterior_"
         },
     }  # fmt: skip
-    posterior.metadata[KEY] = told
+    posterior.metadata[KEY] = stored
     posterior.save(path)
 
 
@@ -89,19 +89,19 @@ def _load(
     cls: type[E], path: str | Path, tensors: dict[str, Tensor], meta: dict[str, Any],
     net: nn.Module | Builder | None, device: torch.device | str,
 ) -> E:  # fmt: skip
-    told = store.decode(meta.get("record", {}), "record").get("metadata", {}).get(KEY)
-    if told is None:
+    stored = store.decode(meta.get("record", {}), "record").get("metadata", {}).get(KEY)
+    if stored is None:
         raise StoreError(f"{path} holds a posterior, but no estimator: doxa.load reads it")
-    if told["class"] != cls.__name__:
-        raise StoreError(f"{path} holds a {told['class']}: {told['class']}.load reads it")
-    settings = {k: store.decode(v, f"parameter {k}") for k, v in told["settings"].items()}
+    if stored["class"] != cls.__name__:
+        raise StoreError(f"{path} holds a {stored['class']}: {stored['class']}.load reads it")
+    settings = {k: store.decode(v, f"parameter {k}") for k, v in stored["settings"].items()}
     built = settings.pop("net")
     if net is None and built not in (None, _OWN):
         net = rebuilt(built, tensors)
     estimator = cls(**settings, net=net)
-    for name, value in told["fitted"].items():
+    for name, value in stored["fitted"].items():
         if name not in _PRIVATE and (name.startswith("_") or not name.endswith("_")):
-            raise StoreError(f"{path}: {name!r} is nothing that an estimator learns")
+            raise StoreError(f"{path}: {name!r} is not a fitted attribute of an estimator")
         setattr(estimator, name, _array(store.decode(value, name)))
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
     estimator.posterior_ = from_artefact(placed, meta, _given(estimator))
@@ -109,7 +109,7 @@ def _load(
 
 
 def to_state(state: dict[str, Any]) -> dict[str, Any]:
-    """What pickle keeps of an estimator: its posterior as the bytes that are saved."""
+    """The state for pickle: the posterior is replaced by the bytes that `save` writes."""
     if "posterior_" not in state:
         return state
     tensors, meta = to_artefact(state["posterior_"])

@@ -84,7 +84,7 @@ def test_bad_answers_are_refused_and_change_nothing() -> None:
     book = LabelState(rows=5)
     book.ask([1, 3])
     for answers, words in (
-        ({1: 0, 2: 0}, "row 2 was not asked about"),
+        ({1: 0, 2: 0}, "row 2 is not open"),
         ({1: 0}, "1 answers for 2 rows: row 3 has none"),
         ({1: 0, 3: float("nan")}, "row 3 is nan"),
         ({1: None, 3: 0}, "row 1 is None"),
@@ -92,12 +92,12 @@ def test_bad_answers_are_refused_and_change_nothing() -> None:
         with pytest.raises(DataError, match=words):
             book.answer(answers)
         assert (book.answers, book.asked) == ({}, [1, 3])
-    with pytest.raises(DataError, match="row 1 waits for an answer"):
+    with pytest.raises(DataError, match="row 1 has no label yet"):
         book.ask([2])
     book.answer({3: 1, 1: 0})
     with pytest.raises(DataError, match="row 3 has an answer already, 1"):
         book.answer({3: 0})
-    with pytest.raises(DataError, match="row 3 was asked about before"):
+    with pytest.raises(DataError, match="row 3 was already chosen"):
         book.ask([3])
     with pytest.raises(DataError, match="row 5 is not in the pool"):
         book.ask([5])
@@ -116,7 +116,7 @@ def test_a_state_that_was_tampered_with_is_one_error(tmp_path: Path) -> None:
         {"rounds": [{"labels": "x"}]}, {"rounds": {}}, {"stopped": None}, {"unknown": 1},
     ):  # fmt: skip
         store.write_artefact(where, {}, {"books": [page | bad], "facts": {}})
-        with pytest.raises(StoreError, match="the books of a campaign"):
+        with pytest.raises(StoreError, match="the labels of a session"):
             load(tmp_path)
     for meta in ({"books": 3, "facts": {}}, {"books": [page]}, {"books": [page], "facts": 3}):
         store.write_artefact(where, {}, meta)

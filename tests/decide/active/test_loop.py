@@ -113,7 +113,7 @@ def test_a_campaign_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, war
             active.learn(net, x, y, folder=tmp_path / "a", callback=dies, **short)
     got = active.learn(net, x, y, folder=tmp_path / "a", **short)
     assert outcome(got) == outcome(want)
-    with pytest.raises(StoreError, match="holds another campaign: step was 4"):
+    with pytest.raises(StoreError, match="holds another session: step was 4"):
         active.learn(net, x, y, folder=tmp_path / "a", **(short | {"step": 5}))
 
 
@@ -246,7 +246,7 @@ def test_bad_oracles_are_named() -> None:
         active.learn(net, x, lambda rows: [0, 1], **SHORT)
     with pytest.raises(DataError, match="table has shape \\[3\\], the pool 40 rows"):
         active.learn(net, x, y[:3], **SHORT)
-    with pytest.raises(DataError, match=r"row \d+ is no number"):
+    with pytest.raises(DataError, match=r"row \d+ is not a finite number"):
         active.learn(net, x, lambda rows: torch.full((len(rows),), torch.nan), **SHORT)
     with pytest.raises(DataError, match="pool is empty"):
         active.learn(net, x[:0], y[:0], **SHORT)

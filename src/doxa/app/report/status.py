@@ -26,7 +26,7 @@ from doxa.app.report.html import Content
 from doxa.app.report.scores import about_rows, baseline, score
 from doxa.app.report.subject import Rows, Subject
 from doxa.app.report.text import capitalized, count, describe, listed, percent, points, short
-from doxa.diagnose import Diagnosis, Finding, doctor
+from doxa.diagnose import Diagnosis, Finding, diagnose
 from doxa.diagnose.advice import MORE_ROWS, NAMES, Advice, any_of, recalibrate
 from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.data import binomial, binomial_upper
@@ -86,14 +86,14 @@ def _diagnose(subject: Subject, level: float) -> tuple[list[Finding], str]:
         return [], "they need the rows the posterior was fitted to (--train, or train= in Python)"
     test = None if subject.test is None else _pair(subject.test)
     try:
-        found = doctor(subject.posterior, _pair(subject.train), test, level=level)
+        found = diagnose(subject.posterior, _pair(subject.train), test, level=level)
     except DoxaError as error:
         return [], str(error)
     return [_with_class_names(subject, finding) for finding in found.findings], ""
 
 
 def _with_class_names(subject: Subject, finding: Finding) -> Finding:
-    """The diagnostics know classes by their numbers."""
+    """The finding with class names; the diagnostics use class numbers."""
     names = subject.classes
     if names is None or len(subject.evaluations) > 1:
         return finding
@@ -251,7 +251,7 @@ CHECKS = {
 def overall_mark(status: OverallStatus) -> Content:
     """The status as a pill; nothing good is claimed of rows that the fit has seen."""
     found = status.diagnosis
-    look = found.verdict if found.new_rows or found.verdict != "good" else "none"
+    look = found.status if found.new_rows or found.status != "good" else "none"
     return html.mark(look, found.headline)
 
 

@@ -1,4 +1,4 @@
-"""The active learning loop: fit, score the pool, ask, label, repeat."""
+"""The active learning loop: fit, score the pool, choose rows, label them, repeat."""
 
 from doxa.decide.active.book import LabelState, Learned, Learner
 from doxa.decide.active.learn import Stopping, answer, learn

@@ -1,10 +1,9 @@
-"""What was asked, what was answered, and how the learner did: the book of one campaign.
+"""The state of an active learning session, and its result.
 
-A row is free, asked, or answered; it goes from one to the next and never back, so that none is
-asked twice and no answer is lost. Answers are checked before any of them is entered; an answer is
-replaced only where that is asked for.
-
-What an active learner leaves: learning curves, labels, and the last posterior of each run.
+`LabelState` holds the labels of one learner. A row is free, asked (open), or answered. It never
+goes back, so no row is labelled twice and no answer is lost. All answers are checked before any of
+them is entered; an answer is replaced only with `correct=True`. `Learned` holds learning curves,
+labels, and the last posterior of each run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from doxa import store
 from doxa.errors import DataError, MethodError, StoreError
 from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
 
-STATE = "state"  # the artefact in a campaign's folder
+STATE = "state"  # the artefact in the folder of a session
 
 
 @dataclass(frozen=True)
@@ -109,15 +108,20 @@ class Labels:
 
 @dataclass
 class LabelState:
-    """The book of one learner.
+    """The labels and scores of one learner.
 
     Attributes
     ----------
-    rows: how many there are in the pool.
-    answers: {row: label}, in the order in which they came.
-    asked: rows that wait for an answer.
-    rounds: what was known after each fit: {"labels": 20, "accuracy": 0.8, …}.
-    stopped: why no more is asked; "" while there is more to ask.
+    rows : int
+        Number of rows in the pool.
+    answers : dict
+        {row: label}, in the order in which they were entered.
+    asked : list of int
+        Open rows: chosen, and without a label yet.
+    rounds : list of dict
+        Scores after each fit: {"labels": 20, "accuracy": 0.8, …}.
+    stopped : str
+        Why no more rows are chosen. "" while the learner continues.
     """
 
     rows: int
@@ -128,37 +132,37 @@ class LabelState:
 
     @property
     def labelled(self) -> Tensor:
-        """The rows that have an answer, [L]."""
+        """The rows that have a label, [L]."""
         return torch.tensor(list(self.answers), dtype=torch.long)
 
     @property
     def free(self) -> Tensor:
-        """The rows that were never asked about, in their order."""
+        """The rows that were never chosen, in their order."""
         left = torch.ones(self.rows, dtype=torch.bool)
         left[[*self.answers, *self.asked]] = False
         return left.nonzero()[:, 0]
 
     def ask(self, rows: Sequence[int]) -> None:
-        """Enter rows to be asked about."""
+        """Enter rows that are to be labelled."""
         if self.asked:
             raise DataError(
-                f"row {self.asked[0]} waits for an answer still: nothing more is asked until the "
-                f"{len(self.asked)} open ones are answered"
+                f"row {self.asked[0]} has no label yet: no more rows can be chosen until the "
+                f"{len(self.asked)} open rows have labels"
             )
         seen: set[int] = set()
         for row in map(int, rows):
             if not 0 <= row < self.rows:
                 raise DataError(f"row {row} is not in the pool, whose rows are 0 … {self.rows - 1}")
             if row in self.answers or row in seen:
-                raise DataError(f"row {row} was asked about before")
+                raise DataError(f"row {row} was already chosen")
             seen.add(row)
         self.asked = [int(row) for row in rows]
 
     def answer(
         self, answers: Mapping[int, Any], partial: bool = False, correct: bool = False
     ) -> None:
-        """Enter a label for every row that was asked about; for some of them if `partial`. A row
-        that has an answer is given another one if `correct`."""
+        """Enter a label for every open row; for some of them if `partial`. A label that was
+        entered before is replaced if `correct`."""
         open_rows = set(self.asked)
         for row, label in answers.items():
             if row in self.answers and not correct:
@@ -167,7 +171,7 @@ class LabelState:
                     "replaces it"
                 )
             if row not in self.answers and row not in open_rows:
-                raise DataError(f"row {row} was not asked about")
+                raise DataError(f"row {row} is not open: it was not chosen for labelling")
             if label is None or (isinstance(label, float) and not math.isfinite(label)):
                 raise DataError(f"the answer for row {row} is {label!r}, which is no label")
         missing = [row for row in self.asked if row not in answers]
@@ -182,26 +186,26 @@ class LabelState:
 
 
 def save(folder: Path, books: Sequence[LabelState], facts: Mapping[str, Any]) -> None:
-    """Whole or not at all: whoever is killed here leaves the books as they were, or as they are."""
+    """Save atomically: if the process is killed, the folder holds the old or the new state."""
     pages = [asdict(book) | {"answers": list(book.answers.items())} for book in books]
     store.write_artefact(folder / STATE, {}, {"books": pages, "facts": dict(facts)})
 
 
 def load(folder: Path) -> tuple[list[LabelState], dict[str, Any]] | None:
-    """The books and what they were started with; None where there are none."""
+    """The label states and the settings of the session; None if the folder holds none."""
     if not store.is_artefact(folder / STATE):
         return None
     _, meta = store.read_artefact(folder / STATE)
     if "books" not in meta:
-        raise StoreError(f"{folder / STATE} holds something else than a campaign")
+        raise StoreError(f"{folder / STATE} does not hold a session of active learning")
     try:
         return [_book(page) for page in meta["books"]], dict(meta["facts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"{folder / STATE} does not hold the books of a campaign") from error
+        raise StoreError(f"{folder / STATE} does not hold the labels of a session") from error
 
 
 def _book(page: Mapping[str, Any]) -> LabelState:
-    """A book as it was saved; ValueError where it is none."""
+    """A `LabelState` as it was saved; ValueError if it is not valid."""
     answers = dict(page["answers"])
     book = LabelState(**{**page, "answers": answers})
     rows = [book.rows, *answers, *book.asked]
@@ -237,7 +241,8 @@ class Learner:
 class Learned:
     """The runs of `learn`, acquisitions × seeds.
 
-    `waiting` is true where a person has been asked: rows are in `learners[i].book.asked`.
+    `waiting` is true if labels from a person are needed: the open rows are in
+    `learners[i].book.asked`.
     """
 
     learners: list[Learner]
@@ -251,8 +256,8 @@ class Learned:
         return self.learners[i]
 
     def labels_to(self, metric: str, value: float) -> dict[str, list[int | None]]:
-        """How many labels each run of each acquisition needed until `metric` first reached a value
-        (fell to it, for errors such as rmse): None where it has not."""
+        """The number of labels at which `metric` first reached a value (fell to it, for errors
+        such as rmse), for each run of each acquisition; None if it did not."""
         enough = reaches(metric, value)
         found: dict[str, list[int | None]] = {}
         for one in self.learners:
@@ -273,7 +278,7 @@ class Learned:
         return [(k, float(v.mean()), float(v.std(correction=0))) for k, v in each]
 
     def table(self, metric: str, *values: float) -> str:
-        """Markdown: the median labels to reach each value, over seeds."""
+        """A Markdown table of the median number of labels to reach each value, over seeds."""
         heads = "".join(f" {metric} {value:g} |" for value in values)
         lines = [f"| chosen by |{heads}", "|---|" + "---|" * len(values)]
         columns = [self.labels_to(metric, value) for value in values]
@@ -311,9 +316,9 @@ def _get(found: dict[str, Any], metric: str) -> float:
 
 
 def _median(found: list[int | None]) -> str:
-    """Of runs that got there; the number of those is said where some did not."""
+    """The median over runs that reached the value; their number is added if some did not."""
     there = [n for n in found if n is not None]
     if not there:
         return "–"
-    words = f"{statistics.median(there):g}"
-    return words if len(there) == len(found) else f"{words} ({len(there)} of {len(found)} runs)"
+    text = f"{statistics.median(there):g}"
+    return text if len(there) == len(found) else f"{text} ({len(there)} of {len(found)} runs)"

@@ -1,16 +1,12 @@
-"""The loop: fit, score the pool, ask, label, and again.
+"""Active learning: fit, score the pool, choose rows, get their labels, repeat.
 
-Several acquisitions and seeds are runs of one stacked fit in each round: every learner has its own
-rows, its own seed and its own book. What a round does is a function of the seed, the round and the
-labels so far, so a campaign that was stopped goes on as if it had not been.
+`learn` runs the loop, `answer` enters labels from a person. `Stopping` has the rules that end a
+session: the budget is spent, the score is good enough, the score no longer improves, or the pool is
+empty. An oracle gives labels: a table, a function, or a person.
 
-Who knows the labels: a table of them, a function, or a person (nobody yet).
-
-When to stop asking: no budget, good enough, no gain, nothing left.
-
-One round of active learning for several learners at once.
-
-The fit of a round is one stacked fit: each learner is a run with rows and a seed of its own.
+Several acquisitions and seeds are runs of one stacked fit in each round: each learner has its own
+rows, its own seed and its own `LabelState`. A round depends only on the seed, the number of the
+round and the labels so far, so a session that was interrupted continues with the same results.
 """
 
 from __future__ import annotations
@@ -59,7 +55,7 @@ Oracle = Callable[[Tensor], Any]
 
 
 class Table:
-    """Labels that are all at hand: asking again costs nothing."""
+    """An oracle that is a table of all labels."""
 
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels
@@ -69,7 +65,7 @@ class Table:
 
 
 def oracle_of(given: Any, rows: int) -> Oracle | None:
-    """A function from rows [k] to labels [k, …]; None where a person will answer."""
+    """A function from rows [k] to labels [k, …]; None if a person gives the labels."""
     if given is None or callable(given):
         return given
     table = as_tensor(given, "the oracle's table").cpu()
@@ -90,17 +86,25 @@ def labels_of(oracle: Oracle, asked: list[int]) -> dict[int, Any]:
     bad = ~torch.isfinite(labels.double()).reshape(len(labels), -1).all(1)
     if bool(bad.any()):
         raise DataError(
-            f"the oracle's label for row {asked[int(bad.nonzero()[0, 0])]} is no number"
+            f"the oracle's label for row {asked[int(bad.nonzero()[0, 0])]} is not a finite number"
         )
     return dict(zip(asked, labels.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """The rules; the first that holds ends a campaign.
+    """Rules that end a session; the first that holds ends it.
 
-    budget: labels in all. target: a value of `metric` that is good enough. patience: rounds without
-    a better value than before. metric: one of `doxa.evaluate.metrics`, on the test rows.
+    Attributes
+    ----------
+    budget : int, optional
+        Total number of labels.
+    target : float, optional
+        A value of `metric` that is good enough.
+    patience : int, optional
+        Number of rounds without an improvement of `metric`.
+    metric : str, default "accuracy"
+        A score of `doxa.evaluate.metrics`, on the test rows.
     """
 
     budget: int | None = None
@@ -118,7 +122,7 @@ class Stopping:
         return self.target is not None or self.patience is not None
 
     def reason(self, book: LabelState) -> str:
-        """Why to stop now; "" to go on."""
+        """The reason to stop now; "" to continue."""
         sign = -1.0 if self.metric in SMALLER_IS_BETTER else 1.0
         values = [sign * self._value(found) for found in book.rounds] if self.needs_scores else []
         if self.target is not None and values and values[-1] >= sign * self.target:
@@ -148,7 +152,7 @@ log = logging.getLogger("doxa")
 
 @dataclass
 class Work:
-    """What does not change during a campaign."""
+    """The settings of a session, which do not change while it runs."""
 
     model: Any
     method: Method
@@ -169,7 +173,7 @@ class Work:
     starts: dict[int, list[int]] = field(default_factory=dict)
 
     def facts(self, ways: Sequence[Any], seeds: Sequence[int], start: Any) -> dict[str, Any]:
-        """What a campaign in a folder must have been started with to be gone on with."""
+        """Settings that must be equal to those of the session in a folder to continue it."""
         return {
             "rows": self.rows, "method": repr(self.method), "by": [name_of(way) for way in ways],
             "seeds": [int(seed) for seed in seeds], "start": repr(start)[:2000],
@@ -179,8 +183,8 @@ class Work:
         }  # fmt: skip
 
     def advance(self, found: Learned, oracle: Oracle | None) -> bool:
-        """Answers to what is open, or else a round of those who have not stopped; False where
-        nothing is left to do."""
+        """Label the open rows; if there are none, run a round for the learners that have not
+        stopped. Returns False if nothing remains to be done."""
         learners = found.learners
         waiting = [one for one in learners if one.book.asked]
         if waiting:
@@ -188,13 +192,13 @@ class Work:
                 found.waiting = True
                 return True
             for one in waiting:
-                known = self._known(learners)  # no row is asked twice, whoever asks
+                known = self._known(learners)  # learners share labels: no row is labelled twice
                 new = [row for row in one.book.asked if row not in known]
-                fresh = labels_of(oracle, new) if new else {}
-                given = known | {row: self.labels.checked(row, fresh[row]) for row in new}
+                labels = labels_of(oracle, new) if new else {}
+                given = known | {row: self.labels.checked(row, labels[row]) for row in new}
                 one.book.answer({row: given[row] for row in one.book.asked})
                 if not isinstance(oracle, Table):
-                    self._save(found)  # what an oracle was asked is not asked again
+                    self._save(found)  # so that an oracle labels no row twice
             self._save(found)
             return True
         for one in learners:
@@ -213,7 +217,7 @@ class Work:
         return any(one.book.asked for one in learners)
 
     def _draw(self, one: Learner) -> None:
-        """More rows at random: labels of one class teach nothing that rows could be chosen by."""
+        """Choose more rows at random: a fit to labels of one class gives no useful scores."""
         book = one.book
         count = len(book.answers)
         book.stopped = self.stopping.reason(book)
@@ -234,7 +238,7 @@ class Work:
             began = time.perf_counter()
             book = one.book
             if book.rounds and book.rounds[-1]["labels"] == len(book.answers):
-                book.rounds.pop()  # it was the last one, and now there is a larger budget
+                book.rounds.pop()  # a stopped session continues with a larger budget
             scores = {} if self.test is None else scored(one.posterior, self.test, self.n)
             book.rounds.append({"labels": len(book.answers), **scores})
             book.stopped = self.stopping.reason(book)
@@ -348,29 +352,57 @@ def learn(
     callback: Callable[[Learned], Any] | None = None,
     **options: Any,
 ) -> Learned:
-    """Learn from as few labels as it takes.
+    """Run active learning on a pool of rows.
 
     Parameters
     ----------
-    model, method, **options: as in `doxa.fit`, which is called once a round for all runs.
-    pool: the inputs x, [N, …], labelled or not.
-    oracle: who labels: a table [N, …] of all labels, a function from row numbers [k] to k labels,
-        or None for a person: the campaign then stops with rows asked, `answer(folder, {row:
-        label})` enters what came back, and the same call goes on.
-    by: how rows are chosen (see `decide.select`), or a list of ways, each a campaign of its own.
-    start: how many rows are labelled first, at random by the seed; or the rows themselves, or a
-        list of rows for each seed. While all labels are of one class, further rows are drawn at
-        random and nothing is fitted.
-    step: how many rows are asked about in each round.
-    budget, target, patience, metric: see `Stopping`. Without any, until the pool is empty.
-    test: (x, y) to score each round on, for the learning curve and the rules.
-    seeds: each a campaign of its own.
-    warm: a round's fit starts where the last one ended; else anew.
-    n: functions for each prediction. sample: score only so many rows, drawn anew each round.
-    diversity, beta: see `decide.select`.
-    folder: keeps the books, atomically; the same call, on the same pool, then goes on after a
-        crash.
-    callback: called after each round with what there is; one that returns True stops the campaign.
+    model : Module, Model or None
+        As in `doxa.fit`, which is called once per round for all runs.
+    pool : array_like [N, …]
+        The inputs x, with or without labels.
+    oracle : array_like, callable or None
+        A table [N, …] of all labels, or a function from row numbers [k] to k labels. None for a
+        person: the session then stops with open rows, `answer(folder, {row: label})` enters their
+        labels, and the same call continues.
+    method : str or Method, default "mc-dropout"
+        As in `doxa.fit`.
+    by : str, callable or list, default "bald"
+        How rows are chosen (see `decide.select`), or a list of acquisitions, each with a session of
+        its own.
+    start : int or list, default 20
+        The number of rows that are labelled first, drawn at random by the seed; or the rows
+        themselves; or one list of rows per seed. While all labels are of one class, more rows are
+        drawn at random and nothing is fitted.
+    step : int, default 10
+        Number of rows to label per round.
+    budget, target, patience, metric : optional
+        See `Stopping`. Without any of them the session ends when the pool is empty.
+    test : tuple (x, y), optional
+        Rows to score each round on, for the learning curve and the stopping rules.
+    seeds : sequence of int, default (0,)
+        Each seed is a session of its own.
+    warm : bool, default False
+        Start the fit of a round from the posterior of the round before.
+    n : int, optional
+        Number of functions per prediction.
+    sample : int, optional
+        Score only this many rows, drawn again in each round.
+    diversity, beta : optional
+        See `decide.select`.
+    folder : path, optional
+        Where the session is saved, atomically. The same call on the same pool then continues it
+        after a crash.
+    progress : bool, optional
+        Show a progress bar. By default it is shown on a terminal.
+    callback : callable, optional
+        Called after each round with the `Learned` so far. If it returns True the session stops.
+    **options
+        Options of `doxa.fit`.
+
+    Returns
+    -------
+    Learned
+        Learning curves, labels, and the last posterior of each run.
     """
     x = as_tensors(gathered(pool), "the pool")
     rows = rows_of(x, "the pool")
@@ -403,7 +435,7 @@ def learn(
                 done = min(len(one.book.answers) for one in learners)
                 last = {metric: [r.curve[-1].get(metric) for r in learners if r.curve]}
                 line.show(min(done, total), "labels", last)
-            enough = callback is not None and callback(found)  # told of the last round too
+            enough = callback is not None and callback(found)  # also called after the last round
             if not moved or enough:
                 break
     return found
@@ -416,26 +448,32 @@ def answer(
     partial: bool = False,
     correct: bool = False,
 ) -> int:
-    """Enter a person's labels into the books in a folder, all of them or none.
+    """Enter labels from a person into the session in a folder, all of them or none.
 
     Parameters
     ----------
-    folder: that of `learn`.
-    answers: {row: label}; a label is a number that the likelihood can have, such as a class.
-    run: which learner was asked.
-    partial: take labels of some of the rows that were asked about; the others stay open.
-    correct: rows that have a label already are given this one instead, in every learner's book.
+    folder : path
+        The folder of `learn`.
+    answers : dict
+        {row: label}. A label is a value that the likelihood allows, such as a class.
+    run : int, default 0
+        The learner that chose the rows.
+    partial : bool, default False
+        Accept labels for some of the open rows; the others stay open.
+    correct : bool, default False
+        Replace the labels of rows that already have one, for every learner.
 
     Returns
     -------
-    How many rows are still open.
+    int
+        The number of rows that are still open.
     """
     found = load(Path(folder))
     if found is None:
-        raise StoreError(f"{folder} holds no campaign: learn(..., folder=) starts one")
+        raise StoreError(f"{folder} holds no session: learn(..., folder=) starts one")
     books, facts = found
     if not 0 <= run < len(books):
-        raise MethodError(f"run = {run}, and the campaign has runs 0 … {len(books) - 1}")
+        raise MethodError(f"run = {run}, but the session has runs 0 … {len(books) - 1}")
     labels = Labels.of(facts.get("labels"))
     checked = {}
     for row, label in answers.items():
@@ -445,17 +483,19 @@ def answer(
             raise DataError(f"{row!r} is no row: answers are {{row number: label}}") from None
         checked[number] = labels.checked(number, label)
     books[run].answer(checked, partial, correct)
-    for book in books:  # labels are shared: no row is asked twice, whoever asks
+    for book in books:  # learners share labels: no row is labelled twice
         book.answers.update((row, checked[row]) for row in checked if row in book.answers)
     shapes = {tuple(torch.as_tensor(label).shape) for label in books[run].answers.values()}
     if len(shapes) > 1:
-        raise DataError(f"labels have shapes {sorted(map(list, shapes))}, and one is needed")
+        raise DataError(
+            f"labels have shapes {sorted(map(list, shapes))}; all must have the same shape"
+        )
     save(Path(folder), books, facts)
     return len(books[run].asked)
 
 
 def _labels(model: Any, x: Any, likelihood: Any) -> Labels:
-    """What labels may be, from the likelihood and the network's output for one row."""
+    """The labels that are allowed, from the likelihood and the network output for one row."""
     named = None if likelihood is None else as_likelihood(likelihood)
     if model is None:
         return Labels(named)
@@ -477,7 +517,7 @@ def _fingerprint(x: Any) -> str:
 
 
 def _begun(work: Work, facts: dict[str, Any]) -> list[Learner] | None:
-    """The learners of a campaign that was begun in a folder, with the same settings."""
+    """The learners of a session that was started in a folder with the same settings."""
     folder = work.folder
     found = None if folder is None else load(folder)
     if found is None or folder is None:
@@ -486,13 +526,13 @@ def _begun(work: Work, facts: dict[str, Any]) -> list[Learner] | None:
     known = {name: facts[name] for name in ("pool", "labels")} | before  # not kept at first
     if known["pool"] != facts["pool"]:
         raise StoreError(
-            f"{folder} holds a campaign on another pool of {before.get('rows')} rows: pass the "
+            f"{folder} holds a session on another pool of {before.get('rows')} rows: pass the "
             "pool that it was begun with, or choose another folder"
         )
     differ = [name for name in facts if known.get(name) != facts[name]]
     if differ:
         raise StoreError(
-            f"{folder} holds another campaign: {differ[0]} was {before.get(differ[0])!r}, and is "
+            f"{folder} holds another session: {differ[0]} was {before.get(differ[0])!r}, and is "
             f"{facts[differ[0]]!r}; choose another folder"
         )
     pairs = [(way, seed) for way in facts["by"] for seed in facts["seeds"]]

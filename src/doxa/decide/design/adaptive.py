@@ -1,4 +1,4 @@
-"""Deep adaptive design: a policy trained so that a whole run of experiments tells most.
+"""Deep adaptive design: a policy that maximises the total information of a run of experiments.
 
     sPCE  E log p(h_T | θ₀, π) − log (1/(L+1)) Σ_{l=0..L} p(h_T | θ_l, π)     a lower bound
     sNMC  E log p(h_T | θ₀, π) − log (1/L) Σ_{l=1..L} p(h_T | θ_l, π)         an upper bound
@@ -8,18 +8,16 @@ on the total information of T experiments, with p(h_T | θ, π) = Π_t p(y_t | �
 that is reparametrisable, else by the score function. All rollouts run side by side; the contrasts
 of all steps are one tensor. On a GPU an update is captured once and replayed.
 
-Policies: the next design as a function of what has been seen, decided beforehand.
+A policy gives the next design as a function of the history:
 
     d_t = π(h_{t−1}),   h_t = {(d_1, y_1), …, (d_t, y_t)}
 
 Deep adaptive design (Foster et al., 2021) is a network over the set of outcomes,
 π(h) = emit(Σ_s encode(d_s, y_s)): the order of outcomes does not matter, and choosing a design
-costs one forward pass. `Fixed` designs are the same for everyone, `Random` ones are drawn.
+costs one forward pass. `Fixed` designs are the same for all subjects, `Random` ones are drawn.
 
-What a whole run of experiments under a policy tells, between two bounds.
-
-sPCE and sNMC of `adaptive.py`, in constant memory: contrasts pass in blocks, and their sum is
-kept in logarithms.
+The total information under a policy is estimated between the two bounds in constant memory:
+contrasts are processed in blocks, and their sum is kept in logarithms.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _BEND, _SLOPE = math.log((1 - _EDGE) / _EDGE), _EDGE * (1 - _EDGE)
 
 
 class Policy(nn.Module, ABC):
-    """`start` a history of n experiments, ask for a `design`, `observe` what came of it."""
+    """A policy: `start` a history of n experiments, get a `design`, `observe` its outcome."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""What is believed of θ, before an experiment or after some: draws, a density, or weighted atoms.
+"""Priors and posteriors of θ: a sampler, a torch distribution, weighted atoms, or a quadrature.
 
     w_s ∝ w_s p(y | θ_s, d)
 
 is Bayes' rule on atoms: exact for a discrete θ, importance sampling on draws of the prior. The
-density of one number has nodes that are placed where its mass is (`Quadrature`), and placed anew
+density of one number has quadrature nodes where its mass is (`Quadrature`). They are placed again
 after an outcome: fixed nodes cannot represent a posterior that is narrower than their distance.
 """
 
@@ -48,8 +48,8 @@ _DEPTHS = (30.0, 2e3, 1e5, 1e7)  # how far below the prior's maximum θ is looke
 
 
 class Belief(ABC):
-    """Of θ: `draw` always; `log_prob` and `atoms` where they are known. dtype: of its numbers, None
-    where that is not known."""
+    """A prior or posterior of θ. All kinds have `draw`; some have `log_prob` and `atoms`. `dtype`
+    is that of θ, or None if it is not known."""
 
     dtype: torch.dtype | None = None
 
@@ -60,8 +60,8 @@ class Belief(ABC):
     def log_prob(self, theta: Tensor) -> Tensor:
         """[...] of [..., *shape of θ]"""
         raise Unavailable(
-            "the prior's density is not known: give a torch distribution, or log_prob= beside the "
-            "sampler"
+            "the density of the prior is not known: pass a torch distribution, or log_prob= with "
+            "the sampler"
         )
 
     def atoms(self, like: Tensor, nodes: int = 200) -> Weighted:
@@ -82,7 +82,9 @@ class Sampled(Belief):
         theta = self.sampler(n, generator)
         if not isinstance(theta, Tensor) or not theta.ndim or len(theta) != n:
             shape = list(theta.shape) if isinstance(theta, Tensor) else type(theta).__name__
-            raise DataError(f"the prior was asked for {n} draws [{n}, ...] and gave {shape}")
+            raise DataError(
+                f"the sampler of the prior must return {n} draws [{n}, ...], not {shape}"
+            )
         return theta.to(like) if theta.is_floating_point() else theta.to(like.device)
 
     def log_prob(self, theta: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ class Weighted(Belief):
 
     @property
     def effective(self) -> float:
-        """1 / Σ w²: how many equal draws the atoms are worth."""
+        """The effective number of atoms, 1 / Σ w²."""
         return float(1 / self.weight.square().sum())
 
     @property
@@ -151,10 +153,12 @@ class Weighted(Belief):
         return torch.tensordot(self.weight, away, 1).sqrt()
 
     def updated(self, log_likelihood: Tensor) -> Weighted:
-        """After an outcome whose log likelihood is [S]."""
+        """The posterior after an outcome whose log likelihood is [S]."""
         new = self.log_weight + log_likelihood.to(self.log_weight)
         if not bool(torch.isfinite(new.max())):
-            raise DataError("the outcome is impossible under every θ that is believed in")
+            raise DataError(
+                "the outcome is impossible: it has probability 0 under every θ of the prior"
+            )
         return Weighted(self.theta, new)
 
     def draw(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
@@ -255,7 +259,7 @@ class Quadrature(Weighted):
         self.panels = self._placed(nodes) if panels is None else panels
         left, right, value = self.panels
         log_mass = value + ((right - left) / 2).log().unsqueeze(1) + self._kronrod.log()
-        self.log_total = log_mass.logsumexp((0, 1))  # of the density: log p(outcomes), say
+        self.log_total = log_mass.logsumexp((0, 1))  # of the density: for example log p(outcomes)
         log_mass = log_mass - self.log_total
         kept = log_mass > (-34 if double else -20)
         self._panel = kept.nonzero()[:, 0]  # of each node that is kept, [S]
@@ -304,7 +308,9 @@ class Quadrature(Weighted):
             if self.likelihood is None or not self._cut(panels, depth):
                 break
         if not bool(torch.isfinite(panels[2].max())):
-            raise DataError("the outcome is impossible under every θ that is believed in")
+            raise DataError(
+                "the outcome is impossible: it has probability 0 under every θ of the prior"
+            )
         if panels[2].max() < -1e11:
             raise NumericalError(
                 f"the log density of the outcomes is {float(panels[2].max()):.1e} at the best θ: "
@@ -499,5 +505,5 @@ def as_belief(prior: Any, log_prob: Callable[[Tensor], Tensor] | None = None) ->
         return Sampled(prior, log_prob)
     raise MethodError(
         "prior must be a torch distribution, a function (n, generator) -> draws, a tensor of draws "
-        f"or a belief, not {prior!r}"
+        f"or a Belief, not {prior!r}"
     )

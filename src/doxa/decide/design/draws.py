@@ -1,4 +1,4 @@
-"""Draws from a torch distribution by a generator of one's own, never the global stream.
+"""Draws from a torch distribution by a given generator, and `EIG`, the result of an estimator.
 
 Torch's own `sample` advances the global random state. Here a draw is a function of uniforms,
 
@@ -8,7 +8,7 @@ so that it is reproducible, can be differentiated where the distribution is repa
 can be replayed in a recorded step. Gamma, Beta, Dirichlet, Student's t and Poisson, which have no
 such form in torch, take the generator itself.
 
-What an estimator says of the expected information gain: values, errors, and their kind.
+`EIG` holds the values of the expected information gain, their errors and their kind.
 """
 
 from __future__ import annotations
@@ -152,15 +152,24 @@ class EIG:
 
     Attributes
     ----------
-    designs: [D, *shape]. values: [D]. errors: [D], standard errors over draws; of "exact" the error
-        of the quadrature, 0 where θ is discrete.
-    kind: "exact", "estimate", or what the values are in expectation: "lower bound",
-        "upper bound".
-    bias: [D], how far above the truth an upper bound is expected to be, where that can be told: to
-        first order, or where contrasts are too few for that, the distance to the lower bound on the
+    designs : Tensor [D, *shape]
+        The designs.
+    values : Tensor [D]
+        Expected information gain.
+    errors : Tensor [D]
+        Standard errors over draws; for "exact" the error of the quadrature, 0 if θ is discrete.
+    kind : str
+        "exact", "estimate", or what the values are in expectation: "lower bound", "upper bound".
+    estimator : str
+        Name of the estimator.
+    note : str
+        A description of the bias.
+    settings : dict
+        The numbers of draws.
+    bias : Tensor [D], optional
+        How far an upper bound is expected to be above the truth, if it can be estimated: to first
+        order, or, if there are too few contrasts for that, the distance to the lower bound on the
         same draws.
-    note: what is known of the bias, in words.
-    settings: the numbers of draws.
     """
 
     designs: Tensor

@@ -1,14 +1,14 @@
-"""`eig`: how much an experiment is expected to tell about θ.
+"""`eig`: the expected information gain of an experiment about θ.
 
-EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
+    EIG(d) = E_{p(θ) p(y | θ, d)} log [p(y | θ, d) / p(y | d)] = I(θ; y | d)
 
-Expected information gain where outcomes are discrete and few: the sum over y is done exactly.
+If outcomes are discrete and few, the sum over y is exact:
 
     EIG = Σ_s w_s Σ_y p(y | θ_s, d) log [p(y | θ_s, d) / p̄(y | d)],   p̄ = Σ_s w_s p(y | θ_s, d)
 
 With θ_s drawn from the prior this is the Rao–Blackwellised estimate (Vincent & Rainforth, 2017):
-low by O(1/S), since p̄'s entropy is. With all atoms of a discrete θ it is exact, and with a
-quadrature's nodes up to an error that is stated: nodes are added until p̄ and the mean of
+too small by O(1/S), since the entropy of p̄ is. With all atoms of a discrete θ it is exact, and
+with a quadrature's nodes up to an error that is stated: nodes are added until p̄ and the mean of
 Σ_y p log p are resolved. Its gradient by the design needs no draw of y.
 """
 
@@ -152,22 +152,36 @@ def eig(
 
     Parameters
     ----------
-    experiment: what is believed and what would be seen.
-    designs: [D, *shape]; default: all choices of the experiment's space. Where it is a tensor that
-        requires a gradient, `values` has one: through y where that is reparametrisable, else by
-        the score function ("exact" and "enumerated" need neither).
-    estimator: "exact" (θ of one number or discrete, y discrete), "enumerated" (y discrete), "nmc"
-        or its other name "snmc" (upper bound), "pce" (lower bound), "ba" (lower bound by a learned
-        posterior), "vnmc" (upper bound by a learned proposal), "marginal" (upper bound by a
-        learned p(y | d)), "infonce" (lower bound by a learned critic, for simulators).
-    outer: draws of (θ, y). inner: contrasts of each. steps: of what is learned. nodes: with which
-        the quadrature begins; more are placed where they are needed. Each where the estimator takes
-        it.
-    seed: the same seed, the same value.
+    experiment : Experiment
+        The prior of θ, the likelihood of outcomes and the space of designs.
+    designs : array_like [D, *shape], optional
+        The default is all choices of the space. If it is a tensor that requires a gradient,
+        `values` has one: through y if y is reparametrisable, else by the score function ("exact"
+        and "enumerated" need neither).
+    estimator : str, default "pce"
+        "exact" (θ of one number or discrete, y discrete), "enumerated" (y discrete), "nmc" or its
+        alias "snmc" (upper bound), "pce" (lower bound), "ba" (lower bound by a learned posterior),
+        "vnmc" (upper bound by a learned proposal), "marginal" (upper bound by a learned p(y | d)),
+        "infonce" (lower bound by a learned critic, for simulators).
+    outer : int, optional
+        Number of draws of (θ, y), for estimators that use it; likewise the next three.
+    inner : int, optional
+        Number of contrasts per draw.
+    steps : int, optional
+        Training steps of a learned bound.
+    nodes : int, optional
+        Initial number of quadrature nodes; more are placed where they are needed.
+    seed : int, default 0
+        Seed of the draws; the same seed gives the same value.
+    device : device, optional
+        Where to compute. The default is the device of the designs.
+    dtype : dtype, optional
+        Floating-point type. The default is that of the designs.
 
     Returns
     -------
-    `EIG` with `values`, `errors`, `kind` and `note`.
+    EIG
+        With `values`, `errors`, `kind` and `note`.
     """
     name = _ALIASES.get(estimator, estimator) if isinstance(estimator, str) else estimator
     if name not in _TAKES:

@@ -1,4 +1,4 @@
-"""An experiment: what is believed, what a design would show, and which designs there are.
+"""An experiment: the prior of θ, the likelihood of outcomes given a design, and the designs.
 
     θ ~ p(θ),   y ~ p(y | θ, d),   d in a space
 
@@ -6,9 +6,8 @@ The likelihood is written for arrays that broadcast: θ is [..., *shape of θ] a
 [..., *shape of d], with any axes in front, and the distribution that comes back has those axes in
 front. One call then evaluates all draws under all designs.
 
-Where designs lie: a list of choices, a box, or a sequence of these.
-
-Experiments of the literature, ready to run.
+The space of designs is a list of choices, a box, or a sequence of these. The file ends with
+experiments from the literature.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _SWEEPS = 10
 
 def compared(space: Space, points: int) -> tuple[Tensor, bool]:
     """The designs of a space that are compared, and whether they are a part of a finite list: then
-    a message says so, and the best of them is to be improved by `exchanged`."""
+    a warning is logged, and the best of them is to be improved by `exchanged`."""
     found = space.grid(points)
     thinned = isinstance(space, Sequence) and len(found) < (space.count or 0)
     if thinned:
@@ -321,14 +320,19 @@ class Experiment:
 
     Parameters
     ----------
-    prior: a torch distribution; a function (n, generator) -> θ [n, ...]; a tensor of draws; or a
-        belief.
-    likelihood: (θ, d) -> a torch distribution over y. Its axes in front broadcast.
-    simulator: (θ, d, generator) -> y, for a model without a density (implicit). θ and d come with
-        the same axes in front.
-    space: `Choices`, `Box`, a `Sequence` of these, or a list of designs. Where the prior's numbers
-        or the space's are float64, all of the experiment's are.
-    log_prob: the log density of a prior that is a function.
+    prior : Distribution, callable, Tensor or Belief
+        A torch distribution; a function (n, generator) -> θ [n, ...]; a tensor of draws; or a
+        `Belief`.
+    likelihood : callable, optional
+        (θ, d) -> a torch distribution over y. Leading axes broadcast.
+    simulator : callable, optional
+        (θ, d, generator) -> y, for a model without a density (implicit). θ and d have the same
+        leading axes.
+    space : Space or list
+        `Choices`, `Box`, a `Sequence` of these, or a list of designs. If the prior or the space is
+        float64, the whole experiment is.
+    log_prob : callable, optional
+        The log density of a prior that is a function.
 
     Examples
     --------
@@ -367,7 +371,7 @@ class Experiment:
         return self.likelihood is None
 
     def given(self, belief: Any) -> Experiment:
-        """The same experiment under another belief: after some outcomes, say."""
+        """The same experiment with another prior, for example the posterior after outcomes."""
         return Experiment(belief, self.likelihood, simulator=self.simulator, space=self.space)
 
     def designs(self, designs: Any = None, like: Tensor | None = None) -> Tensor:
@@ -384,14 +388,14 @@ class Experiment:
         if self.likelihood is None:
             raise MethodError(
                 "this experiment has a simulator and no likelihood: estimate by 'infonce', or by "
-                "'ba', which never asks for one"
+                "'ba', which needs none"
             )
         try:
             found = self.likelihood(theta, designs)
         except ValueError as error:  # torch's, where parameters are out of range
             reason = str(error).split(" of distribution")[0].split("\n")[0]
             raise NumericalError(
-                f"the likelihood refuses its own parameters at some θ and design: {reason}"
+                f"the parameters of the likelihood are not valid at some θ and design: {reason}"
             ) from error
         if not isinstance(found, D.Distribution):
             raise MethodError(

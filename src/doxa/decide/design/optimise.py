@@ -3,9 +3,9 @@
     d* = argmax_d EIG(d)
 
 Gradients ascend from several starts side by side, with new draws at every step. Bayesian
-optimisation fits our own Gaussian process to the estimates so far and tries next where the
-expected improvement E max(f(d) − f_best, 0) is largest (Jones et al., 1998): for estimates that
-cost much and have no gradient. The winner is judged on draws that did not choose it.
+optimisation fits a Gaussian process (`doxa.GP`) to the estimates so far and next tries the design
+whose expected improvement E max(f(d) − f_best, 0) is largest (Jones et al., 1998): for estimates
+that cost much and have no gradient. The best design is evaluated again on new draws.
 """
 
 from __future__ import annotations

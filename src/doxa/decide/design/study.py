@@ -1,26 +1,28 @@
-"""A study: experiments one after the other, each chosen by what the earlier ones have told.
+"""Sequential experiments: `Study` for one subject, `rehearse` for many simulated subjects, and
+`labelling`, the experiment of labelling rows for a network.
+
+A study chooses each design given the outcomes so far:
 
     d_t = argmax_d EIG(d | h_{t−1}),   p(θ | h_t) ∝ p(θ | h_{t−1}) p(y_t | θ, d_t)
 
-The belief is kept as atoms with weights. A θ of one number has the nodes of a quadrature, which are
-placed anew after every outcome, from the whole history, and state their error. A discrete θ has
-all of its values. Else atoms are draws of the prior, which are drawn anew by NUTS from the whole
-history when their weights have become too uneven.
+The posterior of θ is stored as atoms with weights. For a θ of one number the atoms are the nodes of
+a quadrature. They are placed again after every outcome, from the whole history, and come with an
+estimate of their error. For a discrete θ the atoms are all of its values. Otherwise they are draws
+of the prior; when their effective number is too small, NUTS draws new ones given the whole history.
 
-A study rehearsed on many simulated subjects at once: adaptive, fixed or random designs.
+`rehearse` runs a study on simulated subjects with adaptive, fixed or random designs. The posteriors
+of all subjects are weights [P, S] on common atoms, so a step is a few matrix products. If the
+nodes of a quadrature are too few for the posterior of some subject, the rehearsal is repeated with
+more nodes and the same random numbers.
 
-Beliefs of all subjects are weights [P, S] on common atoms, and a step is a few matrix products.
-Where the atoms are a quadrature's nodes and too few for the posterior of some subject, it is
-rehearsed again, with the same random numbers and more nodes there.
-
-Which rows to label for a network, as an experiment: θ is the function, a design is rows.
+In `labelling`, θ is the function and a design is one row or several rows:
 
     EIG(rows) = I(y_rows; f) = H[y_rows] − E_f H[y_rows | f]
 
-Of one row this is BALD (Houlsby et al., 2011); of several it is their joint, which counts what
-they would tell twice only once (BatchBALD, Kirsch et al., 2019). θ is one of the S functions that
-a posterior's predictive holds, so every estimator here applies: "exact" sums over functions and
-labels, and the others where labels are numbers or a batch has too many outcomes.
+For one row this is BALD (Houlsby et al., 2011). For several rows it is their joint information,
+which counts shared information only once (BatchBALD, Kirsch et al., 2019). θ is one of the S
+functions of a predictive, so every estimator applies: "exact" sums over functions and labels; the
+others are for numeric labels, and for batches with too many outcomes.
 """
 
 from __future__ import annotations
@@ -54,17 +56,36 @@ class Study:
 
     Parameters
     ----------
-    inference: "grid" (θ of one number, by a quadrature with `belief.mean_error` and
-        `belief.std_error`, or discrete), "importance" (draws of the prior,
-        renewed by a sampler when few of them count), "sample" (a sampler after every outcome), or
-        "auto": a grid where there is one, else importance.
-    sampler: the method that draws from p(θ | h), as `doxa.sample` takes it; default: NUTS, four
-        chains that give `draws` in all.
-    draws: how many atoms. points: designs that are compared, where they are no list. All designs
-        of a list are compared; of a sequence of lists with more than 20,000 designs some are, and
-        the best is improved by exchanging its parts.
-    estimator, counts: how a gain is estimated, as in `eig`; default: exactly where outcomes are
-        discrete, else "pce".
+    experiment : Experiment
+        The prior of θ, the likelihood of outcomes, and the space of designs.
+    inference : {"auto", "grid", "importance", "sample"}, default "auto"
+        "grid": a discrete θ, or a θ of one number by a quadrature, with `belief.mean_error` and
+        `belief.std_error`. "importance": draws of the prior, replaced by a sampler when their
+        effective number is small. "sample": a sampler after every outcome. "auto": a grid if
+        possible, else importance.
+    sampler : str or Method, optional
+        The method that draws from p(θ | h), as for `doxa.sample`. The default is NUTS with four
+        chains that give `draws` draws in total.
+    draws : int, default 2000
+        Number of atoms.
+    points : int, default 64
+        Number of designs to compare if the space is not a list. All designs of a list are
+        compared. A sequence of lists with more than 20,000 designs is subsampled, and the best
+        design is improved by exchanging its parts.
+    estimator : str, optional
+        How a gain is estimated, as in `eig`. The default is "exact" for discrete outcomes, else
+        "pce".
+    seed : int, default 0
+        Seed of all draws.
+    **counts : int
+        Numbers of draws of the estimator, as in `eig`.
+
+    Attributes
+    ----------
+    belief : Weighted
+        The posterior of θ given the outcomes so far.
+    history : list of (design, outcome)
+        The experiments so far.
 
     Examples
     --------
@@ -94,7 +115,7 @@ class Study:
                 f"{did_you_mean(str(inference), INFERENCES)}"
             )
         if experiment.implicit:
-            raise MethodError("a study updates by the likelihood, and this experiment has none")
+            raise MethodError("a study needs the likelihood of outcomes; this experiment has none")
         self.experiment, self.seed = experiment, seed
         self.draws = checks.whole("draws", draws, least=2)
         each = math.ceil(draws / 4)
@@ -119,7 +140,7 @@ class Study:
         return ("importance" if inference == "auto" else inference), Weighted(drawn)
 
     def gains(self, designs: Tensor | None = None) -> EIG:
-        """What each design would tell now; default: all of `candidates`."""
+        """The expected information gain of each design now; by default of all `candidates`."""
         now = self.experiment.given(self.belief)
         estimator = self.estimator
         if estimator is None:
@@ -130,14 +151,22 @@ class Study:
         return eig(now, at, estimator, seed=seed, **self.counts)
 
     def next(self) -> Tensor:
-        """The design that would tell most."""
+        """The design with the largest expected information gain."""
         best, space = self.gains().best_design, self.experiment.space
         if self.thinned and isinstance(space, Sequence):
             return space.exchanged(best, lambda few: self.gains(few).values, self.points)
         return best
 
     def tell(self, design: Any, outcome: Any) -> None:
-        """An outcome, by which the belief is updated."""
+        """Update the posterior of θ with an outcome.
+
+        Parameters
+        ----------
+        design : array_like
+            The design of the experiment.
+        outcome : array_like
+            The observed outcome.
+        """
         given = as_numbers(design, "the design", self.candidates.dtype).detach()
         at = self.experiment.space.check(given.unsqueeze(0).to(self.candidates))[0]
         y = self._outcome(outcome, at)
@@ -149,7 +178,7 @@ class Study:
         self.history, self.belief, self.renewed = history, belief, renewed
 
     def _after(self, history: list[tuple[Tensor, Tensor]]) -> Weighted:
-        """The belief after the last outcome of a history, without a sampler."""
+        """The posterior after the last outcome of a history, without a sampler."""
         if isinstance(self.prior, Quadrature):
             return self.prior.given(lambda theta: self._log_likelihood(history, theta))
         if self.inference == "sample":
@@ -174,14 +203,14 @@ class Study:
         found = self.experiment.outcome(self.belief.theta[:1], design)
         if y.shape != found.event_shape:
             raise ShapeError(
-                f"the outcome has shape {list(y.shape)}, and one of this experiment has "
+                f"the outcome has shape {list(y.shape)}; outcomes of this experiment have shape "
                 f"{list(found.event_shape)}"
             )
         known = self.experiment.outcomes(self.belief.theta, design.unsqueeze(0))
         if known is not None and not bool((known == y).flatten(1).all(1).any() if y.ndim
                                           else (known == y).any()):  # fmt: skip
             listed = ", ".join(str(v) for v in known[:12].tolist())
-            raise DataError(f"the outcome {y.tolist()} cannot be; it is one of {listed}")
+            raise DataError(f"the outcome {y.tolist()} is not possible; it must be one of {listed}")
         return y
 
     def _renewed(self, history: list[tuple[Tensor, Tensor]], belief: Weighted) -> Weighted:
@@ -209,9 +238,22 @@ WAYS = ("adaptive", "random")
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """designs [T, P] (rows of the candidates), outcomes [T, P] (rows of the possible ones), and
-    after each of 0..T experiments the posterior: mean and std [T + 1, P, ...], entropy [T + 1, P]
-    of its density where θ is a number on a quadrature, of the atoms' weights elsewhere."""
+    """The result of `rehearse` on P subjects with T experiments each.
+
+    Attributes
+    ----------
+    truth : Tensor [P, ...]
+        θ of each subject.
+    designs : Tensor [T, P]
+        Row numbers of the candidates.
+    outcomes : Tensor [T, P]
+        Row numbers of the possible outcomes.
+    mean, std : Tensor [T + 1, P, ...]
+        Moments of the posterior after 0..T experiments.
+    entropy : Tensor [T + 1, P]
+        Entropy of the posterior: of its density if θ is a number on a quadrature, else of the
+        weights of the atoms.
+    """
 
     truth: Tensor
     designs: Tensor
@@ -238,8 +280,21 @@ def rehearse(
 
     Parameters
     ----------
-    truth: θ of each subject [P, ...]. steps: experiments with each.
-    way: "adaptive", "random", or fixed designs [steps, ...] for everyone.
+    experiment : Experiment
+        An experiment with discrete outcomes.
+    truth : Tensor [P, ...]
+        θ of each subject.
+    steps : int
+        Number of experiments per subject.
+    way : str or array_like, default "adaptive"
+        "adaptive", "random", or fixed designs [steps, ...] for all subjects.
+    seed : int, default 0
+        Seed of the simulated outcomes and random designs.
+
+    Returns
+    -------
+    Rehearsal
+        Designs, outcomes and posteriors of all subjects.
     """
     checks.whole("steps", steps)
     designs = experiment.designs()
@@ -273,10 +328,10 @@ def _run(
     people = torch.arange(len(truth), device=truth.device)
     theta = atoms.theta.reshape(len(atoms.theta), -1)
     log_w = atoms.log_weight.expand(len(truth), -1)
-    log_cell = torch.zeros_like(atoms.log_weight)  # log w/p(θ), the width that a node stands for
+    log_cell = torch.zeros_like(atoms.log_weight)  # log w/p(θ), the width of the cell of a node
     if isinstance(atoms, Quadrature):
         log_cell = atoms.log_weight - atoms.log_prob(atoms.theta)
-    beliefs, kept = [_moments(log_w, theta, log_cell)], list[tuple[Tensor, Tensor]]()
+    moments, kept = [_moments(log_w, theta, log_cell)], list[tuple[Tensor, Tensor]]()
     for t in range(steps):
         if isinstance(way, Tensor):
             row = way[t].expand(len(truth))
@@ -290,8 +345,8 @@ def _run(
         y = (uniform((len(truth),), truth, generator) > seen[:-1]).sum(0)
         log_w = (log_w + log_p[y, :, row]).log_softmax(1)
         kept.append((row, y))
-        beliefs.append(_moments(log_w, theta, log_cell))
-    mean, std, entropy = (torch.stack(part) for part in zip(*beliefs, strict=True))
+        moments.append(_moments(log_w, theta, log_cell))
+    mean, std, entropy = (torch.stack(part) for part in zip(*moments, strict=True))
     rows, outcomes = (torch.stack(part) for part in zip(*kept, strict=True))
     shape = (steps + 1, *truth.shape)
     return Rehearsal(truth, rows, outcomes, mean.reshape(shape), std.reshape(shape), entropy), log_w
@@ -307,7 +362,7 @@ def _moments(log_w: Tensor, theta: Tensor, log_cell: Tensor) -> tuple[Tensor, Te
 
 
 def _rows(experiment: Experiment, given: Any, designs: Tensor, steps: int) -> Tensor:
-    """Which of the candidates fixed designs are."""
+    """The row numbers, among the candidates, of fixed designs."""
     fixed = experiment.designs(given, like=designs)
     if len(fixed) != steps:
         raise DataError(f"{len(fixed)} fixed designs were given for {steps} experiments")
@@ -320,12 +375,15 @@ def labelling(p: Predictive, batch: int | None = None) -> Experiment:
 
     Parameters
     ----------
-    p: what a posterior (or anyone) predicts at N rows, as samples of functions.
-    batch: rows that are labelled together; a design is then [batch] rows, else one row.
+    p : Predictive
+        A prediction at N rows that keeps samples of functions.
+    batch : int, optional
+        Number of rows that are labelled together. A design is then [batch] rows, else one row.
 
     Returns
     -------
-    An `Experiment`: `eig(labelling(p), None, "exact")` is BALD of every row.
+    Experiment
+        `eig(labelling(p), None, "exact")` is BALD of every row.
 
     Examples
     --------
@@ -352,8 +410,8 @@ def labelling(p: Predictive, batch: int | None = None) -> Experiment:
 
 
 def _outcomes(p: Predictive) -> tuple[Callable[[Tensor, Tensor], D.Distribution], int]:
-    """p(y | f_s, row) as a function of s and row, and how many rows there are."""
-    samples = p.samples  # says so where functions are not kept
+    """p(y | f_s, row) as a function of s and row, and the number of rows."""
+    samples = p.samples  # raises Unavailable if functions are not kept
     likelihood = p.likelihood
     if likelihood.classifies and samples.ndim == 3:
         log_p = samples.log_softmax(2)
@@ -362,7 +420,8 @@ def _outcomes(p: Predictive) -> tuple[Callable[[Tensor, Tensor], D.Distribution]
         )
     if samples[0, 0].numel() != 1:
         raise MethodError(
-            f"a label must be one class or one number, and outputs are {list(samples.shape[2:])}"
+            f"a label must be one class or one number; the outputs have shape "
+            f"{list(samples.shape[2:])}"
         )
     flat = samples.reshape(samples.shape[:2])
     if likelihood.discrete and likelihood.name != "bernoulli":

@@ -1,4 +1,6 @@
-"""Expected information gain by something learned: a bound for whatever has been learned.
+"""Estimators of the expected information gain: learned bounds, and contrastive bounds.
+
+Learned bounds hold for any q or u; training makes them tighter.
 
     BA        E log q(θ | y, d) − log p(θ)                                    lower
     marginal  E log p(y | θ, d) − log q(y | d)                                upper
@@ -7,10 +9,10 @@
 
 Barber & Agakov (2003), Foster et al. (2019), van den Oord et al. (2018). q is a mixture of
 Gaussians whose parameters a network gives from y; u is a product of two embeddings. Every design
-has its own, trained side by side on draws of their own; the bound is then taken on other draws.
-BA asks for the prior's density, InfoNCE for nothing but draws.
+has its own, trained side by side on separate draws; the bound is then evaluated on new draws. BA
+needs the density of the prior, InfoNCE only draws.
 
-Expected information gain by comparing a draw of θ with other draws of the prior.
+Contrastive bounds compare a draw of θ with other draws of the prior:
 
     NMC   E log p(y | θ₀, d) − log (1/L) Σ_{l=1..L} p(y | θ_l, d)          an upper bound
     PCE   E log p(y | θ₀, d) − log (1/(L+1)) Σ_{l=0..L} p(y | θ_l, d)      a lower bound
@@ -22,12 +24,11 @@ does not exceed in expectation: the truth lies between the bounds. To first orde
 the excess, so a larger ratio shows where that is. PCE is Foster et al. (2020) and never exceeds
 log(L + 1). Outer draws come in groups; the contrasts θ₁..θ_L are shared within a
 group and new in each, so that they cost next to nothing and the standard error counts them. Where
-outcomes are discrete and few, log p(y | θ_l, d) is a table: contrasts are evaluated once an
-outcome, not once a draw.
+outcomes are discrete and few, log p(y | θ_l, d) is a table: contrasts are evaluated once per
+outcome, not once per draw.
 
-Small networks, one for each design, trained side by side; and mixtures of Gaussians.
-
-Weights are [D, in, out]: one batched product serves all designs, which share nothing.
+Each design has its own small network. Their weights are [D, in, out]: one batched product evaluates
+the networks of all designs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def contrast(
     generator = source(designs.device, "contrast", seed)
     theta = experiment.prior.draw(groups * n, generator, designs)
     others = experiment.prior.draw(groups * inner, generator, designs)
-    experiment.outcome(theta[:1].unsqueeze(1), designs)  # says so where there is no likelihood
+    experiment.outcome(theta[:1].unsqueeze(1), designs)  # raises an error if there is no likelihood
     table = experiment.outcomes(theta, designs)
     if table is not None:
         return _discrete(experiment, designs, table, theta, others, groups, generator)
@@ -413,7 +414,7 @@ def _proposed(setting: Setting, q: Mixture, y: Tensor, shape: torch.Size, inner:
 def _density_over_vectors(setting: Setting) -> None:
     """A density of θ by mixtures of Gaussians: the prior must have one too."""
     theta = setting.pool.theta
-    setting.experiment.prior.log_prob(theta[:1])  # says so where it is not known
+    setting.experiment.prior.log_prob(theta[:1])  # raises an error if it is not known
     if len(theta.reshape(len(theta), -1).unique(dim=0)) < len(theta) // 2:
         raise MethodError("θ is discrete and has no density: use 'exact', 'enumerated' or 'pce'")
 

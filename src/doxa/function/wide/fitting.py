@@ -1,14 +1,14 @@
-"""What NNGP and NTK share: which architecture, its scales by evidence, classes as numbers.
+"""Shared by NNGP and NTK: the architecture, its scales by evidence, classes as numbers.
 
-Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise: those under which
-the evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, is largest, times N(·, 1) priors on
-these logarithms: such kernels can take up any noise, and the evidence alone may leave none. Classes
-are regressed on: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The functions that
-come out, divided by a temperature, are logits: see `classes.py`.
+Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise. They maximise the
+evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, times N(·, 1) priors on these
+logarithms: such kernels can fit any noise, and with the evidence alone the fitted noise may be 0.
+Classes are regression targets: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The
+resulting functions, divided by a temperature, are logits: see `posterior.py`.
 
-What is believed of functions before the data: a kernel, where its scales start, its evidence.
-
-`Analytic` is an architecture's kernel of infinite width. Its scales are log σ_w and log σ_b.
+`Belief` is the Gaussian-process prior over functions of a run: a kernel, the initial values of its
+scales, and its evidence. `Analytic` is the kernel of an architecture at infinite width. Its scales
+are log σ_w and log σ_b.
 """
 
 from __future__ import annotations
@@ -71,12 +71,14 @@ class InfinitelyWide(Method):
             object.__setattr__(self, "net", read(self.net))
 
     def check(self) -> None:
-        """What fields ask of each other."""
+        """Check that the fields are compatible with each other."""
 
     def architecture(self, network: nn.Module | None) -> Architecture:
         """Of the network that `fit` was given, of `net`, else fully connected."""
         if network is not None and self.net is not None:
-            raise MethodError(f"{self.name} was given two networks, by fit and as net=: which?")
+            raise MethodError(
+                f"{self.name} was given two networks, by fit and as net=: pass one of them"
+            )
         if network is not None:
             return read(network)
         if isinstance(self.net, Architecture):
@@ -177,7 +179,7 @@ class InfinitelyWide(Method):
         slope = state["ascent.grad"].masked_fill(at_end, 0.0).abs().amax(1) / run.n
         if float(slope.max()) > 1e-3:
             reason = (
-                f"the evidence still rises (slope {float(slope.max()):.2g} a row): raise refine"
+                f"the evidence still rises (slope {float(slope.max()):.2g} per row): raise refine"
             )
             return Status("not-converged", reason)
         learned = self._learned(run)
@@ -190,7 +192,7 @@ class InfinitelyWide(Method):
         return Status()
 
     def settled(self, run: Run) -> dict[str, Tensor]:
-        """What else a posterior is given."""
+        """Further arguments of the posterior."""
         return {}
 
 
@@ -211,7 +213,7 @@ class Scales(Problem):
 
 
 class Belief(ABC):
-    """The kernel of a run, as `fitting.py` asks for it; `function` is k(hyper, a, b)."""
+    """The Gaussian-process prior over functions of a run; `function` is k(hyper, a, b)."""
 
     function: Any
 
@@ -239,7 +241,7 @@ class Belief(ABC):
         return scales
 
     def settled(self, scales: Tensor) -> dict[str, Any]:
-        """What else a posterior is given."""
+        """Further arguments of the posterior."""
         return {}
 
     def _seen(self, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -1,4 +1,4 @@
-"""Layers of an architecture as plain data: what they do to covariances, and what they ask for.
+"""Layers of an architecture as plain data: their maps of covariances, and their requirements.
 
 A layer without a scale of its own has the architecture's. They can be compared, printed and saved.
 
@@ -399,8 +399,8 @@ def _windows(t: Tensor, axes: tuple[int, ...], size: int, stride: int, dilation:
 
 
 class Layer:
-    """A map of covariances. Its class says whether its units are Gaussian: "made" so by sums over
-    many weights, "asked" of its input and kept, "lost", or "kept" as they are."""
+    """A map of covariances. `gaussian` is whether its units are Gaussian: "made" (by sums over many
+    weights), "asked" (its input must be, and its output is), "lost", or "kept" (as its input)."""
 
     gaussian: ClassVar[str] = "kept"
     pools: ClassVar[bool] = False

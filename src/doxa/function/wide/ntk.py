@@ -11,26 +11,23 @@ with f_0 ~ GP(0, K) its function at the start (Jacot et al. 2018). Over the star
     mean        Θ* A_t y
     covariance  K** + Θ* A_t K A_t Θ*ᵀ − Θ* A_t K* − (Θ* A_t K*)ᵀ
 
-This is what a deep ensemble of very wide networks would say; it is no Bayesian posterior. σ_w, σ_b
-and σ are found by the evidence of a GP whose kernel is Θ, of which it has none itself; the noise of
-y, where it is learned, by rows left out (`left_out.py`). Up to about 5,000 rows: it holds K, Θ and
-a factor. With kernel="empirical" it is the network that `fit` is given that is trained, of finite
-width and linear in its weights around each member's start: `tangent_fit.py`.
-
-The tangent kernel of a network of finite width at each member's weights, scaled.
+This is the predictive distribution of a deep ensemble of very wide networks; it is no Bayesian
+posterior and has no evidence. σ_w, σ_b and σ are found by the evidence of a GP whose kernel is Θ;
+the noise of y, if it is learned, by leave-one-out residuals (`posterior.py`). It is for up to about
+5,000 rows: it holds K, Θ and a factor. With kernel="empirical" the network that is passed to `fit`
+is trained, of finite width and linear in its weights around the initial weights of each member
+(`Tangent`). Its kernel is the scaled tangent kernel at the weights of each member,
 
     k(x, x') = s² Θ̂(x, x'),    Θ̂ = (1/O) Σ_o J_o(x) J_o(x')ᵀ,    J_o = ∂f_o/∂θ
 
-the mean over its outputs, which is what Θ is the limit of (Jacot et al. 2018; Novak et al. 2022).
-It is made of Jacobians of some rows at a time: J of all of them is never held.
-
-Linearised networks as a belief about functions, and what they say after training.
+the mean over its outputs, whose limit is Θ (Jacot et al. 2018; Novak et al. 2022). It is computed
+from Jacobians of some rows at a time: J of all rows is never held. The prior over functions is
 
     f(x) = J(x)δ,   δ ~ N(0, s²I):    f ~ GP(0, s²Θ̂)
 
-is a network less its function at the start, linear in its weights around there (Chizat et al. 2019
-leave that function out, too). Θ = K = s²Θ̂ in the equations of `ntk.py`: weights are drawn around a
-start, and trained. s and the noise are found by evidence times N(·, 1) priors on their logarithms,
+a network less its initial function, linear in its weights (Chizat et al. 2019 subtract that
+function, too). Θ = K = s²Θ̂ in the equations above: weights are drawn around the initial weights,
+and trained. s and the noise are found by evidence times N(·, 1) priors on their logarithms,
 around the s at which s²Θ̂ has y's variance on average, and around 1 in fitted units.
 """
 
@@ -120,7 +117,7 @@ class TangentFunction:
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """[K, N, N'], or k(a_i, a_i) [K, N]; rows [N, D], or [K, N, D] of each member."""
         jacobians = Jacobians(self.model, self._weights(flat), self.model.subset_names)
-        jacobians.rowwise = self._rowwise  # a network that does not run under vmap says so once
+        jacobians.rowwise = self._rowwise  # a network that does not run under vmap is reported once
         size = (2 * flat[:, 0]).exp() / jacobians.outputs
         if diag:
             each = [own.square().sum(-1) for _, own in self._pieces(jacobians, a)]
@@ -290,8 +287,9 @@ class NTK(InfinitelyWide):
     net: an `nn.Sequential` that is read off in their place, or an `Architecture`; so is the network
         that `fit` is given.
     weight_std, bias_std: σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
-    noise: σ in units of y; it also holds weights near their start. None: as the likelihood says,
-        else fitted, and what y has besides found by rows left out, after training for ever.
+    noise: σ in units of y; it also regularises weights towards their start. None: that of the
+        likelihood, or fitted; the remaining noise of y is then found by leave-one-out residuals,
+        at the end of training (time=None).
     time: how long networks are trained, steps times rate on Σ(f − y)²/2n, half the mean
         squared error (on the whole of it, give 2 × steps × rate); None: for ever.
     fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
@@ -328,8 +326,8 @@ class NTK(InfinitelyWide):
         given = [name for name, default in named.items() if getattr(self, name) != default]
         if given:
             raise MethodError(
-                f'kernel="empirical" is of the network that fit is given, which leaves no '
-                f"{given[0]}= to say: give the network to fit, and scale= for its kernel"
+                f'kernel="empirical" uses the network that is passed to fit, so {given[0]}= is not '
+                "allowed: pass the network to fit, and scale= for its kernel"
             )
         object.__setattr__(self, "needs_network", True)
 

@@ -1,7 +1,7 @@
-"""What infinitely wide networks believe after data: a Gaussian process, as in `process.py`, whose
-kernel is an architecture's; of classes, its functions over a temperature are logits.
+"""Posteriors of infinitely wide networks: Gaussian processes, as in `process.py`, whose kernel is
+that of an architecture.
 
-Classes by regression: targets as numbers, and functions as logits.
+Classes are regression targets, and functions divided by a temperature are logits:
 
     p(c | x) = E[softmax(f(x)/T)_c],   f ~ the process conditioned on one-hot rows
 
@@ -13,19 +13,17 @@ closed form (Rasmussen & Williams 2006, eq. 5.12), are likeliest: with P = (K + 
 and E[softmax] by MacKay's approximation, softmax(m/√(T² + πv/8)). T is at least σ√3/π, at which the
 logistic noise of a logit is as wide as the noise of the regression.
 
-Trained networks at rows that are left out, and the noise that they show.
-
-The residual of row i under a network trained on all others is [P(y − f_0)]_i/P_ii, with
-P = (Θ + σ²W⁻¹)⁻¹, as for every linear smoother (Rasmussen & Williams 2006, eq. 5.12). Over starts
-f_0 ~ GP(0, K) it has
+The noise of y under trained networks (NTK) comes from leave-one-out residuals. That of row i under
+a network trained on all others is [P(y − f_0)]_i/P_ii, with P = (Θ + σ²W⁻¹)⁻¹, as for every linear
+smoother (Rasmussen & Williams 2006, eq. 5.12). Over starts f_0 ~ GP(0, K) it has
 
     mean r_i = [Py]_i/P_ii,   variance v_i = [PKP]_ii/P_ii²
 
-σ² holds weights near their start; an ensemble's spread v says little of what all its members have
-wrong, so that σ² + v is too small for y. The noise of y is the rest of what rows left out show:
-τ² = mean(r_i² − v_i), and at least σ².
+σ² regularises weights towards their start. The spread v of an ensemble does not contain errors that
+all its members share, so σ² + v is too small for y. The noise of y is the remaining part of the
+leave-one-out residuals: τ² = mean(r_i² − v_i), and at least σ².
 
-What an ensemble of wide networks says after training: the equations of `ntk.py`.
+`NTKPosterior` has the equations of `ntk.py`.
 """
 
 from __future__ import annotations
@@ -120,7 +118,7 @@ class WidePosterior(GPPosterior):
     """A process with an architecture's kernel.
 
     temperature: T of each member, [K], by which functions become logits; None: as calibrated on
-    the training rows, each left out in turn.
+    the training rows by leave-one-out.
     """
 
     kind = "infinite-width"
@@ -157,7 +155,7 @@ class WidePosterior(GPPosterior):
         """The closed form, whatever n; of classes, n draws, else 100 of each member.
 
         Such a draw is so many standard deviations from the mean at every row: probabilities are
-        those of each row by itself, and do not depend on which others are asked for.
+        those of each row by itself, and do not depend on the other rows.
         """
         if not self.base_likelihood.classifies:
             return super()._predict(x, n, seed, keep)
@@ -273,7 +271,7 @@ class NTKPosterior(WidePosterior):
     """Infinitely wide networks after training for a time, an equal mixture over members.
 
     time: t of each member [K]; None: the end of training. shown: log τ of the noise of y, as
-    log_noise, where rows left out showed it; None: it is log σ.
+    log_noise, if it was found by leave-one-out; None: it is log σ.
     """
 
     kind = "wide-ensemble"
@@ -291,7 +289,7 @@ class NTKPosterior(WidePosterior):
         return {"log_noise": self.shown.to(self.dtype)}
 
     def show_noise(self) -> None:
-        """Find the noise of y by rows left out, each in turn."""
+        """Find the noise of y by leave-one-out residuals."""
         levels = noise_of(self._solved, self._among, self._levels)  # [K, L]
         self.shown = levels.expand(-1, self.log_noise[0].numel()).reshape(self.log_noise.shape)
 

@@ -1,8 +1,8 @@
 """An architecture read off a network: `nn.Sequential` and what it may hold.
 
-Widths are forgotten, and so are the weights; kernel sizes, strides and padding are kept. A linear
-layer without bias has none in the limit. Dropout is left out, as it is in prediction. A LayerNorm's
-gain and offset count as fixed.
+Widths and weights are ignored; kernel sizes, strides and padding are kept. A linear layer without
+bias has none in the limit. Dropout is ignored, as in prediction. The gain and offset of a LayerNorm
+count as fixed.
 
 PyTorch's own initial weights, U(−1/√n, 1/√n), have variance 1/(3n) and thus σ_w = 1/√3; its biases
 have 1/(3n) and vanish as layers grow.

@@ -71,8 +71,8 @@ def start(
     by: Annotated[
         str,
         typer.Option(
-            help="The acquisition function: bald, max_entropy, variation_ratio, mean_std, margin, predictive_variance, "
-            "batch_bald or random."
+            help="The acquisition function: bald, max_entropy, variation_ratio, mean_std, margin, "
+            "predictive_variance, batch_bald or random."
         ),
     ] = "bald",
     count: Annotated[int, typer.Option(min=1, help="Number of rows to label per round.")] = 10,

@@ -1,4 +1,4 @@
-"""`doxa compare`: several methods on the same rows, ranked, and compared with a reference posterior.
+"""`doxa compare`: several methods on the same rows, ranked, with a reference posterior.
 
 `--keep` saves one of the methods as a run. Each fit of the comparison has seen only the training
 rows of one split, so none of them is kept. The chosen method is fitted once more, with the same

@@ -34,8 +34,8 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 class Session:
     """One session: its folder, settings and trials.
 
-    settings: fixed when the session begins. trials: {"length", "outcome", "shown", "answer"} of each
-    trial. shows: the number of lists shown so far, answered or not.
+    settings: fixed when the session begins. trials: {"length", "outcome", "shown", "answer"} of
+    each trial. shows: the number of lists shown so far, answered or not.
     """
 
     folder: Path
@@ -204,8 +204,8 @@ def design(
         out.print(f"{line:23}{picture(study)}", highlight=False, soft_wrap=True)
     mean, std = float(study.belief.mean), float(study.belief.std)
     out.print(
-        f"span {mean:.2f} ± {std:.2f}: lists of {mean:.0f} digits are repeated correctly about half "
-        f"the time; saved in {escape(str(folder))}", highlight=False, soft_wrap=True,
+        f"span {mean:.2f} ± {std:.2f}: lists of {mean:.0f} digits are repeated correctly about "
+        f"half the time; saved in {escape(str(folder))}", highlight=False, soft_wrap=True,
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ def predict(
     context: Annotated[
         Path | None,
         typer.Option(
-            help="For neural processes: a table of the known rows of a task, with the target. If it "
-            "has the column of tasks, each task is predicted from its own rows.",
+            help="For neural processes: a table of the known rows of a task, with the target. If "
+            "it has the column of tasks, each task is predicted from its own rows.",
             exists=True,
             dir_okay=False,
         ),

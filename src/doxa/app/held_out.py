@@ -181,8 +181,8 @@ def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str
 
 
 def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
-    """The prediction that ignores the inputs: the shares of the classes, the mean rate of counts, or
-    mean and standard deviation of the targets `seen` in training."""
+    """The prediction that ignores the inputs, from the targets `seen` in training: the shares of
+    the classes, the mean rate of counts, or the mean and standard deviation of numbers."""
     if schema.classes is not None:
         counts = np.bincount(seen.astype(int), minlength=len(schema.classes)) + 1.0
         shares = torch.as_tensor(counts / counts.sum())

@@ -100,7 +100,7 @@ def test_a_sheet_whose_answers_cannot_be_read_is_kept(folder: Path) -> None:
     doxa("active", "label", folder)
     write(sheet, [row | {"kind": "dog"} for row in answered])  # changed after it was taken
     kept(f"line {first} was answered 'cat', the sheet says 'dog'")
-    assert "nothing was asked" in doxa("active", "label", folder, code=2)
+    assert "no row is open" in doxa("active", "label", folder, code=2)
     assert "3 labels entered, 9 in all" in doxa("active", "label", folder, "--correct")
     assert "3 rows to label, by max_entropy, after 9 labels" in doxa("active", "next", folder)
     found = load(folder)
@@ -239,7 +239,7 @@ def test_what_a_folder_names_is_not_imported(folder: Path, trap: Path) -> None:
 
 def test_a_network_that_the_folder_does_not_know_is_refused(folder: Path, trap: Path) -> None:
     said = doxa("active", "next", folder, "--net", "trap_of_a_folder:build", code=2)
-    assert "leave --net out" in said
+    assert "remove --net" in said
     assert not trap.exists()
 
 

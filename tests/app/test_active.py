@@ -90,7 +90,7 @@ def test_what_cannot_be_started_is_said(table: Path) -> None:
     doxa(*start, "kind")
     assert "holds a session already" in doxa(*start, "kind", code=2)
     (folder / "pool.csv").write_text("a,b\n1,2\n")
-    assert "not as it was" in doxa("active", "next", folder, code=2)
+    assert "has changed since the session began" in doxa("active", "next", folder, code=2)
     shutil.rmtree(folder)
     small = pd.read_csv(table).head(5)
     small.assign(kind=["cat", "dog"] * 2 + ["cat"]).to_csv(table, index=False)

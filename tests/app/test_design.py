@@ -54,7 +54,7 @@ def test_by_hand_and_mistakes(tmp_path: Path) -> None:
     said = typed(tmp_path / "s", "maybe\ny\nn\n", "--by-hand", "--trials", "2")
     assert "'maybe' is not y or n: type y if all digits were right" in said
     assert [trial["outcome"] for trial in trials(tmp_path / "s")] == [1, 0]
-    assert "begun with way = by hand" in doxa("design", tmp_path / "s", code=2)
+    assert "started with way = by hand" in doxa("design", tmp_path / "s", code=2)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     assert "holds something else" in doxa("design", tmp_path / "full", code=2)

@@ -1,4 +1,4 @@
-"""How much of doxa a plain fit walks through: the files and functions it enters.
+"""The files and functions of doxa that a plain fit enters.
 
     python -m benchmarks.walk [--list]
 

@@ -3,9 +3,9 @@
     python examples/gaussian_process.py [figure.png]
 
 The data are sixty monthly values with a trend and a season, with a gap; two more years are
-predicted. Kernels are given as text, such as "linear + rbf * periodic". Every kernel fits the observed months;
-they differ in the gap and in the future. The evidence, computed without the future, ranks them: the
-kernel with both trend and season has the largest.
+predicted. Kernels are given as text, such as "linear + rbf * periodic". Every kernel fits the
+observed months; they differ in the gap and in the future. The evidence, computed without the
+future, ranks them: the kernel with both trend and season has the largest.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def test_a_calibrated_run_alone_says_what_it_knows(tmp_path: Path) -> None:
     doxa("fit", tmp_path / "data.csv", *options.split(), "--conformal", 0.9, "-o", tmp_path / "run")
     doxa("report", tmp_path / "run", "--out", tmp_path / "r.html")
     scores = library.load(str(tmp_path / "run")).metadata["held_out_scores"]
-    held = f"{percent(scores['scores']['coverage'])} of 48 rows of data.csv that were set aside"
+    held = f"{percent(scores['scores']['coverage'])} of 48 rows of data.csv that were held out"
     words = " ".join(root(tmp_path / "r.html").text.split())
     assert f"{held} lay in their 90 % interval" in words
     assert "rows it was fitted to" not in header(tmp_path / "r.html")

@@ -1,4 +1,4 @@
-"""Speed, and what stacking saves on UCI, with one command: `make bench` or `python -m benchmarks`.
+"""Speed, and the gain of stacking on UCI, with one command: `make bench` or `python -m benchmarks`.
 
 UCI needs DOXA_DATA; GPU rows need a GPU.
 """

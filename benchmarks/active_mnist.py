@@ -5,21 +5,22 @@
     python -m benchmarks.active_mnist --draw --out benchmarks/results/active_mnist
 
 Two convolutions of 32 filters of 4 × 4, dropout of 0.25 and 0.5, 20 balanced labels at first, 10
-more a round, 100 masks, the 10,000 test images. How the network is trained is settled on training
-images that no session asks about, before a test image is seen; the same in every round of every
-session, from fresh weights. A round scores a random part of the pool (--sample). Parts:
+more per round, 100 masks, the 10,000 test images. The training settings are chosen on training
+images that no session uses, before any test image is used. They are the same in every round of
+every session, and each round starts from new weights. A round scores a random part of the pool
+(--sample). Parts:
 
     settle    a grid over initial weights, prior, rate, steps and the scale of pixels; without it,
-              what was settled before
+              the settings chosen before
     gal       labels to 10 % and 5 % error for six acquisitions
-    repeated  a pool that holds every image three times, with noise (Kirsch et al. 2019): BALD asks
-              the same thing again and again, BatchBALD does not
+    repeated  a pool that holds every image three times, with noise (Kirsch et al. 2019): BALD
+              chooses near-duplicates, BatchBALD does not
     equal     BALD with MC dropout, snapshot and deep ensembles, each with the same number of
-              gradients a round, for each of --budgets
+              gradients per round, for each of --budgets
 
-Seeds are dealt to --processes for each part. While they run, every round of process i writes
+Seeds of each part are distributed over --processes. While they run, every round of process i writes
 OUT/PART-i.json (curves, chosen rows) and the folder of the session: the same command continues
-where the time was up. At the end all of them are put into the one file OUT.json, of which the table
+where the time limit ended it. At the end all results are merged into OUT.json, from which the table
 OUT.md and the figure OUT.png are made; --draw does only that.
 """
 
@@ -240,7 +241,7 @@ def repeated(args: argparse.Namespace) -> None:
 
 
 def equal(args: argparse.Namespace) -> None:
-    """The same number of gradients a round: five cycles of equal shares of one run, the same
+    """The same number of gradients per round: five cycles of equal shares of one run, the same
     shares for members of their own, or all of it for one dropout network."""
     session = Session("equal", args)
     end, left = session.until, 3 * len(args.budgets)

@@ -1,4 +1,4 @@
-"""How fast a pool is scored and a batch is chosen, against loops over samples.
+"""Time to score a pool and to choose a batch, compared with loops over samples.
 
     python -m benchmarks.active_speed --images 1000 --samples 100
     python -m benchmarks.active_speed --device cuda --images 60000 --samples 100 --out speed.json
@@ -35,7 +35,7 @@ def net() -> nn.Sequential:
 
 
 def loop_over_samples(model: nn.Module, x: Tensor, samples: int, batch: int = 100) -> Tensor:
-    """BALD, one pass a sample."""
+    """BALD, one pass per sample."""
     model.train()
     scores = []
     with torch.no_grad():

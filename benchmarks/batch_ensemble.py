@@ -1,11 +1,11 @@
-"""What a step of a batch ensemble costs, in steps of one network on as many rows.
+"""Cost of a step of a batch ensemble, relative to a step of one network on as many rows.
 
     python -m benchmarks.batch_ensemble [--nets mlp,lenet5,resnet20] [--device cuda] [--out FILE]
 
-Four components, 128 rows in all, 32 a component (Wen, Tran & Ba 2020 say "little more than one").
-The time is a step's in the last three quarters of a fit, the shortest of some repetitions that
-take turns; on the CPU, time of the process on one thread, which other work on the machine leaves
-as it is.
+Four components, 128 rows in total, 32 per component (Wen, Tran & Ba 2020 report "little more than
+one"). The time is that of a step in the last three quarters of a fit, the shortest of several
+alternating repetitions; on the CPU it is process time on one thread, which other work on the
+machine does not change.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def step_seconds(
 
 
 def measured(name: str, device: str, repeats: int) -> dict[str, float]:
-    """Milliseconds a step of each method, and their ratio."""
+    """Milliseconds per step of each method, and their ratio."""
     build, shape, steps = NETS[name]
     steps = 300 if device.startswith("cuda") else steps
     g = torch.Generator().manual_seed(0)

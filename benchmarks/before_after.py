@@ -1,4 +1,4 @@
-"""Two versions of doxa side by side in one run: what a step, a gradient, a prediction, a fit take.
+"""Two versions of doxa in one run: the time of a step, a gradient, a prediction and a fit.
 
     python -m benchmarks.before_after OLD_SRC NEW_SRC [--rounds 2] [--pairs 3] [--rows map,nuts]
 
@@ -68,7 +68,7 @@ def sizes(name: str) -> tuple[int, int]:
 
 
 def between(fit: Callable[..., Any], start: float) -> tuple[float, Any]:
-    """Seconds a step of a fit after `start` steps, and what it gives."""
+    """Seconds per step of a fit after `start` steps, and its result."""
     marks: list[tuple[int, float]] = []
     found = fit(callbacks=[lambda step, _: marks.append((step, clock()))])
     first = next(mark for mark in marks if mark[0] > start)
@@ -158,7 +158,7 @@ def overhead(length: int) -> float:
 
 
 def per_call(call: Callable[[], Any], times: int) -> float:
-    """Seconds a call, after one that is not counted."""
+    """Seconds per call, after one call that is not counted."""
     call()
     start = clock()
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""What a person gets who changes nothing: every default, on tables of three kinds.
+"""Results of the default settings of every method, on three collections of tables.
 
     DOXA_DATA=... python -m benchmarks.defaults sets [--sets yacht,banana] [--methods laplace]
         [--splits 5]
@@ -9,7 +9,7 @@
 `sets`: the nine UCI sets by their own splits, the classification tables by five-fold
 cross-validation, and `doxa.nets.mlp` of 50 hidden units, which is what `doxa fit` takes. Nothing is
 chosen for a set. The table has the mean log-likelihood (± its standard error over splits), the
-share of test rows that 90 % intervals hold, or the accuracy and calibration error over all test
+share of test rows inside 90 % intervals, or the accuracy and calibration error over all test
 rows, seconds of processor per split on one thread, and how many splits ended with which status.
 Peers: NGBoost (if it is installed), and scikit-learn's histogram boosting, whose Gaussian noise is
 the mean squared error of five-fold cross-validation on the training rows.

@@ -5,7 +5,7 @@
     python -m benchmarks.eig_speed --device cuda  # ours alone, and a hundred times the draws
 
 One thread, processor time, the best of several runs; on a GPU wall time, until it has finished. The
-working-memory experiment has two outcomes, so that ours evaluates contrasts once an outcome; the
+working-memory experiment has two outcomes, so that ours evaluates contrasts once per outcome; the
 same model with a number as its outcome is timed too, where nothing can be saved that way. Rows go
 to --out.
 """

@@ -1,4 +1,4 @@
-"""What a variational step costs, in steps of `map`: 784-400-400-10, 128 rows, one thread.
+"""Cost of a variational step, relative to a step of `map`: 784-400-400-10, 128 rows, one thread.
 
     python -m benchmarks.elbo_steps [--rounds 5] [--rows weights,local] [--engine loop:traced]
     python -m benchmarks.elbo_steps --device cuda --engine stack:graph [--out FILE]
@@ -42,8 +42,8 @@ class Done(Exception):
 
 
 def seconds(method: Any, engine: str, device: str) -> float:
-    """Of a step, from the 40th to the 120th; on a GPU from the 400th to the 2,400th. What a
-    callback is told was copied from the device, so that its steps are done."""
+    """Of a step, from the 40th to the 120th; on a GPU from the 400th to the 2,400th. The
+    values of a callback are copied from the device, so its steps are complete."""
     marks: dict[int, float] = {}
     first, last = (40, 120) if device == "cpu" else (400, 2400)
     clock = time.process_time if device == "cpu" else time.perf_counter

@@ -1,4 +1,4 @@
-"""VIP and fBNN on validation rows: what makes them too sure, or too noisy?
+"""VIP and fBNN on validation rows: which settings make them overconfident or too noisy.
 
     python -m benchmarks.function_space_study vip --data DATA --out DIR --device cuda --minutes 8
     python -m benchmarks.function_space_study fbnn --data DATA --out DIR --processes 4

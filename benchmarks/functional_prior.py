@@ -76,13 +76,13 @@ def one(
         torch.nn.Linear(x.shape[1], 100), torch.nn.Tanh(), torch.nn.Linear(100, 1)
     ).to(device)
     began = time.monotonic()
-    belief = tuned(prior, net, x[train], seed, 20 if short else 300)
+    chosen = tuned(prior, net, x[train], seed, 20 if short else 300)
     matched = time.monotonic() - began
     settings = METHODS[method] if not short else {"draws": 5, "burn_in": 20}
     likelihood = doxa.Gaussian(noise=math.sqrt(0.1))
     posterior = doxa.fit(
         net, (x[train], z[train]), doxa.get_method(method)(**settings), likelihood=likelihood,
-        prior=belief, members=4, seed=seed, batch_size=32, lr=1e-3, device=device, progress=False,
+        prior=chosen, members=4, seed=seed, batch_size=32, lr=1e-3, device=device, progress=False,
     )  # fmt: skip
     p = posterior.predict(x[test].to(device))
     target = z[test].reshape(p.mean.shape).to(device)
@@ -93,10 +93,10 @@ def one(
         "seconds": time.monotonic() - began, "matching": matched,
         "status": str(posterior.status),
     }  # fmt: skip
-    if hasattr(belief, "distances"):
-        found["distance"] = [float(belief.distances[:10].mean()),
-                             float(belief.distances[-30:].mean())]  # fmt: skip
-        found["prior"] = {name: vars(own) for name, own in belief.items()}
+    if hasattr(chosen, "distances"):
+        found["distance"] = [float(chosen.distances[:10].mean()),
+                             float(chosen.distances[-30:].mean())]  # fmt: skip
+        found["prior"] = {name: vars(own) for name, own in chosen.items()}
     return found
 
 

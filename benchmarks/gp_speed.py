@@ -1,16 +1,17 @@
-"""The exact GP beside scikit-learn's and gpytorch's, on a CPU, one thread unless asked.
+"""The exact GP beside scikit-learn's and gpytorch's, on a CPU, one thread by default.
 
     python -m benchmarks.gp_speed DATA [--rows 1000 5000] [--sets kin8nm power_plant concrete]
         [--packages doxa scikit-learn gpytorch] [--out benchmarks/results] [--minutes 60]
 
 DATA is a folder of data sets with X and y. Every fit runs in a process of its own, one after the
-other, on the same standardised rows, with an RBF kernel that has a lengthscale a column, a variance
-and a noise, from each package's own start: scikit-learn's L-BFGS-B without restarts, gpytorch by
-200 steps of Adam at rate 0.1. Processor seconds count: they depend little on who else is on the
-machine. "evidence" is log p(y) of the standardised targets at what was found; "test" the mean
-log-likelihood of up to 1,000 other rows; "mib" the process's largest memory, of which "mib_before"
-were taken before the fit, and "mib_announced" what doxa said that it needs. Results: gp_speed.json
-and gp_speed.md. `--rows 10000 --sets protein --packages doxa --threads 8` is the largest meant.
+other, on the same standardised rows, with an RBF kernel that has a lengthscale per column, a
+variance and a noise, from each package's own start: scikit-learn's L-BFGS-B without restarts,
+gpytorch by 200 steps of Adam at rate 0.1. Processor seconds count: they depend little on who else
+is on the machine. "evidence" is log p(y) of the standardised targets at what was found; "test" the
+mean log-likelihood of up to 1,000 other rows; "mib" the process's largest memory, of which
+"mib_before" were taken before the fit, and "mib_announced" the estimate of doxa. Results:
+gp_speed.json and gp_speed.md. `--rows 10000 --sets protein --packages doxa --threads 8` is the
+largest meant.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu_leapfrog [--device cuda] [--chains 8,256] [--steps 20]
 
-doxa runs `--steps` leapfrog steps a call, captured as a CUDA graph, compiled, or both (on a CPU:
+doxa runs `--steps` leapfrog steps per call, captured as a CUDA graph, compiled, or both (on a CPU:
 recorded, compiled); JAX scans over as many inside one jitted function. Each package runs in a
-process of its own under this interpreter; one that is not installed is skipped. Prints a line of
-JSON a package, with microseconds a step: the best and the median of repeated calls, and the seconds
-it took to prepare.
+process of its own under this interpreter; one that is not installed is skipped. Prints one line of
+JSON per package, with microseconds per step: the best and the median of repeated calls, and the
+seconds it took to prepare.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def timed(call: Callable[[], Any], steps: int, repeats: int) -> dict[str, float]:
-    """Microseconds a step; `call` waits until the device is done."""
+    """Microseconds per step; `call` waits until the device is done."""
     call()
     times = []
     for _ in range(repeats):

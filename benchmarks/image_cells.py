@@ -1,4 +1,4 @@
-"""The cells of the image tables: fit a classifier, score it, and show it what it never saw.
+"""The cells of the image tables: fit a classifier, score it, and test out-of-distribution inputs.
 
 A cell of "ood" is one method trained on MNIST or Fashion-MNIST: quality on its test rows, AUROC,
 AUPR and FPR95 of every score against three other sets, and, for MNIST, the sweep over rotations. A

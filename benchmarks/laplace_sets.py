@@ -1,4 +1,4 @@
-"""Laplace on trained classifiers of ten sets beside digits: where its Gaussian belongs.
+"""Laplace on trained classifiers of ten sets besides digits: the best centre of its Gaussian.
 
     DOXA_DATA=... python -m benchmarks.laplace_sets              # every set
     DOXA_DATA=... python -m benchmarks.laplace_sets --sets wine mnist-lenet --seeds 1

@@ -1,4 +1,4 @@
-"""What a step costs eagerly, recorded and compiled, beside the work that is counted in it.
+"""Cost of a step in eager, recorded and compiled mode, beside its counted work.
 
     python -m benchmarks.modes [--compiled]
 
@@ -100,7 +100,7 @@ def _copied(state: State, *rest: Any) -> tuple[Any, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--compiled", action="store_true", help="takes some seconds a line")
+    parser.add_argument("--compiled", action="store_true", help="takes some seconds per line")
     modes = ["eager", "traced", *(["compiled"] if parser.parse_args().compiled else [])]
     torch.set_num_threads(1)
     print(f"{'fit':24} {'ops':>5} {'numbers':>10} {'µs to save':>10} {'  '.join(modes)}")

@@ -1,4 +1,4 @@
-"""How many planted bugs the tests find: mutants of the source, drawn with a seed.
+"""Mutation testing: the share of planted bugs that the tests find, drawn with a seed.
 
     python -m benchmarks.mutants [--count 100] [--seed 20261118] [--first 0] [--out FILE]
     python -m benchmarks.mutants --list              the sites, without running anything

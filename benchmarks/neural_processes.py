@@ -182,7 +182,7 @@ def one(args: argparse.Namespace) -> None:
 
 
 def measured(data: TaskSampler, method: Any, options: dict[str, Any]) -> float:
-    """Seconds a step."""
+    """Seconds per step."""
     ends: list[float] = []
     tick = lambda *_: ends.append(time.monotonic())  # noqa: E731
     doxa.fit(None, data, method, steps=400, callbacks=[tick], **options)

@@ -3,8 +3,8 @@
     python -m benchmarks.nngp_mnist --device cuda --rows 10000,50000 --out results/
     python -m benchmarks.nngp_mnist --rows 1000 --test 500 --choose 500       # a trial on a CPU
 
-Depth, σ_w and the noise are chosen on 5,000 training images that are not fitted to, by a fit to
-5,000 others. Images are divided by 255 and flattened; --conv adds a convolutional network (three
+Depth, σ_w and the noise are chosen on 5,000 held-out training images, by a fit to 5,000
+others. Images are divided by 255 and flattened; --conv adds a convolutional network (three
 3 × 3 layers, flattened). Writes nngp_mnist.json: accuracy, log-likelihood, calibration error and
 seconds, and what an entry of the kernel costs.
 """
@@ -44,7 +44,9 @@ def waited(device: str) -> float:
     return time.monotonic()
 
 
-def judged(method: NNGP, train: Rows, test: Rows, device: str, net: Any = None) -> dict[str, Any]:
+def evaluated(
+    method: NNGP, train: Rows, test: Rows, device: str, net: Any = None
+) -> dict[str, Any]:
     began = waited(device)
     posterior = doxa.fit(
         net, train, method, likelihood="categorical", device=device, dtype=torch.float32,
@@ -68,7 +70,7 @@ def judged(method: NNGP, train: Rows, test: Rows, device: str, net: Any = None) 
 
 
 def entry_cost(device: str, rows: int = 2000) -> dict[str, float]:
-    """Nanoseconds an entry of the kernel of 784 columns, in float64; a CPU by its own time."""
+    """Nanoseconds per entry of the kernel of 784 columns, in float64; a CPU by its own time."""
     x = torch.rand(rows, 784, device=device, dtype=torch.float64)
     other, costs = x.flip(0), {}
     for activation in ("relu", "erf", "gelu"):
@@ -95,7 +97,7 @@ def chosen(train: Rows, count: int, device: str, minutes: Any) -> tuple[dict[str
                 if minutes() > 0.3:
                     continue
                 settings = {"depth": depth, "weight_std": weight_std, "noise": noise}
-                found = judged(fixed(settings), fitted, held, device)
+                found = evaluated(fixed(settings), fitted, held, device)
                 tried.append(settings | found)
                 print(settings, found["accuracy"], found["log_likelihood"], flush=True)
     best = max(tried, key=lambda one: (one["accuracy"], one["log_likelihood"]))
@@ -142,14 +144,14 @@ def main() -> None:
         if minutes() > 0.8:
             break
         some = (train[0][:rows], train[1][:rows])
-        found["results"].append(judged(fixed(settings), some, test, args.device))
+        found["results"].append(evaluated(fixed(settings), some, test, args.device))
         print(found["results"][-1], flush=True)
         write()
     if args.conv and minutes() < 0.8:
         train, (u, v) = digits(conv=True)
         some, few = (train[0][: args.conv], train[1][: args.conv]), (u[: args.test], v[: args.test])
         method = NNGP(bias_std=0.1, weight_std=2**0.5, noise=settings["noise"], fit_hyper=False)
-        made = judged(method, some, few, args.device, convolutional())
+        made = evaluated(method, some, few, args.device, convolutional())
         found["results"].append({"net": "conv 3 × (3 × 3), flattened"} | made)
         print(found["results"][-1], flush=True)
         write()

@@ -2,8 +2,8 @@
 
     DOXA_DATA=... python -m benchmarks.posteriordb [NAME ...] [--method nuts] [--members 8]
 
-One row a posterior, its worst parameter: |Δmean| in reference standard deviations, the ratio of
-standard deviations farthest from 1, R-hat, the smallest effective sizes, and the time with
+One row per posterior, with its worst parameter: |Δmean| in reference standard deviations, the ratio
+of standard deviations farthest from 1, R-hat, the smallest effective sizes, and the time with
 everything counted. `benchmarks/results/posteriordb.json` keeps every parameter's figures; a run of
 some posteriors replaces only theirs.
 """

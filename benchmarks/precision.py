@@ -1,8 +1,8 @@
-"""What half precision saves: a step of eight ResNet-20 in float32 and in bfloat16.
+"""Speed of half precision: a step of eight ResNet-20 in float32 and in bfloat16.
 
     python -m benchmarks.precision --device cuda [--widths 16,64] [--members 8] [--out FILE]
 
-On the CPU it only shows that it runs: bfloat16 is slower there.
+On the CPU it is only a test that it runs: bfloat16 is slower there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from doxa.app.bench.cells import circumstances
 
 
 def measured(width: int, norm: str, asked: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds a step, and how many times as quick bfloat16 is."""
+    """Milliseconds per step, and the speed-up of bfloat16."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(512, 3, 32, 32, generator=g).to(asked.device)
     y = torch.randint(0, 10, (512,), generator=g).to(asked.device)

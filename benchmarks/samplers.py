@@ -9,7 +9,7 @@ other, on the same data, from the same starts, in the same precision, with the s
 draws are evaluated here, all by one function: the smallest bulk effective size and the largest
 R-hat, of parameters, or of a network's function at 50 inputs. Rows and their meaning:
 
-nuts: effective draws a second on a 26-parameter linear regression (posteriordb's diamonds, 4
+nuts: effective draws per second on a 26-parameter linear regression (posteriordb's diamonds, 4
     chains, double precision) and a Bayesian neural net 8-50-1 (512 rows, 8 chains, single
     precision); "sampling" is without burn-in and compilation, "all" counts both.
 steps: SGLD and SGHMC against momentum SGD, written by hand and in doxa, and against posteriors;
@@ -88,7 +88,7 @@ def evaluated(name: str, draws: np.ndarray) -> Row:
 
 
 def sample(case: Row, arrays: dict[str, np.ndarray], package: str, python: str) -> Row:
-    """Let a package do it in a process of its own."""
+    """Run a package in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "problem.json").write_text(json.dumps(case))
@@ -219,7 +219,7 @@ def by_hand(name: str, device: str = "cpu") -> float:
 
 
 def fitted(name: str, method: Any, device: str = "cpu", **options: Any) -> float:
-    """Seconds a step of a fit: the median between its progress ticks, without the first ones."""
+    """Seconds per step of a fit: the median between its progress ticks, without the first ones."""
     net, (x, y) = network(name), data(name)
     marks: list[tuple[int, float]] = []
     doxa.fit(
@@ -352,7 +352,7 @@ ROWS = {"nuts": nuts, "steps": steps, "chains": chains}
 
 
 def command() -> str:
-    """What was asked for, without the paths of this machine."""
+    """The options of the run, without the paths of this machine."""
     hidden = {"--jax": "PYTHON", "--pyro": "PYTHON", "--out": "FILE"}
     parts = ["python", "-m", "benchmarks.samplers", *sys.argv[1:]]
     return " ".join(hidden.get(before, word) for before, word in zip(["", *parts], parts))  # noqa: B905

@@ -112,7 +112,7 @@ def load_scenes(
     test_rows: int | None = None,
     device: Any = "cpu",
 ) -> Scenes:
-    """Evenly spaced frames where not all are asked for: neighbours look alike."""
+    """Evenly spaced frames if only some are used, because neighbours are similar."""
     with open_set(folder, "camvid") as stored:
         parts = {}
         for part, rows in (("train", train_rows), ("test", test_rows)):
@@ -288,7 +288,7 @@ def shown_frames(folder: str | Path, frames: Sequence[int]) -> tuple[Tensor, Ten
 
 
 def scene_figure(images: Tensor, panels: Sequence[Panel], path: Path) -> Path:
-    """Input, prediction, epistemic uncertainty: a row a frame, one scale for all maps."""
+    """Input, prediction, epistemic uncertainty: one row per frame, one scale for all maps."""
     figure = blank_figure((9.6, 2.15 * len(panels) + 0.3))
     axes = figure.subplots(len(panels), 3, squeeze=False)
     top = max(float(np.quantile(panel.epistemic, 0.995)) for panel in panels)

@@ -1,4 +1,4 @@
-"""The memory that SparseGP takes as rows grow: a stream whose rows are made when they are read.
+"""The memory of SparseGP against the number of rows: a stream that generates rows when read.
 
     python -m benchmarks.sparse_stream [--rows 10000,1000000] [--steps 300]
 
@@ -25,7 +25,7 @@ COLUMNS = 300
 
 
 class Stream(Dataset[Any]):
-    """y = sin(3 x₁) + x₂ + noise, of rows that nobody keeps."""
+    """y = sin(3 x₁) + x₂ + noise, of rows that are not stored."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

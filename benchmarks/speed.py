@@ -1,9 +1,9 @@
-"""Speed, side by side with the obvious loop, in one run: the first rows of the targets.
+"""Speed, compared with a hand-written loop in the same run.
 
     python -m benchmarks.speed [--rows training,single,prediction,gpu-mlp,gpu-resnet,growth]
 
 CPU rows use one thread. Times are medians of repeated calls; what counts is the ratio within a row,
-because absolute times on shared machines wander. `--jax PYTHON` adds a JAX scan of the same step,
+because absolute times vary on shared machines. `--jax PYTHON` adds a JAX scan of the same step,
 run by another interpreter. Results go to benchmarks/results/speed.json, the figure beside it.
 """
 
@@ -88,8 +88,8 @@ def doxa_step(
     net: nn.Module, x: Tensor, y: Tensor, members: int, batch: int, engine: str, steps: int,
     likelihood: Any,
 ) -> float:  # fmt: skip
-    """Seconds a step of `fit`: the median over the intervals between its progress ticks, after the
-    first ones, so that setting up and compiling do not count, and everything else does."""
+    """Seconds per step of `fit`: the median over the intervals between its progress ticks, after
+    the first ones, so that setting up and compiling do not count, and everything else does."""
     ticks: list[tuple[int, float]] = []
 
     def tick(step: int, _info: Any) -> None:
@@ -129,7 +129,7 @@ def training(jax: str | None) -> list[Row]:
 
 
 def single(_: str | None) -> list[Row]:
-    """One member against a hand-written loop: what the machinery costs."""
+    """One member against a hand-written loop: the overhead of doxa."""
     x, y = data(455, 9)
     net = doxa.nets.mlp(9, 1)
     row: Row = {"work": "MAP, one member, 9-50-1, B=32", "members": 1}
@@ -197,7 +197,7 @@ def gpu_mlp(_: str | None) -> list[Row]:
 
 
 def gpu_small(_: str | None) -> list[Row]:
-    """Ten members of the small MLP on a GPU: launches are all there is."""
+    """Ten members of the small MLP on a GPU: the time is that of kernel launches."""
     x, y = data(4096, 9, "cuda")
     nets = [doxa.nets.mlp(9, 1).cuda() for _ in range(10)]
     return [_gpu("10 MLPs 9-50-1", nets, x, y, 32, 500, classify=False)]

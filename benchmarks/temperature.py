@@ -1,4 +1,4 @@
-"""What a temperature chosen by held-out rows gains on small tables of classes.
+"""The gain of a temperature chosen by held-out rows, on small classification tables.
 
     DOXA_DATA=... python -m benchmarks.temperature [--tables heart_statlog,wine] [--cuts 6]
                                                    [--method deep-ensemble]

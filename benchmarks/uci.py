@@ -1,4 +1,4 @@
-"""What stacking saves on UCI: deep ensembles, 20 splits × 5 members as one fit, against a loop.
+"""The gain of stacking on UCI: deep ensembles, 20 splits × 5 members as one fit, against a loop.
 
     DOXA_DATA=… python -m benchmarks.uci [--sets boston_housing,concrete,energy,yacht]
 

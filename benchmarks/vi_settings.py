@@ -1,4 +1,4 @@
-"""What variational methods should start with, by rows held out of training (test rows: never).
+"""Initial settings of variational methods, chosen by held-out training rows, never by test rows.
 
     python -m benchmarks.vi_settings mnist --data FOLDER --device cuda [--minutes 8] [--out FILE]
     python -m benchmarks.vi_settings cifar --data FOLDER --device cuda

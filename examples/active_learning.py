@@ -1,11 +1,12 @@
-"""How few labels it takes: four ways to ask, on the digits of scikit-learn.
+"""Active learning on the digits of scikit-learn: four acquisition functions compared.
 
     python examples/active_learning.py [--out active_learning.png]
 
-1,200 small images of digits wait for labels, 597 others test. Dropout networks start from 20 labels
-and ask for ten at a time: those they are least sure about (the smallest margin between two
-classes), those that would teach most about the network one by one (BALD) or together (BatchBALD),
-or any. In each round the networks of all ways and seeds are one stacked fit.
+The pool has 1,200 small images of digits, and 597 others are the test set. Dropout networks start
+from 20 labels and choose ten rows per round: the least certain ones (the smallest margin between
+two classes), the most informative ones about the network, one by one (BALD) or jointly (BatchBALD),
+or random ones. In each round, the networks of all acquisition functions and seeds are one stacked
+fit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def digits() -> tuple[Tensor, Tensor]:
 def campaign(
     seeds: int = 3, budget: int = 150, steps: int = 300, rows: int = 1200, progress: bool = True
 ) -> Learned:
-    """Learning curves of every way and seed."""
+    """Learning curves of every acquisition function and seed."""
     x, y = digits()
     net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Dropout(0.25), nn.Linear(100, 10))
     return learn(
@@ -58,7 +59,7 @@ def draw(found: Learned, path: Path) -> None:
         (line,) = axis.plot(labels, 100 * mean, label=way.replace("_", " "))
         low, high = 100 * (mean - spread), 100 * (mean + spread)
         axis.fill_between(labels, low, high, alpha=0.15, color=line.get_color())
-    axis.set(xlabel="labels", ylabel="% of test images right", title="Digits, ten labels a round")
+    axis.set(xlabel="labels", ylabel="% of test images right", title="Digits, ten labels per round")
     axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -1,12 +1,12 @@
-"""Street scenes, a class for every pixel, and where the network does not know.
+"""Segmentation of street scenes, with the epistemic uncertainty of every pixel.
 
     DOXA_DATA=folder python examples/camvid.py [figure.png] [cuda]
 
-A small U-Net whose centre drops whole channels, kept dropping at prediction: MC dropout. The three
-panels are the input, the predicted classes, and the mutual information between a pixel's class and
-the function, which is large at object borders, on rare classes and on what the network has never
-seen. On a GPU the settings are those of `python -m benchmarks.images camvid` (two minutes); on a
-CPU a narrower net is trained for ten epochs (about two minutes).
+The model is a small U-Net whose centre drops whole channels, in training and in prediction: MC
+dropout. The three panels are the input, the predicted classes, and the mutual information between
+the class of a pixel and the function. It is large at object borders, on rare classes and on
+out-of-distribution objects. On a GPU the settings are those of `python -m benchmarks.images camvid`
+(two minutes); on a CPU a narrower net is trained for ten epochs (about two minutes).
 """
 
 from __future__ import annotations

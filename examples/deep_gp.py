@@ -1,11 +1,11 @@
-"""A step, and classes: what processes with inducing points are for.
+"""Sparse and deep Gaussian processes: regression on a step, and classification.
 
     python examples/deep_gp.py [folder] [step] [classes]
 
 step     100 noisy rows of a step under an exact GP, a sparse one, and deep ones of two and three
-         layers. A GP has one lengthscale: short enough for the step it wiggles everywhere else. A
-         deep GP bends its input first. Two minutes.
-classes  three interleaved arms under a sparse GP, with the inducing points where they came to lie.
+         layers. A GP has one lengthscale: if it is short enough for the step, the function
+         oscillates everywhere else. A deep GP transforms its input first. Two minutes.
+classes  three interleaved arms under a sparse GP, with its optimised inducing points.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def step(rows: int = 100) -> tuple[Tensor, Tensor]:
 
 
 def arms(rows: int = 300) -> tuple[Tensor, Tensor]:
-    """Rows of three arms that turn around the origin, and whose they are."""
+    """Rows of three arms that turn around the origin, and the arm of each row."""
     g = torch.Generator().manual_seed(1)
     label = torch.arange(rows) % 3
     along = torch.rand(rows, generator=g, dtype=torch.float64)
@@ -41,7 +41,7 @@ def arms(rows: int = 300) -> tuple[Tensor, Tensor]:
 
 
 def fit(data: Any, method: Any, **options: Any) -> Any:
-    """To all rows: bounds of different methods are of the same data."""
+    """Fit to all rows, so that the bounds of different methods are of the same data."""
     return doxa.fit(
         None, data, method, likelihood="gaussian", standardize=True, validation=None, **options
     )
@@ -91,10 +91,10 @@ def draw_classes(folder: Path) -> None:
     points = posterior.points[0]
     axes[0].plot(points[:, 0], points[:, 1], "x", ms=6, color=INK)
     axes[0].set_title("class probabilities, rows, inducing points (×)", fontsize=10)
-    doubt = p.mutual_information.reshape(60, 60).T
-    shown = axes[1].imshow(doubt, origin="lower", extent=extent, cmap="magma")
+    information = p.mutual_information.reshape(60, 60).T
+    shown = axes[1].imshow(information, origin="lower", extent=extent, cmap="magma")
     figure.colorbar(shown, ax=axes[1], shrink=0.8)
-    axes[1].set_title("what a label would teach, nats", fontsize=10)
+    axes[1].set_title("mutual information, nats", fontsize=10)
     figure.savefig(folder / "sparse_gp_classes.png", dpi=110)
 
 

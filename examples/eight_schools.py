@@ -1,11 +1,11 @@
-"""Any log density, sampled: the eight schools, by NUTS, HMC and a random walk.
+"""Sampling from a log density: the eight schools, by NUTS, HMC and a random walk.
 
     python examples/eight_schools.py
 
-Coaching was tried in eight schools (Rubin, 1981): an estimated effect and its standard error each.
-The schools' own effects come from N(mu, tau²), with mu and tau unknown; tau is positive, and
-`doxa.sample` takes care of the Jacobian. The density is written for one chain, of natural values.
-The random walk asks for no gradient, and needs fifty times the transitions.
+Coaching was tried in eight schools (Rubin, 1981); each has an estimated effect and its standard
+error. The true effects of the schools come from N(mu, tau²), with mu and tau unknown; tau is
+positive, and `doxa.sample` includes the Jacobian. The density is written for one chain, in
+constrained values. The random walk needs no gradient, and fifty times as many transitions.
 """
 
 from __future__ import annotations

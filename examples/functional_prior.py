@@ -1,10 +1,11 @@
-"""A prior over weights that means something: functions before and after it is tuned to a process.
+"""A prior over weights tuned to a Gaussian process: functions before and after the tuning.
 
     python examples/functional_prior.py [figure.png]
 
 Functions of a network of tanh units under N(0, 1) are large. `functional_prior` finds a standard
 deviation for each tensor under which they look like draws of a Gaussian process with lengthscale 1.
-Below: what twelve points make of both priors, and the distance on the way.
+The lower panels show the posterior of both priors after twelve points, and the distance to the
+process during tuning.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TARGET = doxa.GPPrior("rbf", lengthscale=1.0)
 
 
 def few_points() -> tuple[Tensor, Tensor]:
-    """A wave, seen twelve times, with a gap in the middle."""
+    """Twelve noisy points of a wave, with a gap in the middle."""
     x = torch.cat([torch.linspace(-2.4, -0.9, 6), torch.linspace(0.7, 2.2, 6)]).reshape(-1, 1)
     noise = 0.1 * torch.randn(12, 1, generator=torch.Generator().manual_seed(0))
     return x, torch.sin(2 * x) + noise
@@ -33,14 +34,14 @@ def network() -> nn.Module:
     return doxa.nets.mlp(1, 1, hidden=(30, 30), activation="tanh")
 
 
-def beliefs(steps: int = 300) -> dict[str, object]:
+def tuned_and_default(steps: int = 300) -> dict[str, object]:
     """Standard normal weights, and weights tuned to the process on [−3, 3]."""
     tuned = doxa.functional_prior(network(), GRID, TARGET, steps=steps, seed=0)
     return {"weights N(0, 1)": doxa.Normal(1.0), "tuned prior": tuned}
 
 
 def posterior(prior: object, draws: int = 60) -> doxa.Posterior:
-    """By HMC: the exact answer, up to Monte Carlo error."""
+    """The posterior by HMC: exact up to Monte Carlo error."""
     model = doxa.Model(network(), doxa.Gaussian(0.1), prior)
     method = doxa.HMC(draws=draws, burn_in=150, leapfrog=60)
     return doxa.fit(model, few_points(), method, members=2)
@@ -82,7 +83,7 @@ def draw(priors: dict[str, object], posteriors: dict[str, doxa.Posterior], path:
 
 def main() -> None:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "functional_prior.png")
-    priors = beliefs()
+    priors = tuned_and_default()
     sys.stdout.write("".join(f"{n}: {p}\n" for n, p in priors["tuned prior"].items()))  # type: ignore[attr-defined]
     draw(priors, {name: posterior(prior) for name, prior in priors.items()}, path)
     sys.stdout.write(f"{path}\n")

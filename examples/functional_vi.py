@@ -1,9 +1,9 @@
-"""Beliefs about functions in place of weights: functional VI beside mean-field VI.
+"""A prior over functions instead of weights: functional VI compared with mean-field VI.
 
     python examples/functional_vi.py [folder]
 
-Three functions after Sun et al. (2019): a cubic under a GP prior with an RBF kernel, a wave of
-which a part is seen under a periodic kernel, and steps under a prior that is only a sampler of step
+Three functions after Sun et al. (2019): a cubic under a GP prior with an RBF kernel, a partly
+observed wave under a periodic kernel, and steps under a prior that is only a sampler of step
 functions. Left: mean-field on the same network, with N(0, 1) on its weights; middle: functional VI;
 right: draws of the prior over functions. One to two minutes.
 """
@@ -26,7 +26,7 @@ STEPS = 6  # jumps of a step function at most
 
 
 class Problem(NamedTuple):
-    """Rows, the true function on a grid, and what is believed of it."""
+    """Rows, the true function on a grid, and the prior over functions."""
 
     name: str
     x: Tensor
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
 
 def jumps(x: Tensor, z: Tensor) -> Tensor:
-    """A step function: jumps of standard normal height at places that are uniform over [-3, 3]."""
+    """A step function: jumps of standard normal height at uniform places in [-3, 3]."""
     places = 3 * torch.erf(z[:STEPS] / math.sqrt(2))
     return z[STEPS] + ((x[:, :1] > places) * z[STEPS + 1 :]).sum(1)
 

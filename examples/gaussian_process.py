@@ -1,10 +1,11 @@
-"""What a kernel believes: functions before and after the data, for four kernels made from words.
+"""Kernels as priors over functions: draws before and after the data, for four kernels.
 
     python examples/gaussian_process.py [figure.png]
 
-Sixty monthly values with a trend and a season, with a gap, and two years to foresee. Every kernel
-fits what it has seen; they differ in what they believe of the gap and of the future. The evidence,
-which sees no future, tells them apart: the one that knows of both trend and season has the largest.
+The data are sixty monthly values with a trend and a season, with a gap; two more years are
+predicted. Kernels are given as text, such as "linear + rbf * periodic". Every kernel fits the
+observed months; they differ in the gap and in the future. The evidence, computed without the
+future, ranks them: the kernel with both trend and season has the largest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NOW, LATER = 6.0, 8.0  # years
 
 
 def series(later: bool = False, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Years [n, 1] and values [n, 1]: of the first six years but for a gap, or of the two after."""
+    """Years [n, 1] and values [n, 1]: of the first six years without a gap, or of the next two."""
     t = np.arange(0, LATER, 1 / 12)
     rng = np.random.default_rng(seed)
     y = 0.4 * (t - 3) + np.sin(2 * math.pi * t) + 0.35 * np.cos(4 * math.pi * t)
@@ -42,7 +43,7 @@ def fitted(kernel: str) -> doxa.Posterior:
 
 
 def foreseen(posterior: doxa.Posterior) -> float:
-    """The mean log-likelihood of the two years that were not seen."""
+    """The mean log likelihood of the two held-out years."""
     x, y = series(later=True)
     return float(posterior.predict(x).log_prob(y).mean())
 
@@ -66,10 +67,10 @@ def draw(posteriors: dict[str, doxa.Posterior], path: Path) -> None:
         after.plot(*seen, "o", ms=3, color=DATA)
         after.plot(*coming, "o", ms=3, mfc="white", mec=DATA, mew=0.8)
         after.axvline(NOW, color=INK, lw=0.8, ls=":")
-        said = (
+        text = (
             f"evidence {posterior.log_evidence:.1f},  unseen years {foreseen(posterior):.2f} a row"
         )
-        after.set_title(said.replace("-", "−"), fontsize=10, color=INK, loc="left")
+        after.set_title(text.replace("-", "−"), fontsize=10, color=INK, loc="left")
         after.set_ylim(-5, 5)
         after.set_xlabel("years")
     axes[0, 0].set_ylabel("before the data")

@@ -1,15 +1,16 @@
-"""Image completion: a neural process sees some pixels of a digit and predicts the others.
+"""Image completion: a neural process predicts the pixels of a digit from some of them.
 
     python examples/image_completion.py [figure.png [FOLDER]]
 
-An image is a task: a pixel's place is x, its value y. The file mnist.npz lies in the folder that
-the environment variable DOXA_DATA names. The columns are the digit, its context (10, 50 and 300
-pixels, what is not known is blue), the mean, three draws, and the standard deviation. Points of a
-conditional process are drawn one by one, so that its draws are noise about the mean; a latent
+An image is a task: the position of a pixel is x, its value y. The file mnist.npz is in the folder
+of the environment variable DOXA_DATA. The columns are the digit, its context (10, 50 and 300
+pixels; unknown pixels are blue), the mean, three draws, and the standard deviation. A conditional
+process draws pixels independently, so its draws are noise around the mean; a process with a latent
 variable draws whole images.
 
-By itself this trains a small convolutional one for a minute, which is far from done. FOLDER has
-what `benchmarks/neural_processes.py` saved of longer trainings on a GPU, which is then drawn.
+Without FOLDER, a small convolutional process is trained for a minute, which is far from
+convergence. FOLDER holds the results of longer training on a GPU, saved by
+`benchmarks/neural_processes.py`; they are then drawn.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def trained(steps: int) -> Any:
 
 
 def completed(posterior: Any, images: Tensor) -> Shown:
-    """What is predicted of some images [B, 28, 28] from contexts of each size."""
+    """The predictions for some images [B, 28, 28] from contexts of each size."""
     flat, x = images.reshape(-1, 784, 1), places(28, 28).expand(len(images), -1, -1)
     order = torch.rand(len(images), 784, generator=torch.Generator().manual_seed(0))
     found: Shown = {}
@@ -59,7 +60,7 @@ def completed(posterior: Any, images: Tensor) -> Shown:
 
 
 def draw(shown: dict[str, tuple[Tensor, Shown]], path: Path, which: int = 0) -> None:
-    """One digit, a block of rows for each method."""
+    """Draw one digit, with a block of rows for each method."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

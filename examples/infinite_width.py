@@ -2,8 +2,8 @@
 
     python examples/infinite_width.py [figure.png]
 
-Left: the exact posterior of an infinitely wide network (NNGP), from a few points. Middle: what an
-ensemble of such networks believes while it is trained by gradient descent (NTK), at three times.
+Left: the exact posterior of an infinitely wide network (NNGP), from a few points. Middle: the
+distribution of an ensemble of such networks during gradient descent (NTK), at three times.
 Right: random networks of width n have kernels K̂ and Θ̂ whose squared distance from the limits
 falls as 1/n. About a minute on one core.
 """
@@ -43,7 +43,7 @@ def drawn(architecture: Architecture, inputs: int, width: int, seed: int) -> nn.
 def distances(
     widths: Sequence[int], counts: Sequence[int], activation: str = "erf", rows: int = 4
 ) -> dict[str, list[float]]:
-    """Mean squared distances of K̂ and Θ̂ from K and Θ, over those of 0, of so many networks."""
+    """Mean squared distances of K̂ and Θ̂ from K and Θ, relative to those of 0, over networks."""
     x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(0))
     architecture = Architecture.fully_connected(2, activation)
     limits = {
@@ -70,7 +70,7 @@ def distances(
 
 
 def slope(widths: Sequence[int], squares: Sequence[float]) -> float:
-    """Of the logarithms, by least squares."""
+    """The slope of the logarithms, by least squares."""
     return float(np.polyfit(np.log(widths), np.log(squares), 1)[0])
 
 

@@ -1,10 +1,10 @@
-"""Adapters made Bayesian: a trained encoder stays as it is, LoRA weights on it are uncertain.
+"""Bayesian LoRA: the trained encoder is frozen, and its adapters have a posterior.
 
     python examples/lora.py                      needs peft: pip install peft
 
-A small encoder learns one question about sentences. PEFT puts low-rank adapters on it, and 120
-sentences with another question train them: as a point, an ensemble, Laplace and mean-field. The
-frozen encoder is shared by all members; only adapters and the new classifier are weights.
+A small encoder learns one task on sentences. PEFT adds low-rank adapters, which are trained on 120
+sentences of another task: as a point estimate, an ensemble, Laplace and mean-field. All members
+share the frozen encoder; only the adapters and the new classifier are weights of the posterior.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sentences(n: int, seed: int) -> Tensor:
 
 
 def more(words: Tensor, low: int, high: int) -> Tensor:
-    """Whether a sentence has more words below `low` than from `high` on."""
+    """Whether a sentence has more words below `low` than words of at least `high`."""
     return ((words < low).sum(1) > (words >= high).sum(1)).long()
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     )
     encoder = Encoder()
     encoder.load_state_dict({k: v[0] for k, v in trained.draw(1).items()})
-    encoder.classifier.reset_parameters()  # another question
+    encoder.classifier.reset_parameters()  # for another task
 
     x, x_test = sentences(120, 1), sentences(1000, 2)
     y, y_test = more(x, 5, 15), more(x_test, 5, 15)
@@ -66,8 +66,8 @@ def main() -> None:
             net, (x, y), method, subset="*lora_*", likelihood=categorical, steps=1500
         )
         score = metrics(posterior.predict(x_test), y_test)
-        told = ", ".join(f"{k} {score[k]:.3f}" for k in ("accuracy", "log_likelihood", "ece"))
-        print(f"{method:14} {told}")
+        scores = ", ".join(f"{k} {score[k]:.3f}" for k in ("accuracy", "log_likelihood", "ece"))
+        print(f"{method:14} {scores}")
 
 
 if __name__ == "__main__":

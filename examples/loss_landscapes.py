@@ -4,9 +4,9 @@
 
 After Fort, Hu & Lakshminarayanan (2019). Left: the predictions of four networks on their way from
 different starts, in the plane that keeps their distances best (classical multidimensional scaling
-of Hellinger distances), with draws of SWAG and of MC dropout, which each know one mode. Right: on
-which share of the test rows two functions name different classes, in units of the share that they
-get wrong. Handwritten digits of scikit-learn, a deep, narrow network; under a minute on one core.
+of Hellinger distances), with draws of SWAG and of MC dropout, each around one mode. Right: the
+share of test rows on which two functions predict different classes, relative to their error rate.
+Handwritten digits of scikit-learn, a deep, narrow network; under a minute on one core.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def scaled(distance: Tensor, dimensions: int = 2) -> Tensor:
 
 
 def disagreement(labels: Tensor) -> Tensor:
-    """The share of rows on which two functions name different classes, [S, S]."""
+    """The share of rows on which two functions predict different classes, [S, S]."""
     return (labels.unsqueeze(0) != labels.unsqueeze(1)).double().mean(2)
 
 

@@ -1,12 +1,12 @@
-"""Metropolis on mini-batches: how wrong the draws become when acceptance sees a part of the data.
+"""Metropolis on mini-batches: the bias of draws whose acceptance uses a part of the data.
 
     python examples/minibatch_mh.py [figure.png]
 
 A Gaussian mean with known noise has a Gaussian posterior. A random walk with Metropolis's
-acceptance samples it exactly from all 64 rows. With the acceptance estimated on a batch, lucky
-batches let bad proposals through: the draws spread too far, the more so the smaller the batch and
-the larger the moves. SGLD, which never rejects, has its own bias at a constant step; both vanish
-as steps shrink, and the last panel shows which does so first.
+acceptance on all 64 rows samples it exactly. If acceptance is estimated on a batch, some batches
+accept bad proposals: the draws spread too far, and more so for smaller batches and larger moves.
+SGLD, which never rejects, has a different bias at a constant step. Both biases vanish as steps
+become smaller; the last panel shows their rates.
 """
 
 from __future__ import annotations

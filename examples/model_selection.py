@@ -1,9 +1,9 @@
-"""Which order of polynomial? Evidence decides, and the average over orders predicts.
+"""Selection of the order of a polynomial by evidence, and the average over orders.
 
     python examples/model_selection.py [figure.png]
 
-Data from a parabola; orders 0 … 6 are fitted as one stacked run, their evidences give p(M_i | D),
-and the model-averaged prediction is drawn beside the most probable order's.
+The data come from a parabola. Orders 0 … 6 are fitted in one stacked run, their evidences give
+p(M_i | D), and the model-averaged prediction is drawn beside that of the most probable order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which depth, width and prior? Evidence and a bound on it beside held-out rows, on real sets.
+"""Selection of depth, width and prior by evidence and ELBO, compared with held-out rows.
 
     DOXA_DATA=folder python examples/network_evidence.py [set ...] [--splits 2]
 
-For each UCI set: four networks under four priors and one whose scale is found, by Laplace evidence,
-by ELBO, by a validation split, and by what held-out rows say. One table and one figure a set.
+For each UCI set, four networks are compared with four priors and one whose scale is optimised: by
+Laplace evidence, ELBO, a validation split, and held-out rows. One table and one figure per set.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
 
 A task is a function drawn from a Gaussian process and seen at some points. A neural process is
 trained on thousands of such tasks, each cut into a context and targets, and afterwards predicts a
-new function from its context in one pass. Here what it could say at best is known: the Gaussian
-process that drew the function, its lengthscale included, given the same points. The printed scores
-are log-likelihoods a point on 500 new tasks; one normal for all points would score −0.9.
+new function from its context in one pass. The best possible prediction is known here: that of the
+Gaussian process that drew the function, with its lengthscale, given the same points. The printed
+scores are log likelihoods per point on 500 new tasks; one normal for all points would score −0.9.
 
-Training is short, about a minute in all on one core. The paper takes 100,000 steps, as
-`benchmarks/neural_processes.py` does: FOLDER has what it saved, which is then drawn.
+Training is short, about a minute in total on one core. The paper uses 100,000 steps, as does
+`benchmarks/neural_processes.py`: FOLDER holds its saved results, which are then drawn.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python examples/own_network.py
 
-A small convolutional net on scikit-learn's 8 × 8 digits; the classes 8 and 9 are left out of
-training and shown afterwards, where a posterior should doubt and a point estimate may not.
+A small convolutional net on scikit-learn's 8 × 8 digits; the classes 8 and 9 are held out
+of training and predicted afterwards. There a posterior should be uncertain, and a point estimate
+may not be.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         posterior.save(f"{folder}/run")
-        again = doxa.load(f"{folder}/run", net=Net())  # not a registered builder: hand it over
+        again = doxa.load(f"{folder}/run", net=Net())  # not a registered builder: pass the network
         assert torch.equal(again.predict(x[test]).probs, seen.probs)
 
 

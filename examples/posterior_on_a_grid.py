@@ -4,11 +4,10 @@
 
     y = a tanh(b x) + ε,   ε ~ N(0, 0.3²),   a ~ N(0, 2²),   b ~ N(0, 2²) above 0
 
-is the smallest neural network: one hidden unit. Its likelihood is no Gaussian in (a, b): a flat
-start of the curve can be a small b with a large a, and the posterior is bent. With two weights the
-integral can be done on a grid, which is exact to many digits; with more it cannot, and one draws.
-Draws by NUTS have the moments of the grid within their Monte Carlo error, and so has what they
-predict.
+is the smallest neural network: one hidden unit. Its likelihood is not Gaussian in (a, b): a small b
+with a large a gives nearly the same curve, and the posterior is curved. With two weights the
+integral can be computed on a grid, exact to many digits; with more weights one needs samples.
+Moments and predictions of draws by NUTS agree with the grid within their Monte Carlo error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A report of a fit: one HTML file that opens anywhere, and a picture of its first screens.
+"""A report on a fit: one self-contained HTML file, and an image of its first screens.
 
     python examples/report.py [report.html] [picture.png]
 
-The strength of concrete-like samples, whose noise grows with one of the inputs, by an ensemble of
-networks that predict their own noise. The picture needs Chromium.
+The data are simulated strengths of concrete, whose noise grows with one of the inputs. The model is
+an ensemble of networks with a heteroscedastic likelihood. The image needs Chromium.
 """
 
 from __future__ import annotations

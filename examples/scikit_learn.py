@@ -2,8 +2,8 @@
 
     python examples/scikit_learn.py
 
-Three tables that come with scikit-learn, each with a quarter of its rows held back. What is printed
-is about those rows.
+Three tables of scikit-learn, each with a quarter of its rows held out. The printed scores are those
+of the held-out rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def diabetes() -> None:
-    """Numbers with intervals; text columns go through scikit-learn's own encoder."""
+    """Regression with intervals; text columns go through scikit-learn's encoder."""
     X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
     X["sex"] = np.where(X["sex"] == 1, "F", "M")
     encode = ColumnTransformer([("text", OneHotEncoder(), ["sex"])], remainder="passthrough")
@@ -42,11 +42,11 @@ def diabetes() -> None:
           f"90 % intervals hold {held:.0%}, {np.mean(high - low):.0f} wide")  # fmt: skip
     p = regressor.predictive(rows)
     share = float((p.epistemic / p.variance).mean())
-    print(f"          {share:.0%} of the variance is doubt about the function, the rest noise")
+    print(f"          {share:.0%} of the variance is epistemic, the rest is noise")
 
 
 def breast_cancer() -> None:
-    """Probabilities, and an estimator on disk."""
+    """Class probabilities, and an estimator saved to disk."""
     X, y = load_breast_cancer(return_X_y=True, as_frame=True)
     labels = np.where(y == 1, "benign", "malignant")
     X_train, X_test, y_train, y_test = train_test_split(X, labels, random_state=0)
@@ -60,7 +60,7 @@ def breast_cancer() -> None:
 
 
 def wine() -> None:
-    """Which method? By the density of rows that each did not see."""
+    """Selection of a method by the log density of held-out rows."""
     X, y = load_wine(return_X_y=True)
     X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
     search = GridSearchCV(
@@ -68,7 +68,7 @@ def wine() -> None:
         scoring="neg_log_loss", cv=3,
     ).fit(X_train, y_train)  # fmt: skip
     found = pd.DataFrame(search.cv_results_)[["param_method", "mean_test_score"]]
-    print("wine: mean log density of rows that were held out")
+    print("wine: mean log density of held-out rows")
     print(found.round(3).to_string(index=False, header=False))
     best = search.best_estimator_
     print(f"      {best.method}: accuracy {best.score(X_test, y_test):.3f}")

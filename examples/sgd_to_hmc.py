@@ -3,14 +3,14 @@
     python examples/sgd_to_hmc.py [figure.png]
 
 The posterior of a logistic regression with two weights, on correlated inputs, can be drawn on a
-grid. Four algorithms walk over it, each the one before with one thing changed:
+grid. Four algorithms explore it; each differs from the one before by one change:
 
     SGD     θ ← θ − η ∇Û                                    goes to the maximum, and jitters there
     SGLD    … + √(2η) ε                                     noise of the right size: samples
     SGHMC   v ← (1 − α) v − η ∇Û + √(2αη) ε,  θ ← θ + v     momentum: goes farther
     HMC     no mini-batch, no friction, accept or reject    exact
 
-What a sampler is worth shows in the spread of its draws beside the posterior's own.
+The quality of a sampler shows in the spread of its draws, relative to that of the posterior.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEP, FRICTION, BATCH = 0.02, 0.2, 10
 
 @dataclass(frozen=True)
 class Walk:
-    """One algorithm: its first steps, and its draws once it has settled. [T, 2] each."""
+    """One algorithm: its first steps, and its draws after burn-in. [T, 2] each."""
 
     name: str
     note: str
@@ -40,7 +40,7 @@ class Walk:
 
 
 def classes(n: int = 60, seed: int = 4) -> tuple[Tensor, Tensor]:
-    """Two correlated inputs and a noisy label: the two weights can make up for each other."""
+    """Two correlated inputs and a noisy label: the two weights can compensate each other."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 2)) @ np.array([[1.0, 0.8], [0.0, 0.5]])
     y = rng.uniform(size=n) < 1 / (1 + np.exp(-(x @ np.array([1.5, 0.5]))))
@@ -55,7 +55,7 @@ def model() -> doxa.Model:
 
 
 def posterior_on_grid(points: int = 161) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two axes, and the density over them, adding up to one."""
+    """The two axes, and the density on their grid, normalised to one."""
     x, y = classes()
     first, second = np.linspace(-2.2, 5, points), np.linspace(-2.8, 4, points)
     w = torch.tensor(np.stack(np.meshgrid(first, second), -1))  # [second, first, 2]
@@ -89,7 +89,7 @@ def walks(draws: int = 800, path: int = 60) -> list[Walk]:
 
 
 def spread(walk: Walk) -> tuple[float, float]:
-    """Standard deviations along and across the posterior's long axis, over the posterior's own."""
+    """Standard deviations along and across the long axis, relative to those of the posterior."""
     first, second, density = posterior_on_grid()
     across, up = np.meshgrid(first, second)
     points, weight = np.stack([across.ravel(), up.ravel()], 1), density.ravel()
@@ -117,8 +117,8 @@ def draw(found: list[Walk], path: Path) -> None:
         ax.plot(*walk.path[0], "o", color=WALK, ms=5)
         along, across = spread(walk)
         ax.set_title(f"{walk.name}   {walk.note}", fontsize=12, color=INK, loc="left")
-        words = f"spread: {along:.2f} × the posterior's\nalong its length, {across:.2f} × across"
-        ax.set_xlabel(words, fontsize=9, color=INK)
+        label = f"spread: {along:.2f} × the posterior's\nalong its length, {across:.2f} × across"
+        ax.set_xlabel(label, fontsize=9, color=INK)
         ax.set_aspect("equal")
         ax.set_xticks([])
         ax.set_yticks([])

@@ -1,12 +1,11 @@
-"""Two boundaries: logistic regression by its best point, and averaged over its posterior.
+"""Decision boundaries of logistic regression: the MAP estimate, and the posterior average.
 
     python examples/two_boundaries.py [figure.png]
 
-The point estimate (MAP: training with weight decay) is as sure far from all data as its slope
-makes it: its contours are parallel lines. Averaging the same model over the posterior of its three
-weights bends them: lines that all fit the few points disagree away from them, and the probability
-goes back towards one half. The boundary at one half hardly moves; what changes is how sure one may
-be on either side.
+The point estimate (MAP: training with weight decay) is confident far from all data: its contours
+are parallel lines. The average of the same model over the posterior of its three weights has curved
+contours: lines that all fit the few points disagree away from them, and the probability returns
+towards one half. The boundary at one half hardly moves; the confidence on either side changes.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def logistic() -> doxa.Model:
 
 
 def fitted(draws: int = 1000) -> tuple[doxa.Posterior, doxa.Posterior]:
-    """The point and the posterior, of one model on one data set."""
+    """The MAP estimate and the posterior of one model on one data set."""
     point = doxa.fit(logistic(), few_points(), "map", steps=3000)
     average = doxa.fit(logistic(), few_points(), doxa.HMC(draws=draws, burn_in=500, leapfrog=10))
     return point, average
 
 
 def probability(posterior: doxa.Posterior, x: Tensor) -> np.ndarray:
-    """Of the blue class: the mean over the posterior's functions."""
+    """The probability of the blue class: the mean over functions of the posterior."""
     return posterior.predict(x).mean[:, 0].numpy()
 
 

@@ -1,15 +1,16 @@
-"""Two kinds of doubt: ambiguity gives entropy without mutual information, distance gives both.
+"""Aleatoric and epistemic uncertainty: ambiguity has entropy, distance also mutual information.
 
     python examples/two_kinds_of_doubt.py [figure.png]
 
-Two classes overlap where both were seen often: there a label is a coin toss, and every function
-that fits the data says so. Far from all data the functions disagree with each other instead. The
-entropy of the prediction is large in both places; its split tells them apart,
+Two classes overlap in a region with many rows: there every function that fits the data predicts a
+probability near one half. Far from all data the functions disagree with each other instead. The
+entropy of the prediction is large in both places; its two parts distinguish them,
 
     H[y | x, D]  =  E_f H[y | f, x]  +  I[y; f | x, D]
-    doubt           ambiguity           what a label here would teach
+    total           aleatoric           epistemic
 
-The posterior is Hamiltonian Monte Carlo over a small network: no approximation to blame.
+The posterior is sampled by Hamiltonian Monte Carlo over a small network, so no approximation of the
+posterior affects the result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ INK, CLASSES = "#22303c", ("#c8553d", "#2a6f97")
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Uncertainty:
     """In nats: [2], at the ambiguous point and at the far one."""
 
     ambiguity: Tensor  # expected entropy
@@ -50,9 +51,9 @@ def fitted(draws: int = 200, burn_in: int = 200, leapfrog: int = 30) -> doxa.Pos
     return doxa.fit(net, overlapping_classes(), method, likelihood="categorical", members=4)
 
 
-def doubt(posterior: doxa.Posterior) -> Doubt:
+def uncertainty(posterior: doxa.Posterior) -> Uncertainty:
     p = posterior.predict(torch.tensor([AMBIGUOUS, FAR]))
-    return Doubt(p.expected_entropy, p.mutual_information)
+    return Uncertainty(p.expected_entropy, p.mutual_information)
 
 
 def draw(posterior: doxa.Posterior, path: Path) -> None:
@@ -70,7 +71,7 @@ def draw(posterior: doxa.Posterior, path: Path) -> None:
     axes = figure.subplots(1, 4, width_ratios=(1, 1, 1, 0.66))
     maps = [
         ("probability of the blue class", p.probs[:, 1], "RdBu", 1.0),
-        ("entropy: all doubt (nats)", p.entropy, "magma", float(np.log(2))),
+        ("entropy: total uncertainty (nats)", p.entropy, "magma", float(np.log(2))),
         (
             "mutual information: disagreement (nats)",
             p.mutual_information,
@@ -96,7 +97,7 @@ def draw(posterior: doxa.Posterior, path: Path) -> None:
     for c in (0, 1):
         own = x[y == c]
         axes[0].plot(own[:, 0], own[:, 1], "o", ms=3.2, color=CLASSES[c], mec="white", mew=0.4)
-    found, places = doubt(posterior), ["A: classes\noverlap", "B: far from\nall data"]
+    found, places = uncertainty(posterior), ["A: classes\noverlap", "B: far from\nall data"]
     axes[3].bar(places, found.ambiguity.numpy(), 0.55, color="#8fb8d8", label="ambiguity")
     axes[3].bar(
         places, found.disagreement, 0.55, found.ambiguity, color="#c8553d", label="disagreement"
@@ -113,7 +114,7 @@ def draw(posterior: doxa.Posterior, path: Path) -> None:
 def main() -> None:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "two_kinds_of_doubt.png")
     posterior = fitted()
-    found = doubt(posterior)
+    found = uncertainty(posterior)
     print("                      entropy   mutual information")
     for name, a, d in zip(("classes overlap", "far from data"), *vars(found).values(), strict=True):
         print(f"{name:20} {float(a + d):8.3f} {float(d):10.3f}")

@@ -1,12 +1,12 @@
-"""What variational posteriors are like: how wide they are, and how far their bounds lie below.
+"""Variational posteriors: their width, and the gap between the ELBO and the evidence.
 
     python examples/variational.py [folder] [width] [dropout] [bound]
 
-width    every variational method on one small network and the demo's data, beside Hamiltonian Monte
-         Carlo on the same model: how wide is the posterior over the gap? Two to three minutes.
-dropout  the p that concrete dropout finds, as rows are added.
-bound    the bound against the evidence as q grows richer, on f(x) = v tanh(w x + b) + c, whose
-         evidence is known: given w and b the rest is Gaussian, and those two are summed on a grid.
+width    the width of the posterior in the gap: every variational method on one small network and
+         the data of the demo, compared with Hamiltonian Monte Carlo. Two to three minutes.
+dropout  the probability p that concrete dropout learns, as a function of the number of rows.
+bound    the ELBO and the evidence for richer and richer q, on f(x) = v tanh(w x + b) + c. Its
+         evidence is known: given w and b the rest is Gaussian, and w and b are summed on a grid.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def widths(steps: int = 3000, draws: int = 500) -> dict[str, tuple[Tensor, Tenso
 
 
 def in_gap(std: Tensor) -> float:
-    """The mean width over the gap."""
+    """The mean standard deviation in the gap."""
     inside = (GRID[:, 0] > GAP[0]) & (GRID[:, 0] < GAP[1])
     return float(std[inside].mean())
 
@@ -158,8 +158,8 @@ def draw_widths(found: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
         ax.set_title(f"{name}: {share:.2f} of HMC's width", fontsize=10, color=INK)
     for ax in spare:
         ax.axis("off")
-        told = "bands: mean ± 2 epistemic std\ndashed: HMC's on the same model\ndotted: the truth"
-        ax.text(0.02, 0.5, told, fontsize=10, color=INK, va="center")
+        legend = "bands: mean ± 2 epistemic std\ndashed: HMC's on the same model\ndotted: the truth"
+        ax.text(0.02, 0.5, legend, fontsize=10, color=INK, va="center")
     figure.savefig(path, dpi=110)
 
 

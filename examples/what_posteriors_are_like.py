@@ -4,16 +4,16 @@
 
 Boston housing, from the UCI tables in the folder, and two moons; one network of 50 tanh units each,
 one prior and one likelihood for all methods, temperature 1. HMC runs until its functions have
-converged (R-hat below 1.05, shown in the figure) and is the reference. Every other method's
-held-out predictions are compared with its: do they name the same class (agreement), how much
-probability would have to move (total variation), and how far (W2; for classes, of the draws'
-probabilities). The grey band is as close as one half of the reference's chains comes to the other:
-nothing closer can be told from the posterior. NUTS, which is to land there, shows that the
-reference does not depend on its sampler. The linear model and the GP have functions and priors of
-their own and are drawn hollow.
+converged (R-hat below 1.05, shown in the figure) and is the reference. The held-out
+predictions of every other method are compared with it: the share of rows with the same class
+(agreement), the probability mass that differs (total variation), and the Wasserstein distance (W2;
+for classes, of the draws of the probabilities). The grey band is the distance between two halves of
+the chains of the reference: a smaller distance cannot be distinguished from zero. NUTS should lie
+in the band, which shows that the reference does not depend on its sampler. The linear model and the
+GP have their own functions and priors and are drawn hollow.
 
-Settings are the methods' defaults, but for the samplers' (`samplers`): their length, and the step
-of SGHMC, which SGLD shares, were chosen by R-hat on the training rows, not by any column here.
+Methods have their default settings, except the samplers (`samplers`): their length, and the step of
+SGHMC, which SGLD shares, were chosen by R-hat on the training rows, not by any column here.
 Three and a half minutes on one core.
 """
 
@@ -40,7 +40,7 @@ from doxa.app.comparison.result import standard_error
 from doxa.data.simulated import two_moons
 
 POINTS_AND_FAMILIES = ["map", "deep-ensemble", "mean-field", "mc-dropout", "laplace"]
-OWN_FUNCTIONS = {"linear": "linear", "gp": "gp"}  # not the network's posterior: what it is not
+OWN_FUNCTIONS = {"linear": "linear", "gp": "gp"}  # models other than the network
 REFERENCE = Reference(draws=1000, burn_in=600, leapfrog=60)
 PANELS = {
     "log_likelihood": "held-out log likelihood\nabove HMC's, ± standard error",
@@ -91,7 +91,7 @@ def moons() -> Comparison:
 
 
 def panel(axes: Axes, found: Comparison, name: str) -> None:
-    """A dot a method, the closest on top; the grey band is the reference's own noise."""
+    """One dot per method, the closest on top; the grey band is the noise of the reference."""
     reference = found.reference
     rows = sorted(found.rows, key=lambda row: -row.closeness.total_variation)
     gains = [row.each[0] - reference.each[0] for row in rows]  # paired, row by row
@@ -182,7 +182,7 @@ def _distance(row: Any) -> float:
 
 def legend(regression: Comparison, classification: Comparison) -> str:
     lines = ["●  the same network, prior and likelihood", "○  functions of its own", ""]
-    lines += ["grey: one half of HMC's chains against", "the other; nothing closer can be told", ""]
+    lines += ["grey: one half of HMC's chains against", "the other: the Monte Carlo error", ""]
     for name, found in (("Boston", regression), ("two moons", classification)):
         lines.append(f"{name}: R-hat of HMC's functions {found.reference.rhat:.3f}")
     return "\n".join(lines)

@@ -1,12 +1,12 @@
-"""How many digits can a person repeat? Lists whose length tells most, against lists fixed before.
+"""Experimental design for a memory span: adaptive lists of digits against fixed lists.
 
     python examples/working_memory.py [figure.png]
 
-A list of l digits comes back right with probability sigmoid(θ − l), and the span θ is N(7, 2²)
-beforehand. On the left, what one list would tell about θ; in the middle, one person's posterior
-as an adaptive study goes on; on the right, a thousand simulated people, with lists chosen one
-after the other, the twelve best lists fixed beforehand (optimised together, on sPCE), or lists at
-random.
+A person repeats a list of l digits correctly with probability sigmoid(θ − l); the prior of the span
+θ is N(7, 2²). Left: the expected information gain of one list about θ. Middle: the posterior of one
+person during an adaptive study. Right: a thousand simulated people, with lists chosen one after the
+other, with the twelve best lists fixed beforehand (optimised jointly, on sPCE), or with random
+lists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRIALS = 12
 
 
 def best_fixed(trials: int = TRIALS, updates: int = 150) -> Tensor:
-    """Lengths for everyone that tell most together: real numbers by gradients, then rounded."""
+    """The jointly most informative lengths, for everyone: optimised by gradients, then rounded."""
     span = working_memory()
     box = Box(torch.tensor(1.0).double(), torch.tensor(15.0).double())
     free = Experiment(span.prior, span.likelihood, space=box)
@@ -84,7 +84,9 @@ def draw(found: dict[str, Rehearsal], fixed: Tensor, path: Path) -> None:
         few = eig(span, None, name, outer=10_000, inner=10)
         label = f"{name}, {few.kind}, 10 contrasts"
         left.errorbar(lengths, few.values, 2 * few.errors, fmt=".", color=colour, label=label)
-    left.set_title("what one list would tell, in nats", fontsize=11, color=INK, loc="left")
+    left.set_title(
+        "expected information gain of one list, nats", fontsize=11, color=INK, loc="left"
+    )
     left.set_xlabel("digits in the list", color=INK)
 
     study, at, density = narrowing()

@@ -1,6 +1,6 @@
 """The same training step in JAX: M nets 9-50-1, B=32, Adam, vmapped, 200 steps in one scan.
 
-Run by an interpreter that has JAX; prints seconds a step.
+Run by an interpreter that has JAX; prints seconds per step.
 """
 
 import os

@@ -6,7 +6,7 @@ Prints processor and wall-clock seconds, the least of three where the device is 
 of memory in MiB: above that of the imports, or what torch took of the GPU.
 "fit" is Kronecker factors of IMAGES at given weights (and, in doxa, all that a fit checks around
 it); "predict" is mean and covariance over outputs of the linearised predictive at IMAGES, after
-factors from a few; "variance" is without covariances, as Gaussian noise asks for.
+factors from a few; "variance" is without covariances, as Gaussian noise needs.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """NumPyro's NUTS, chains vectorised. Run by an interpreter that has NumPyro: see `samplers.py`.
 
-Its kernel is scanned over inside functions that are compiled beforehand, so that compilation can be
-told from sampling: `MCMC.run` mixes the two.
+Its kernel is scanned over inside functions that are compiled beforehand, so that compilation and
+sampling can be timed separately: `MCMC.run` mixes the two.
 """
 
 import os

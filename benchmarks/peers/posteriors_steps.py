@@ -1,4 +1,4 @@
-"""posteriors' SGLD and SGHMC: seconds a step. Run by an interpreter that has posteriors, with the
+"""posteriors' SGLD and SGHMC: seconds per step. Run by an interpreter that has posteriors, with the
 net, the batch size and the number of steps as arguments: see `sg_steps.py`."""
 
 import itertools

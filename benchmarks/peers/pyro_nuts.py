@@ -1,5 +1,5 @@
 """Pyro's NUTS, one chain: Pyro runs chains one after the other (or in processes), so that its
-effective draws a second are those of one chain. See `samplers.py`."""
+effective draws per second are those of one chain. See `samplers.py`."""
 
 import problem
 import pyro

@@ -63,7 +63,7 @@ def test_bad_answers_are_refused_by_their_row(table: Path) -> None:
     folder = table.parent / "campaign"
     sheet = folder / "to_label.csv"
     doxa("active", "start", table, "--target", "kind", "--out", folder, *QUICK)
-    assert "nothing was asked" in doxa("active", "label", folder, code=2)
+    assert "no row is open" in doxa("active", "label", folder, code=2)
     doxa("active", "next", folder)
     lines = pd.read_csv(sheet)["line"].tolist()
     other = next(n for n in range(8, 42) if n not in lines)
@@ -86,11 +86,11 @@ def test_what_cannot_be_started_is_said(table: Path) -> None:
     start = ("active", "start", table, "--out", folder, *QUICK, "--target")
     assert "--classes a,b,c" in doxa(*start, "absent", code=2)
     assert "no acquisition 'bold'" in doxa(*start, "kind", "--by", "bold", code=2)
-    assert "holds no campaign" in doxa("active", "next", folder, code=2)
+    assert "holds no session" in doxa("active", "next", folder, code=2)
     doxa(*start, "kind")
-    assert "holds a campaign already" in doxa(*start, "kind", code=2)
+    assert "holds a session already" in doxa(*start, "kind", code=2)
     (folder / "pool.csv").write_text("a,b\n1,2\n")
-    assert "not as it was" in doxa("active", "next", folder, code=2)
+    assert "has changed since the session began" in doxa("active", "next", folder, code=2)
     shutil.rmtree(folder)
     small = pd.read_csv(table).head(5)
     small.assign(kind=["cat", "dog"] * 2 + ["cat"]).to_csv(table, index=False)
@@ -106,7 +106,7 @@ def test_images_are_asked_about_as_files(tmp_path: Path) -> None:
         "active", "start", tmp_path / "x.npy", "--target", "digit", "--classes", "0,1,2",
         "--out", folder, *QUICK,
     )  # fmt: skip
-    assert "by chance" in doxa("active", "next", folder)
+    assert "at random" in doxa("active", "next", folder)
     sheet = pd.read_csv(folder / "to_label.csv")
     row, file = sheet.loc[0, ["row", "file"]]
     assert pixels(folder / file).tolist() == images[row].tolist()
@@ -119,7 +119,7 @@ def test_a_folder_of_pictures_is_a_pool(tmp_path: Path, kind: str) -> None:
     pool, folder = tmp_path / "pictures", tmp_path / "campaign"
     pool.mkdir()
     start = ("active", "start", pool, "--target", "a", "--classes", "0,1", "--out", folder, *QUICK)
-    assert "holds no picture" in doxa(*start, code=2)
+    assert "holds no image" in doxa(*start, code=2)
     (pool / "notes.txt").write_text("left alone")
     for i, image in enumerate(images):
         name = pool / f"scan, {i:02}.{kind}"

@@ -99,8 +99,8 @@ def test_a_sheet_whose_answers_cannot_be_read_is_kept(folder: Path) -> None:
     write(sheet, answered)
     doxa("active", "label", folder)
     write(sheet, [row | {"kind": "dog"} for row in answered])  # changed after it was taken
-    kept(f"line {first} was answered 'cat', the sheet says 'dog'")
-    assert "nothing was asked" in doxa("active", "label", folder, code=2)
+    kept(f"line {first} was answered 'cat', but the sheet has 'dog'")
+    assert "no row is open" in doxa("active", "label", folder, code=2)
     assert "3 labels entered, 9 in all" in doxa("active", "label", folder, "--correct")
     assert "3 rows to label, by max_entropy, after 9 labels" in doxa("active", "next", folder)
     found = load(folder)
@@ -239,7 +239,7 @@ def test_what_a_folder_names_is_not_imported(folder: Path, trap: Path) -> None:
 
 def test_a_network_that_the_folder_does_not_know_is_refused(folder: Path, trap: Path) -> None:
     said = doxa("active", "next", folder, "--net", "trap_of_a_folder:build", code=2)
-    assert "leave --net out" in said
+    assert "remove --net" in said
     assert not trap.exists()
 
 
@@ -254,7 +254,7 @@ def test_rows_outside_the_folder_are_not_read(folder: Path, tmp_path: Path) -> N
     doxa("active", "status", folder)
     (folder / "pool.csv").unlink()
     (folder / "pool.csv").symlink_to(outside)
-    assert "is not as it was" in doxa("active", "status", folder, code=2)
+    assert "has changed since the session began" in doxa("active", "status", folder, code=2)
 
 
 def test_facts_that_are_not_as_they_were_written_are_one_error(folder: Path) -> None:
@@ -275,7 +275,7 @@ def test_facts_that_are_not_as_they_were_written_are_one_error(folder: Path) -> 
             result = doxa("active", command, folder, code=0 if _harmless(bad, command) else 2)
             assert result
     save(folder, [*books, *books], facts)
-    assert "does not hold a campaign" in doxa("active", "status", folder, code=2)
+    assert "does not hold a session" in doxa("active", "status", folder, code=2)
 
 
 def _harmless(bad: dict[str, Any], command: str) -> bool:
@@ -293,7 +293,7 @@ def test_a_pipe_is_never_waited_for(folder: Path, tmp_path: Path) -> None:
     assert "no regular file" in doxa("active", "label", folder, code=2)
     (folder / "pool.csv").unlink()
     os.mkfifo(folder / "pool.csv")
-    assert "put it back" in doxa("active", "status", folder, code=2)
+    assert "restore it" in doxa("active", "status", folder, code=2)
     pipe = tmp_path / "x.npy"
     os.mkfifo(pipe)
     start = ("active", "start", pipe, "--target", "y", "--classes", "a,b", "--out", tmp_path / "n")
@@ -310,7 +310,7 @@ def test_pictures_are_not_written_outside_the_folder(tmp_path: Path, name: str) 
         tmp_path / "campaign", "--count", 12,
     )  # fmt: skip
     said = doxa(*start, code=2)
-    assert "no name of a file" in said or "different names" in said
+    assert "is not a file name" in said or "different names" in said
 
 
 def test_links_in_a_folder_are_not_written_through(folder: Path, tmp_path: Path) -> None:

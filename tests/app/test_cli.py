@@ -102,7 +102,7 @@ def test_an_unseen_category_is_noted(numbers, tmp_path) -> None:
     new = pd.DataFrame({"a": [50.0], "b": [-3.0], "colour": ["mauve"]})
     new.to_csv(tmp_path / "new.csv", index=False)
     said = doxa("predict", tmp_path / "run", tmp_path / "new.csv", "-o", tmp_path / "p.csv")
-    assert "'mauve' not seen when fitting" in said
+    assert "'mauve' not seen in the fit" in said
     assert len(pd.read_csv(tmp_path / "p.csv")) == 1
 
 

@@ -38,7 +38,7 @@ def test_a_person_types_digits(tmp_path: Path) -> None:
     """What is no answer is refused with what to type, and asked again; nothing is lost."""
     said = typed(tmp_path / "s", "seven\n\n123\nq\n")
     assert "'seven' is no list of digits: type the digits you saw" in said
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     (first,) = trials(tmp_path / "s")
     assert first["length"] == 7 and first["outcome"] == 0
     shown = json.loads((tmp_path / "s" / "session.json").read_text())
@@ -52,9 +52,9 @@ def test_a_person_types_digits(tmp_path: Path) -> None:
 
 def test_by_hand_and_mistakes(tmp_path: Path) -> None:
     said = typed(tmp_path / "s", "maybe\ny\nn\n", "--by-hand", "--trials", "2")
-    assert "'maybe' is neither: type y if all digits were right" in said
+    assert "'maybe' is not y or n: type y if all digits were right" in said
     assert [trial["outcome"] for trial in trials(tmp_path / "s")] == [1, 0]
-    assert "begun with way = by hand" in doxa("design", tmp_path / "s", code=2)
+    assert "started with way = by hand" in doxa("design", tmp_path / "s", code=2)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     assert "holds something else" in doxa("design", tmp_path / "full", code=2)

@@ -124,7 +124,7 @@ MISTAKES = {
     f"{FIT} --net nets_of_mine:wide": r"the network fails on one row of x",
     f"{FIT} --net nets_of_mine:broken": r"called as broken\(2, 1\).*boom",
     f"{FIT} --net nets_unwritten:f": r"cannot import 'nets_unwritten': invalid syntax",
-    "fit n.csv -t y -m linear --net nets_of_mine:fine -o out": r"'linear' .*leave --net out",
+    "fit n.csv -t y -m linear --net nets_of_mine:fine -o out": r"'linear' .*remove --net",
     f"{FIT} --device gpu": r"device 'gpu' cannot be used here",
     # rows held out
     f"{FIT} --split 1": r"--split must be between 0 and 1, not 1",
@@ -164,7 +164,7 @@ MISTAKES = {
     "predict python n.csv": r"was not fitted from a table",
     "predict run n.csv --level 95%": r"'--level': Input should be a valid number",
     "predict run n.csv -o n.csv/p.csv": r"n\.csv is a file, not a folder",
-    "predict run n.csv --net nets_of_mine:fine": r"without a network: leave --net out",
+    "predict run n.csv --net nets_of_mine:fine": r"without a network: remove --net",
     "predict classifier n.csv --net nets_of_mine:fine": r"structure is not the saved one",
     "predict conformal n.csv --level 0.5": r"calibrated for level 0\.9 .*leave the level out",
     "report newer": r"has format 99",

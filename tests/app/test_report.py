@@ -115,7 +115,7 @@ def test_every_part_is_there(regression: Node) -> None:
     for words in ("deep-ensemble", "MLP 4–16–8–1", "data.csv", "SHA-256", "noise learned",
                   "inputs and target", "the fit ended as it should"):  # fmt: skip
         assert words in text
-    assert "column 'left out' left out: constant" in text
+    assert "column 'left out' dropped: constant" in text
 
 
 def test_scores_coverage_and_pit_are_those_of_a_naive_loop(

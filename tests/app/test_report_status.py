@@ -165,7 +165,7 @@ def test_too_sure_intervals_are_in_the_status_without_diagnostics(tmp_path: Path
     report.write(posterior, tmp_path / "r.html", (x, y))
     head = header(tmp_path / "r.html")
     assert "✕ Do not rely on it: 1 bad finding" in head
-    assert "too sure of itself" in head
+    assert "overconfident" in head
 
 
 def test_a_fit_that_did_not_end_well_is_in_the_overall_status(numbers: Any, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_calibrated_run_alone_says_what_it_knows(tmp_path: Path) -> None:
     doxa("fit", tmp_path / "data.csv", *options.split(), "--conformal", 0.9, "-o", tmp_path / "run")
     doxa("report", tmp_path / "run", "--out", tmp_path / "r.html")
     scores = library.load(str(tmp_path / "run")).metadata["held_out_scores"]
-    held = f"{percent(scores['scores']['coverage'])} of 48 rows of data.csv that were set aside"
+    held = f"{percent(scores['scores']['coverage'])} of 48 rows of data.csv that were held out"
     words = " ".join(root(tmp_path / "r.html").text.split())
     assert f"{held} lay in their 90 % interval" in words
     assert "rows it was fitted to" not in header(tmp_path / "r.html")

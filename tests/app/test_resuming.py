@@ -61,10 +61,10 @@ def test_the_same_command_goes_on_where_it_stopped(rows, tmp_path, monkeypatch) 
     with monkeypatch.context() as patch:
         interrupt(patch, 5)
         said = doxa(*words, "-o", tmp_path / "part", code=130)
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     assert (tmp_path / "part.checkpoint").is_dir() and not (tmp_path / "part").exists()
     said = doxa(*words, "-o", tmp_path / "part")
-    assert "going on with the interrupted fit, from step 40" in said
+    assert "continuing the interrupted fit from step 40" in said
     assert not (tmp_path / "part.checkpoint").exists()
     assert weights(tmp_path / "part") == weights(tmp_path / "whole")
 
@@ -77,7 +77,7 @@ def test_a_fit_that_asks_for_something_else_is_refused(rows, tmp_path, monkeypat
         doxa(*words, code=130)
     kept = sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir())
     said = doxa(*words, "--seed", 7, "--hidden", "9,9", code=2)
-    assert "asked something else: --hidden 50, now 9, 9; --seed 0, now 7. Repeat" in said
+    assert "with other options: --hidden 50, now 9, 9; --seed 0, now 7. Repeat" in said
     text = rows.read_text()
     rows.write_text(text + "50,0,100\n")
     assert "the data file had other contents" in doxa(*words, "--resume", code=2)
@@ -93,11 +93,11 @@ def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path, monkeypat
     assert not (tmp_path / "run.checkpoint").exists()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")  # which saving would replace
-    assert "the folder you are in" in doxa("fit", rows, "-t", "y", "-o", ".", code=2)
+    assert "is the current folder" in doxa("fit", rows, "-t", "y", "-o", ".", code=2)
     # killed before its first checkpoint: there is nothing to lose, and nothing is refused
     fit.claim_checkpoint(tmp_path / "run.checkpoint", {"seed": 1})
     said = doxa(*words, "-m", "map", "--steps", 2)
-    assert "saved to" in said and "going on" not in said
+    assert "saved to" in said and "continuing" not in said
 
 
 @pytest.mark.slow
@@ -116,10 +116,32 @@ def test_a_finished_run_is_replaced_only_when_asked_and_finished(
         interrupt(patch, 1)
         doxa(*again, code=130)
     assert weights(tmp_path / "run") == before
-    assert "going on with the interrupted fit" in doxa(*again)
+    assert "continuing the interrupted fit" in doxa(*again)
     assert weights(tmp_path / "run") != before
-    assert "no checkpoint to go on from" in doxa(*words, "--overwrite", "--resume")
+    assert "--resume: nothing to resume, starting from the beginning" in doxa(
+        *words, "--overwrite", "--resume"
+    )
     assert weights(tmp_path / "run") == before
+
+
+def test_resume_reports_that_there_is_nothing_to_resume(rows, tmp_path) -> None:
+    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", 2]
+    message = "--resume: nothing to resume, starting from the beginning"
+    assert message in doxa(*words, "-o", tmp_path / "one", "--resume")
+    assert "nothing to resume" not in doxa(*words, "-o", tmp_path / "two")
+
+
+def test_steps_are_those_of_optimisation_and_all_stages_are_printed(rows, tmp_path) -> None:
+    """The noise of an ensemble has 100 steps of its own; a sampler has burn-in and draws."""
+    words = ["fit", rows, "-t", "y", "--steps", 30]
+    said = doxa(*words, "-m", "deep-ensemble", "-o", tmp_path / "one")
+    assert "--steps 30: 30 steps of optimisation" in said and "noise 100" in said
+    settings = ["--set", "burn_in=20", "--set", "draws=5", "--set", "thin=2"]
+    said = doxa(*words, "-m", "sgld", *settings, "-o", tmp_path / "two")
+    assert "steps per stage: burn-in 20, sample 10" in said
+    assert "steps of optimisation" not in doxa(
+        *words[:-2], "-m", "linear", "-o", tmp_path / "three"
+    )
 
 
 def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(rows, tmp_path) -> None:
@@ -195,5 +217,5 @@ def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
     assert started(*words, "-o", runs[-1], log=log).wait() == 0
     assert len({weights(run) for run in [tmp_path / "whole", *runs]}) == 1
     said = log.read_text()
-    assert "going on with the interrupted fit, from step" in said
+    assert "continuing the interrupted fit from step" in said
     assert "the interrupted fit had no checkpoint yet" in said

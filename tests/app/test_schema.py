@@ -123,7 +123,7 @@ def test_columns_without_use_are_left_out_and_said() -> None:
     said = " | ".join(schema.notes)
     assert schema.left_out == tuple(frame.columns[2:])
     for name in schema.left_out:
-        assert f"column '{name}' left out" in said
+        assert f"column '{name}' dropped" in said
     with pytest.raises(DataError, match=r"no input column is left.*constant"):
         infer_schema(pd.DataFrame({"y": np.arange(9) / 2, "same": 1}), "y")
 
@@ -134,7 +134,7 @@ def test_an_id_is_used_when_asked_for_and_a_year_is_none() -> None:
     assert [c.name for c in infer_schema(frame, "y", numeric=["nr"]).columns] == ["x", "nr", "year"]
     alone = infer_schema(pd.DataFrame({"same": 1, "step": range(N), "y": frame["y"]}), "y")
     assert [c.name for c in alone.columns] == ["step"] and alone.left_out == ("same",)
-    assert "'step' counts the rows; used, as there is no other input" in alone.notes[2]
+    assert "'step' counts the rows; used because it is the only input" in alone.notes[2]
     with pytest.raises(DataError, match="both numeric and categorical"):
         infer_schema(frame, "y", numeric=["nr"], categorical=["nr"])
 
@@ -206,8 +206,8 @@ def test_gaps_that_come_only_later_are_filled_and_said_or_refused() -> None:
     x, notes = schema.features(new)
     assert set(x[:, 1]) == {frame["z"].median()}
     said = " | ".join(notes)
-    assert "'z': 40 cells missing, none when fitting; filled with its median" in said
-    assert "'city': 'missing' not seen when fitting (1 row)" in said
+    assert "'z': 40 cells missing, none in the fit; filled with the median" in said
+    assert "'city': 'missing' not seen in the fit (1 row)" in said
 
 
 def test_rows_without_a_target_are_left_out_when_asked() -> None:
@@ -215,7 +215,7 @@ def test_rows_without_a_target_are_left_out_when_asked() -> None:
     frame.loc[[1, 3], "y"] = np.nan
     assert with_target(frame, "y", "error")[0] is frame
     kept, (said,) = with_target(frame, "y", "impute")
-    assert len(kept) == N - 2 and "2 rows left out" in said and "row 1" in said
+    assert len(kept) == N - 2 and "2 rows dropped" in said and "row 1" in said
     with pytest.raises(DataError, match="has no values"):
         with_target(frame.assign(y=np.nan), "y", "impute")
 
@@ -248,7 +248,7 @@ def test_an_unseen_category_is_zeros_and_said() -> None:
     new = pd.DataFrame({"x": [0.0, 1.0], "city": ["Oslo", "Bern"]})
     x, notes = schema.features(new)
     assert x[:, 1:].tolist() == [[1.0, 0.0], [0.0, 0.0]]
-    assert len(notes) == 1 and "'Bern' not seen when fitting (1 row)" in notes[0]
+    assert len(notes) == 1 and "'Bern' not seen in the fit (1 row)" in notes[0]
 
 
 def test_numbers_can_be_forced_to_be_categories() -> None:
@@ -274,7 +274,7 @@ def test_column_order_and_extra_columns_do_not_matter() -> None:
     shuffled = frame[["z", "y", "x"]].assign(extra="?", more=1)
     again, notes = schema.features(shuffled)
     assert np.array_equal(again, x)
-    assert notes == ["not used, as there was no such column when fitting: 'extra', 'more'"]
+    assert notes == ["columns that the fit did not have are not used: 'extra', 'more'"]
     with pytest.raises(DataError, match="no column 'z'"):
         schema.features(frame.drop(columns="z"))
     with pytest.raises(DataError, match="no columns 'x', 'z'; there are: X, Y, Z"):
@@ -329,6 +329,6 @@ def test_a_saved_schema_that_was_tampered_with_is_one_error() -> None:
                 continue
     assert accepted < len(fields) * len(bad) / 4
     for other in (None, [], "x", {}, {**good, "columns": [3]}, {**good, "unknown": 1}):
-        with pytest.raises(StoreError, match="what the run's columns mean"):
+        with pytest.raises(StoreError, match="the schema of the run's table"):
             Schema.from_json(other)
     assert Schema.from_json(good).to_json() == good

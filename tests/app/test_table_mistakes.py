@@ -98,20 +98,20 @@ FITS: dict[str, tuple[str | bytes, list[str], int, str]] = {
     "ISO dates": (column("2024-01-30", "2024-02-29"), [], 0, "'a' holds dates"),
     "day first": (column("30.01.2024", "01.02.2024"), [], 0, r"dates \(day first\)"),
     "day or month": (
-        column("03/04/2024", "05/06/2024"), [], 0, "'a' left out: dates such as '03/04/2024', .*"
+        column("03/04/2024", "05/06/2024"), [], 0, "'a' dropped: dates such as '03/04/2024', .*"
     ),
     "no such date": (column("2024-01-30", "2024-02-30"), [], 2, "'2024-02-30' is not a date"),
     "a bad date": (
         column("2024-01-30", "2024-01-31", "soon"), [], 2, "'soon' is not a date .*--drop"
     ),
-    "an id": (csv(GOOD.assign(id=range(7, 7 + ROWS))), [], 0, "'id' left out: an id"),
-    "a constant column": (column(3), [], 0, "'a' left out: constant"),
-    "nothing left": ("a,y\n" + "1,2\n1,3\n" * 3, [], 2, "no input column is left; column 'a' left"),
+    "an id": (csv(GOOD.assign(id=range(7, 7 + ROWS))), [], 0, "'id' dropped: an id"),
+    "a constant column": (column(3), [], 0, "'a' dropped: constant"),
+    "nothing left": ("a,y\n" + "1,2\n1,3\n" * 3, [], 2, "no input column is left; .* dropped"),
     "a target mistyped": (csv(), ["-t", "yy"], 2, "no column 'yy'; did you mean 'y'"),
     "a target in another case": (csv(), ["-t", "Y"], 2, "no column 'Y'; did you mean 'y'"),
     "a target with gaps": (cell(1, "y", ""), [], 2, "missing values: column 'y', line 3"),
     "a target with gaps, imputed": (
-        cell(1, "y", ""), ["--missing", "impute"], 0, r"1 row left out, .*\(the first: line 3\)"
+        cell(1, "y", ""), ["--missing", "impute"], 0, r"1 row dropped: .*\(the first: line 3\)"
     ),
     "a constant target": (column(2.5, name="y"), [], 2, "'y' is 2.5 in every row: there is noth"),
     "one class": (column("k", name="y"), [], 2, "one class only"),
@@ -180,9 +180,9 @@ PREDICTIONS: dict[str, tuple[str | bytes, int, str]] = {
     "columns are missing": ("c\nred\n", 2, "no columns 'a', 'b', 'when'; there are: c"),
     "columns too many": (
         NEW.replace("a,", "d,a,", 1).replace("\n5", "\n1,5").replace("\n6", "\n1,6"), 0,
-        "note: not used, as there was no such column when fitting: 'd'",
+        "note: columns that the fit did not have are not used: 'd'",
     ),
-    "a new category": (NEW.replace("red", "mauve"), 0, r"'mauve' not seen when fitting \(1 row\)"),
+    "a new category": (NEW.replace("red", "mauve"), 0, r"'mauve' not seen in the fit \(1 row\)"),
     "a gap": (NEW.replace("6,1", "6,"), 2, "missing values: column 'b', line 3. --missing impute"),
     "a word": (NEW.replace("6,1", "six,1"), 2, "column 'a', line 3: 'six' is not a number"),
     "a date written otherwise": (

@@ -52,7 +52,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     tables(tmp_path)
     fit = ["fit", str(tmp_path / "tasks.csv"), "--target", "y", "--out", str(tmp_path / "run")]
     for words, message in (
-        (["-m", "cnp"], "say which column with --task"),
+        (["-m", "cnp"], "name their column with --task"),
         (["-m", "map", "--task", "who"], "methods that learn from tasks"),
         (["-m", "cnp", "--task", "who", "--split", "0.2"], "predicts a task from its context"),
     ):

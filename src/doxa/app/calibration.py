@@ -1,9 +1,9 @@
-"""A posterior corrected on rows it has not seen, from the shell.
+"""Recalibration and conformal prediction of a posterior on held-out rows, for the command line.
 
-`doxa fit --calibrate --conformal 0.9` and `doxa calibrate` ask for the same two things: predictions
-that mean what they say (`evaluate.recalibrate`), and intervals or sets that hold at a level
-(`evaluate.conformal`). Where both are asked for, each gets one half of the rows: what the first was
-fitted to would look too good to the second.
+`doxa fit --calibrate --conformal 0.9` and `doxa calibrate` offer the same two corrections:
+recalibrated predictions (`evaluate.recalibrate`), and intervals or sets with a guaranteed coverage
+(`evaluate.conformal`). If both are given, each gets one half of the rows: on the rows that fitted
+the recalibration, conformal scores would be too small.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from doxa.evaluate.conformal import NUMBERS as INTERVALS
 from doxa.evaluate.conformal import rows_needed
 from doxa.evaluate.recalibrate import CLASSES, NUMBERS
 
-FEWEST = 20  # rows, below which a recalibration is fitted to chance
+FEWEST = 20  # the smallest number of rows for a recalibration
 KINDS = ("auto", *CLASSES, *NUMBERS)
 CONFORMAL = (*INTERVALS, *SETS)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was asked: a recalibration, a guaranteed level, or both. Falsy where neither was."""
+    """The options: a recalibration, a guaranteed level, or both. Falsy if there is neither."""
 
     kind: str | None = None  # of `KINDS`
     level: float | None = None
@@ -51,12 +51,12 @@ class Calibration:
         return self.kind is not None or self.level is not None
 
     def of(self, likelihood: str) -> Calibration:
-        """With "auto" resolved; what does not fit the target is an error, before any fitting."""
+        """With "auto" resolved; an error, before any fit, if it does not suit the target."""
         classes = likelihood in CLASSIFIERS
         if self.kind is not None and likelihood == "poisson":
             raise MethodError(
-                "no recalibration is for counts (likelihood poisson); --conformal 0.9 gives "
-                "intervals that hold"
+                "there is no recalibration for counts (likelihood poisson); --conformal 0.9 gives "
+                "intervals with guaranteed coverage"
             )
         kind = ("temperature" if classes else "quantile") if self.kind == "auto" else self.kind
         what = "classes" if classes else "numbers"
@@ -78,7 +78,7 @@ class Calibration:
         return fit + hold if not (fit and hold) else 2 * max(fit, hold)
 
     def check_rows(self, rows: int, remedy: str) -> None:
-        """Enough rows to calibrate on; `remedy` says how to have more."""
+        """An error if there are too few rows to calibrate on; `remedy`: how to get more."""
         if rows < self.rows_needed:
             raise DataError(
                 f"{rows} rows are too few to calibrate on: {self.words} needs "
@@ -95,41 +95,41 @@ class Calibration:
 def calibrated(
     posterior: Any, x: Array, y: Array, asked: Calibration, seed: int
 ) -> tuple[Any, list[str]]:
-    """The posterior with what was asked done to it, in this order, and what to tell people."""
+    """The recalibrated, then conformal posterior, and messages for the user."""
     order = np.random.default_rng([seed, 7]).permutation(len(x))
     both = asked.kind is not None and asked.level is not None
     first, second = np.array_split(order, 2) if both else (order, order)
-    said = []
+    messages = []
     if asked.kind is not None:
         before = posterior
         posterior = recalibrate(posterior, (x[first], y[first]), asked.kind)
-        said.append(_recalibration(before, posterior, x[first], y[first], asked.kind))
+        messages.append(_recalibration(before, posterior, x[first], y[first], asked.kind))
     if asked.level is not None:
         posterior = conformal(
             posterior, (x[second], y[second]), asked.level, asked.guarantee, seed=seed
         )
         what = "sets of classes" if posterior.base_likelihood.classifies else "intervals"
-        said.append(
-            f"conformal on {'other ' if both else ''}{len(second)} rows: {what} that hold the "
-            f"truth with probability {asked.level:g}, where new rows are like these"
+        messages.append(
+            f"conformal on {'other ' if both else ''}{len(second)} rows: {what} that contain the "
+            f"target with probability {asked.level:g}, if new rows are like these"
         )
-    return posterior, said
+    return posterior, messages
 
 
 def conformal_level(posterior: Any) -> float | None:
-    """The one level that a conformal posterior knows; None for any other posterior."""
+    """The level of a conformal posterior; None for any other posterior."""
     return getattr(getattr(posterior, "transform", None), "level", None)
 
 
 def _recalibration(before: Any, after: Any, x: Array, y: Array, kind: str) -> str:
-    """What was found, in words."""
-    said = f"recalibrated by {kind} on {len(x)} rows"
+    """The result as a message."""
+    message = f"recalibrated by {kind} on {len(x)} rows"
     temperature = getattr(after.transform, "temperature", None)
     if temperature is not None:
         t = float(temperature)
-        was = "too sure of itself" if t > 1 else "not sure enough"
-        return f"{said}: temperature {t:.2f}, it was {was}"
+        was = "overconfident" if t > 1 else "underconfident"
+        return f"{message}: temperature {t:.2f}, it was {was}"
     if before.base_likelihood.classifies:
-        return said
+        return message
     held = coverage(before.predict(x), y, 0.95)
-    return f"{said}: the 95 % intervals held {float(held):.0%} of them before"
+    return f"{message}: the 95 % intervals contained {float(held):.0%} of the targets before"

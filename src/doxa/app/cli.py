@@ -1,7 +1,7 @@
-"""The `doxa` command: one subcommand a file in `commands/`, put together here.
+"""The `doxa` command. Each subcommand is a file in `commands/`; this module puts them together.
 
-An error doxa raises on purpose is one line on standard error and exit code 2; anything else is a
-fault of doxa's own and keeps its traceback.
+A `DoxaError` is printed as one line on standard error, with exit code 2. Any other exception is a
+bug of doxa and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from doxa.app.commands.terminal import err, out
 from doxa.errors import DoxaError
 
 RESUMABLE = {
-    "fit": "; the same command goes on from the last checkpoint",
-    "bench": "; go on with the same command",
-    "design": "; the same command goes on from the last answer",
-    "active": "; nothing is lost: go on with the same command",
+    "fit": "; the same command continues from the last checkpoint",
+    "bench": "; the same command continues",
+    "design": "; the same command continues after the last answer",
+    "active": "; nothing is lost: the same command continues",
 }
 
 
@@ -57,11 +57,11 @@ class _OneLineErrors(TyperGroup):
 
 class _AutoCalibrate(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """`--calibrate` without a word means auto."""
-        said = []
-        for word, following in zip(args, [*args, "-"][1:], strict=True):
-            said += [word, "auto"] if word == "--calibrate" and following[:1] == "-" else [word]
-        return super().parse_args(ctx, said)
+        """`--calibrate` without a value means auto."""
+        full = []
+        for arg, following in zip(args, [*args, "-"][1:], strict=True):
+            full += [arg, "auto"] if arg == "--calibrate" and following[:1] == "-" else [arg]
+        return super().parse_args(ctx, full)
 
 
 def _version(asked: bool) -> None:
@@ -84,10 +84,10 @@ app = typer.Typer(
 def doxa_command(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Say which doxa it is."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Bayesian deep learning: fit, predict with uncertainty, check, compare methods."""
+    """Bayesian deep learning: fit a network, predict with uncertainty, and compare methods."""
 
 
 app.command(cls=_AutoCalibrate)(fit.fit)

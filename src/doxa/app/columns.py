@@ -1,13 +1,13 @@
-"""One input column: what it means, and the numbers that it becomes.
+"""One column of a table: its type, inferred from its cells, and its encoding as numbers.
 
-Dates as numbers: days since 1970-01-01 (with the time as a fraction), month, weekday.
+`infer_column` and `infer_target` decide the type; the rules are in `doxa.app.schema`. `Column`
+encodes the cells.
 
-A text column holds dates when at least half of its cells are written in one of these ways:
-2024-03-31 or 2024/03/31, with or without a time; 31.03.2024; 31/03/2024 or 03/31/2024 (also with
-dashes). In the last two the day is the number that exceeds 12 somewhere in the column; where none
-does, nobody can tell, and the column is left out.
-
-What a column and a target mean, decided from their cells; the rules are in `doxa.app.schema`.
+Dates become numbers: days since 1970-01-01 (with the time as a fraction), month, weekday. A text
+column holds dates if at least half of its cells are written in one of these ways: 2024-03-31 or
+2024/03/31, with or without a time; 31.03.2024; 31/03/2024 or 03/31/2024 (also with dashes). In the
+last two the day is the number that exceeds 12 somewhere in the column; if neither number does, the
+layout is ambiguous and the column is dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _YEAR_LAST = re.compile(r"(?P<one>\d{1,2})([./-])(?P<two>\d{1,2})\2(?P<year>\d{4
 
 
 def layout_of(values: pd.Series) -> str | None:
-    """How the dates of a column are written; None where they are none."""
+    """How the dates of a column are written; None if the column holds no dates."""
     from pandas.api import types
 
     if types.is_datetime64_any_dtype(values):
@@ -71,7 +71,7 @@ def layout_of(values: pd.Series) -> str | None:
 
 
 def days_of(values: pd.Series, layout: str) -> Array:
-    """Days since 1970-01-01 in UTC [N], NaN where missing; a cell that is no date is named."""
+    """Days since 1970-01-01 in UTC [N], NaN if missing; an error for a cell that is no date."""
     pandas = import_pandas()
     given, options = values, {"errors": "coerce", "utc": True}
     if not pandas.api.types.is_datetime64_any_dtype(values):
@@ -83,10 +83,10 @@ def days_of(values: pd.Series, layout: str) -> Array:
         cell = given.iloc[int(bad[0])]
         raise DataError(
             f"{fault_at(given, bad.tolist())}: {str(cell)!r} is not a date "
-            f"({layout}), as most of the column are; mend it, or --drop the column"
+            f"({layout}), but most cells of the column are; correct it, or --drop the column"
         )
     epoch, day = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
-    for unit in ("ns", "s"):  # in nanoseconds time ends in 2262
+    for unit in ("ns", "s"):  # nanoseconds cannot represent times after 2262
         try:
             since = moments - epoch.as_unit(unit)
             return np.array(since / day.as_unit(unit), dtype=np.float64)
@@ -96,7 +96,7 @@ def days_of(values: pd.Series, layout: str) -> Array:
 
 
 def _iso(cell: str, layout: str) -> str | None:
-    """A date as 2024-03-31T09:30; None where it is not written in this way."""
+    """A date as 2024-03-31T09:30; None if it does not have this layout."""
     match = (_YEAR_FIRST if layout == ISO else _YEAR_LAST).fullmatch(cell.strip())
     if match is None:
         return None
@@ -120,18 +120,18 @@ MISSING = "missing"  # the category of cells that are empty
 
 @dataclass(frozen=True)
 class Column:
-    """A number; a category, with those seen when fitting; or a date, with the parts used."""
+    """A number; a category, with the categories seen in the fit; or a date, with its parts."""
 
     name: str
     categories: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None
     layout: str | None = None  # how a date is written
-    fill: float | None = None  # stands in for a missing number or date: the median when fitting
-    indicator: bool = False  # one more number says where cells were missing
+    fill: float | None = None  # for a missing number or date: the median in the fit
+    indicator: bool = False  # one more input marks missing cells
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Column:
-        """Also of a schema that knew fewer fields."""
+        """Read a saved column, also of a version with fewer fields."""
         given: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()
         }
@@ -139,7 +139,7 @@ class Column:
 
     @property
     def sound(self) -> bool:
-        """Whether every field holds what a column may have, as one from a file may not."""
+        """Whether every field has a valid value; a column from a file may not."""
         categories, parts, fill = self.categories, self.parts, self.fill
         return (
             isinstance(self.name, str)
@@ -154,7 +154,7 @@ class Column:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What each of its numbers is called."""
+        """The name of each input that the column becomes."""
         if self.categories is not None:
             return tuple(f"{self.name} = {category}" for category in self.categories)
         names = [f"{self.name} ({part})" for part in self.parts or ()] or [self.name]
@@ -165,18 +165,18 @@ class Column:
         return len(self.inputs)
 
     def encode(self, values: pd.Series) -> tuple[Array, list[str]]:
-        """The numbers [N, width], and what to tell the user."""
+        """The inputs [N, width], and notes for the user."""
         empty = gaps(values)
         if self.categories is not None:
             return self._one_hot(values, empty)
         notes = []
         numbers = numbers_of(values) if self.parts is None else days_of(values, self.layout or "")
-        if empty:  # there is a value to fill in, or these cells would have been refused
+        if empty:  # `fill` is set here: otherwise missing cells are an error
             numbers[empty] = self.fill
             if not self.indicator:
                 notes.append(
-                    f"column {self.name!r}: {_cells(len(empty))} missing, none when fitting; "
-                    "filled with its median"
+                    f"column {self.name!r}: {_cells(len(empty))} missing, none in the fit; "
+                    "filled with the median"
                 )
         shown = [numbers] if self.parts is None else [part_of(numbers, p) for p in self.parts]
         if self.indicator:
@@ -194,14 +194,14 @@ class Column:
             rows = int(np.isin(labels, unseen).sum())
             shown = ", ".join(map(repr, unseen[:3])) + (", ..." if len(unseen) > 3 else "")
             notes.append(
-                f"column {self.name!r}: {shown} not seen when fitting ({rows} "
+                f"column {self.name!r}: {shown} not seen in the fit ({rows} "
                 f"row{'s' * (rows != 1)}); encoded as no category"
             )
         return hot.astype(np.float64), notes
 
 
 def with_tuples(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's lists as the tuples that they were."""
+    """A mapping from JSON, with its lists as tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
 
 
@@ -222,13 +222,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 class LeftOut(str):
-    """Why a column is no input."""
+    """The reason why a column is dropped."""
 
 
 def infer_column(
     values: pd.Series, categorical: bool = False, numeric: bool = False, impute: bool = False
 ) -> Column | LeftOut:
-    """The column's meaning, or the reason to leave it out. `categorical`, `numeric`: as asked."""
+    """The column, or the reason to drop it. `categorical`, `numeric`: given by the user."""
     from pandas.api import types
 
     present = values.dropna()
@@ -260,10 +260,11 @@ def infer_column(
 
 
 def id_words(values: pd.Series) -> str:
-    """Why a column names rows and measures nothing; "" where it does not.
+    """Why a column is an id or a row number; "" if it is neither.
 
-    Every cell differs, and either they are whole numbers or text under a name such as `id` or
-    `customer_id`, or whole numbers that count the rows (from anywhere, but for years), or UUIDs."""
+    Every cell differs, and the cells are whole numbers or text under a name such as `id` or
+    `customer_id`, or whole numbers that count the rows (from any start, years excepted), or UUIDs.
+    """
     from pandas.api import types
 
     n = len(values)
@@ -289,20 +290,20 @@ def _named_as_id(name: str) -> bool:
 
 
 def describe(column: Column) -> str:
-    """What to tell the user of a column that is not simply a number; "" of one that is."""
+    """A note for the user on a column that is not a plain number; "" for one that is."""
     gone = f"; missing cells {_FILLED}" if column.indicator else ""
     if column.parts is not None:
         parts = {"day": "days since 1970-01-01"}
         listed = ", ".join(parts.get(part, part) for part in column.parts)
         return f"column {column.name!r} holds dates ({column.layout}): {listed}{gone}"
     if column.categories is not None:
-        empty = f", {MISSING!r} among them" if MISSING in column.categories else ""
+        empty = f", including {MISSING!r}" if MISSING in column.categories else ""
         width = column.width
         return f"column {column.name!r} is categorical: {width} categories, one-hot{empty}"
     return f"column {column.name!r}{gone.replace(';', ':')}" if gone else ""
 
 
-_FILLED = "are filled with the median, and one more input says where"
+_FILLED = "are filled with the median, and one more input marks them"
 
 
 def _number(values: pd.Series, impute: bool) -> Column:
@@ -315,7 +316,7 @@ def _date(values: pd.Series, layout: str, impute: bool) -> Column | LeftOut:
     if layout == UNCLEAR:
         cell = str(values.dropna().iloc[0])
         return LeftOut(
-            f"dates such as {cell!r}, of which nobody can tell day from month; write them as "
+            f"dates such as {cell!r}, in which day and month are ambiguous; write them as "
             "year-month-day"
         )
     days = days_of(values, layout)
@@ -333,7 +334,7 @@ def _categories(values: pd.Series) -> Column:
 
 
 def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, ...] | None, str]:
-    """(likelihood, classes or None, what to tell the user)."""
+    """(likelihood, classes or None, note for the user)."""
     from pandas.api import types
 
     name, n = values.name, len(values)
@@ -350,7 +351,7 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
     distinct = values.nunique()
     few = distinct <= MOST_INTEGER_CLASSES and 2 * distinct <= n
     if asked is not None:
-        is_class, why = asked in CLASSIFIERS, "as asked"
+        is_class, why = asked in CLASSIFIERS, "by --likelihood"
     elif boolean:
         is_class, why = True, "true/false"
     elif text:
@@ -360,7 +361,7 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
         why = f"whole numbers with {distinct} distinct values"
     if not is_class:
         likelihood = asked or "gaussian"
-        numbers = numbers_of(values)  # a cell that is no number is an error before any fit
+        numbers = numbers_of(values)  # an error, before any fit, for a cell that is no number
         if n > 1 and bool((numbers == numbers[0]).all()):
             raise DataError(
                 f"column {name!r} is {numbers[0]:g} in every row: there is nothing to predict"
@@ -369,7 +370,7 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
             likelihood,
             None,
             f"target {name!r}: regression, likelihood {likelihood}"
-            + (" (as asked)" if asked else ""),
+            + (" (by --likelihood)" if asked else ""),
         )
     classes = _classes(values)
     if len(classes) < 2:
@@ -392,7 +393,7 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
 
 
 def _classes(values: pd.Series) -> tuple[Any, ...]:
-    """The distinct labels in order, as plain Python values that JSON keeps."""
+    """The distinct labels in order, as plain Python values for JSON."""
     plain = {label_of(v): v.item() if isinstance(v, np.generic) else v for v in values.unique()}
     numbers = all(isinstance(v, (int, float)) for v in plain.values())
     keys = sorted(plain, key=(lambda k: plain[k]) if numbers else None)

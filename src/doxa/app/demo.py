@@ -1,7 +1,7 @@
 """`doxa demo`: every method on a regression with a gap, and two moons with and without a posterior.
 
-A good posterior is sure where there are data and unsure in the gap; the point estimate of a
-classifier is sure everywhere, its posterior is not.
+A good posterior is confident near the data and uncertain in the gap. The point estimate of a
+classifier is confident everywhere; its posterior is not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from doxa.errors import MethodError
 
 @dataclass(frozen=True)
 class Case:
-    """A method, its settings and what `fit` is asked for."""
+    """A method, its settings and the options of `doxa.fit`."""
 
     method: str
     note: str
@@ -58,7 +58,7 @@ PLANE = np.linspace(-3.0, 4.0, 141), np.linspace(-2.75, 3.25, 121)
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit leaves behind: a line of the table, what is drawn, what is wrong with it."""
+    """The result of a fit: a line of the table, the data of its figure, and its problem, if any."""
 
     line: tuple[str, ...]
     drawn: Any
@@ -68,9 +68,9 @@ class Fitted:
 def run(
     folder: Path, seed: int, console: Console, jobs: int = 1, methods: Sequence[str] = ()
 ) -> None:
-    """Fit, print two tables, write two figures and say where.
+    """Fit, print two tables, write two figures and print their paths.
 
-    jobs: fits side by side. methods: the panels of the first figure; none named: all.
+    jobs: the number of parallel fits. methods: the panels of the first figure; empty: all.
     """
     figures.import_pyplot()  # before the fits, not after them
     cases = chosen(methods)
@@ -185,10 +185,10 @@ def _table(title: str, fitted: Sequence[Fitted], *columns: str) -> Table:
 
 
 def _functions(posterior: Any, x: Array, wanted: int = 12) -> Array:
-    """Function draws [S, G]: a point estimate has one, an ensemble one a member."""
+    """Function draws [S, G]: a point estimate has one, an ensemble one per member."""
     try:
         draws = array(posterior.functions(x, n=wanted))
-    except MethodError:  # fewer were kept than are wanted
+    except MethodError:  # fewer draws were kept
         draws = array(posterior.functions(x, n=posterior.members))
     return draws.reshape(len(draws), len(x))
 
@@ -227,7 +227,7 @@ def _moons(case: Case, seed: int) -> Fitted:
     )
     shape = (len(PLANE[1]), len(PLANE[0]))
     fields = [(f"{case.method}: {case.note}", probs[:, 1].reshape(shape), "probability")]
-    if case.method != "map":  # a point knows of nothing that it does not know
-        title = f"{case.method}: what it does not know"
+    if case.method != "map":  # a point estimate has no epistemic uncertainty
+        title = f"{case.method}: epistemic uncertainty"
         fields.append((title, information.reshape(shape), "information"))
     return Fitted(line, fields)

@@ -1,4 +1,4 @@
-"""The pictures of the demo: what a posterior believes, drawn."""
+"""The figures of the demo: predictive distributions on a line and in the plane."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CLASS_COLOURS = ("#c8553d", "#2a6f97")
 
 @dataclass(frozen=True)
 class Panel:
-    """One method's beliefs on a line: [G] each, variances in squared units; draws [S, G].
+    """The predictive of one method on a line: [G] each, variances in squared units; draws [S, G].
 
-    trouble: what its status says where that is not "ok".
+    trouble: the status, if it is not "ok".
     """
 
     title: str
@@ -54,7 +54,7 @@ def import_pyplot() -> Any:
 def regression_figure(
     path: Path, grid: Array, truth: Array, x: Array, y: Array, panels: Sequence[Panel], shade: Any
 ) -> Any:
-    """One panel a method: mean, bands of two standard deviations, function draws and the data."""
+    """One panel per method: mean, bands of two standard deviations, function draws and the data."""
     _, subplots = import_pyplot()
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
@@ -83,7 +83,7 @@ def regression_figure(
         ax.set_xlabel("x", color=FAINT)
     handles, _ = axes.flat[0].get_legend_handles_labels()
     if any(panel.trouble for panel in panels):
-        handles.append(_frame("not to be trusted yet: its status"))
+        handles.append(_frame("the fit is not reliable: its status"))
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(4, columns + 1), frameon=False,
         fontsize=10,
@@ -93,12 +93,17 @@ def regression_figure(
 
 
 def _prediction(ax: Any, grid: Array, panel: Panel) -> None:
-    """Two bands about the mean, and functions drawn."""
-    doubt = 2.0 * np.sqrt(panel.epistemic)
+    """Two bands around the mean, and function draws."""
+    epistemic = 2.0 * np.sqrt(panel.epistemic)
     total = 2.0 * np.sqrt(panel.epistemic + panel.aleatoric)
     bands = (
-        (total, ALEATORIC, 0.65, "doubt and noise: where new data should lie (±2σ)"),
-        (doubt, EPISTEMIC, 0.55, "doubt about the curve alone (epistemic, ±2σ)"),
+        (
+            total,
+            ALEATORIC,
+            0.65,
+            "epistemic uncertainty and noise: where new data should lie (±2σ)",
+        ),
+        (epistemic, EPISTEMIC, 0.55, "epistemic uncertainty: of the curve alone (±2σ)"),
     )
     for layer, (half, colour, alpha, label) in enumerate(bands, 1):
         low, high = panel.mean - half, panel.mean + half
@@ -116,7 +121,7 @@ def _frame(label: str) -> Any:
 
 
 def _mark(ax: Any, trouble: str) -> None:
-    """A red frame, and the status in words: this panel is not to be trusted."""
+    """Mark a panel whose fit is not reliable: a red frame, and the status as text."""
     for spine in ax.spines.values():
         spine.set_visible(True)
         spine.set(color=TROUBLE, linewidth=1.6)

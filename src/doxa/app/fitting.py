@@ -1,19 +1,21 @@
-"""From a table to a saved posterior: what `doxa fit` and `doxa compare` share.
+"""From a table to a saved posterior: the parts that `doxa fit` and `doxa compare` share.
 
-What a sampler will cost, said before it starts.
+Hyper-parameters of a method on the command line (`make_method`). The dataclass fields of a method
+are its settings: `--set rank=20 --set temperature=0.1` makes `SWAG(rank=20, temperature=0.1)`.
+Values are read as Python literals (numbers, true/false, none, tuples), and as plain text otherwise.
+The values that a field allows (`doxa.method.method`) are shown beside it and checked by the method.
 
-A gradient of all chains on all rows takes about
+The cost of a sampler, printed before it starts (`cost_words`). One gradient of all chains on all
+rows takes about
 
     seconds = 6·10⁻⁴ + chains × 6 × parameters × rows / 10¹⁰
 
-of one core (measured: small networks pay for launching, larger ones for arithmetic; so small a
-network is fitted on one thread, however many torch is set to).
+on one core. This was measured: launching dominates for small networks, arithmetic for larger ones.
+Small networks are fitted on one thread, whatever the number of threads of torch.
 
-A method's hyper-parameters on the command line: its dataclass fields are the flags.
-
-`--set rank=20 --set temperature=0.1` makes `SWAG(rank=20, temperature=0.1)`. Values are read as
-Python literals (numbers, true/false, none, tuples), and as plain text where they are none. What a
-field declares to allow (`doxa.method.method`) is shown beside it and checked by the method.
+The fit itself (`Plan`, `fit_arrays`), its record (`provenance`), the network (`make_net`), loading
+a saved run (`load_run`), and the folders of a run and its checkpoints (`prepare_out`,
+`forget_checkpoint`).
 """
 
 from __future__ import annotations
@@ -54,13 +56,12 @@ from doxa.store.artefact import META, beside
 
 
 def gradient_seconds(gradients: int, chains: int, parameters: int, rows: int) -> float:
-    """About how long so many gradients of all chains take on one core."""
+    """The approximate time of this number of gradients of all chains on one core."""
     return gradients * (6e-4 + 6.0 * chains * parameters * rows / 1e10)
 
 
 def cost_words(method: Method, members: int | None, parameters: int, rows: int) -> str:
-    """What a person should know before waiting for it; "" for a method whose length is known from
-    its steps."""
+    """The expected cost of a method, as a message; "" if its number of steps is its cost."""
     if method.gradients is None:
         return ""
     least, most = method.gradients
@@ -69,17 +70,17 @@ def cost_words(method: Method, members: int | None, parameters: int, rows: int) 
     who = f"{chains} chains" if chains > 1 else "one chain"
     if least == most:
         return (
-            f"{method.name}: {most:,} gradients of {who} on all {rows:,} rows, about {long} of one "
+            f"{method.name}: {most:,} gradients of {who} on all {rows:,} rows, about {long} on one "
             "core"
         )
     return (
-        f"{method.name}: {least:,} to {most:,} gradients of {who} on all {rows:,} rows, as long as "
-        f"trajectories turn out to be: between {short} and, at most, {long} of one core"
+        f"{method.name}: {least:,} to {most:,} gradients of {who} on all {rows:,} rows, "
+        f"depending on the length of the trajectories: {short} to {long} on one core"
     )
 
 
 def span(seconds: float) -> str:
-    """A length of time as people say it."""
+    """A length of time in a readable unit."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -90,7 +91,7 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def make_method(name: str, settings: Sequence[str] = ()) -> Any:
-    """The method with `--set` values applied; a value it refuses is its own error."""
+    """The method with its `--set` values; the method raises an error for a value out of range."""
     cls = doxa.get_method(name)
     fields = {field.name for field in dataclasses.fields(cls) if field.init}
     declared = rules(cls)
@@ -108,13 +109,16 @@ def make_method(name: str, settings: Sequence[str] = ()) -> Any:
         chosen[key] = read_value(text, declared.get(key))
     try:
         return cls(**chosen)
-    except (TypeError, AttributeError) as error:  # a check of its own met the wrong type
+    except (
+        TypeError,
+        AttributeError,
+    ) as error:  # raised by a check of the method
         shown = ", ".join(settings)
         raise MethodError(f"method {name!r} cannot use {shown}: {error}") from error
 
 
 def fields_of(cls: Any) -> list[tuple[str, str, str, str]]:
-    """(setting, type, default, what is allowed) of every hyper-parameter."""
+    """(setting, type, default, allowed values) of every hyper-parameter."""
     rows, declared = [], rules(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -132,7 +136,7 @@ def fields_of(cls: Any) -> list[tuple[str, str, str, str]]:
 
 
 def show_methods(console: Console) -> None:
-    """The table of methods; what does not fit a narrow terminal is in `doxa methods NAME`."""
+    """Print the table of methods; a narrow terminal shows fewer columns."""
     columns = {"name": "method", "family": "family", "summary": "what it is"}
     if console.width >= 120:
         columns |= {"gives": "gives", "cost": "cost (MAP = 1)", "paper": "paper"}
@@ -142,11 +146,11 @@ def show_methods(console: Console) -> None:
     for row in doxa.methods():
         table.add_row(*(escape(getattr(row, name)) for name in columns))
     console.print(table)
-    console.print("doxa methods NAME lists a method's settings, what it needs, its cost and paper")
+    console.print("doxa methods NAME shows one method: its settings, requirements, cost and paper")
 
 
 def facts_of(row: Row) -> dict[str, str]:
-    """What a row says of its method beyond what it is; nothing where it says nothing."""
+    """The facts of a method in the registry, besides its summary; empty ones are dropped."""
     numbers = [word for word, has in (("evidence", row.evidence), ("ELBO", row.elbo)) if has]
     facts = {
         "for": ", ".join(row.tasks),
@@ -158,15 +162,15 @@ def facts_of(row: Row) -> dict[str, str]:
         "paper": row.paper,
         "described in": f"docs/{row.docs}" if row.docs else "",
     }
-    return {what: said for what, said in facts.items() if said}
+    return {what: text for what, text in facts.items() if text}
 
 
 def show_method(name: str, console: Console) -> None:
-    """One method: what it is, where it comes from, its settings."""
+    """Print one method: its summary, paper and settings."""
     row, cls = doxa.methods()[name], doxa.get_method(name)
     console.print(f"[bold]{escape(row.name)}[/] ({escape(row.family)}): {escape(row.summary)}")
-    for what, said in facts_of(row).items():
-        console.print(f"{what}: {escape(said)}", highlight=False)
+    for what, text in facts_of(row).items():
+        console.print(f"{what}: {escape(text)}", highlight=False)
     console.print(escape(inspect.cleandoc(cls.__doc__ or "")), highlight=False)
     table = Table("--set", "type", "default", "allowed")
     for field in fields_of(cls):
@@ -175,7 +179,7 @@ def show_method(name: str, console: Console) -> None:
 
 
 def read_value(text: str, rule: Rule | None = None) -> Any:
-    """The value as it was meant: the name of a choice is a name, also where it reads "none"."""
+    """The value of a setting; a name among the choices of a rule stays text, "none" included."""
     text = text.strip()
     if isinstance(rule, Choice) and text in rule.choices:
         return text
@@ -187,12 +191,12 @@ def read_value(text: str, rule: Rule | None = None) -> Any:
         return text
 
 
-ASKED = "asked.json"  # beside checkpoints: what their fit was asked
+ASKED = "asked.json"  # beside checkpoints: the options of their fit
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the user asked of a fit, besides data and method. None leaves it to the method."""
+    """The options of a fit, besides data and method. None: the default of the method."""
 
     net: str | None = None  # module:builder
     hidden: tuple[int, ...] = (50,)
@@ -218,7 +222,7 @@ class Plan:
 
     @property
     def held_out(self) -> float | str | None:
-        """What `fit` is told about validation: 0 is all rows, nothing said is its default."""
+        """The argument `validation` of `doxa.fit`: 0 trains on all rows, None is the default."""
         return "auto" if self.validation is None else self.validation or None
 
 
@@ -233,7 +237,7 @@ def fit_arrays(
     checkpoint_every: float = 30.0,
     tasks: Sequence[str] | None = None,
 ) -> Any:
-    """The posterior, with the schema in its metadata; tasks: which one each row belongs to."""
+    """The posterior, with the schema in its metadata; tasks: the task of each row."""
     chosen = make_method(method, settings)
     if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
         raise MethodError(
@@ -262,26 +266,50 @@ def fit_arrays(
 
 
 def say_held_out(plan: Plan, method: Method, rows: int) -> str:
-    """What a person should know about the rows that are not trained on; "" if there are none."""
-    off = "--validation 0 trains on all"
+    """The message about rows held out for early stopping; "" if there are none."""
+    off = "--validation 0 trains on all rows"
     if plan.validation:
-        return f"{plan.validation:.0%} of the rows are held out to stop training in time; {off}"
+        return f"{plan.validation:.0%} of the rows are held out for early stopping; {off}"
     if plan.validation is None and method.holds_out and rows // parts(rows) >= FEWEST:
-        what = f"each member holds out another {1 / parts(rows):.0%} of the rows"
-        return f"{what}, to stop training in time and to judge the fit; {off}"
+        what = f"each member holds out a different {1 / parts(rows):.0%} of the rows"
+        return f"{what}, for early stopping and to evaluate the fit; {off}"
     return ""
 
 
 def say_cost(plan: Plan, method: Method, schema: Schema, rows: int) -> str:
-    """What a sampler will cost, before it starts; "" for other methods."""
-    if method.gradients is None or not method.needs_network:
+    """The cost of a sampler and the meaning of `--steps`, before the fit; "" if neither applies."""
+    lines = []
+    if method.gradients is not None and method.needs_network:
+        net = make_net(plan, schema.inputs, schema.outputs)
+        size = sum(p.numel() for p in net.parameters())
+        lines.append(cost_words(method, plan.members, size, rows))
+    length = "steps" if plan.steps is not None else "epochs"
+    if (number := getattr(plan, length)) is not None:
+        lines.append(
+            f"--{length} {number}: {number:,} {length} of optimisation, for methods that optimise; "
+            "other stages (burn-in, draws, the noise on held-out rows) have their own lengths and "
+            "are added"
+        )
+    return "\n".join(lines)
+
+
+def stages_message(posterior: Any) -> str:
+    """The steps of each stage of a fit that had more than one; "" otherwise."""
+    history = posterior.history
+    names = history.get("stage", [])
+    ends = [step for step in history.get("step", []) if isinstance(step, int)]
+    last = dict(zip(names, ends, strict=False))  # of a name, the step at which its stage ended
+    if len(last) < 2:
         return ""
-    net = make_net(plan, schema.inputs, schema.outputs)
-    return cost_words(method, plan.members, sum(p.numel() for p in net.parameters()), rows)
+    starts = (0, *last.values())
+    each = [
+        f"{name} {end - start:,}" for (name, end), start in zip(last.items(), starts, strict=False)
+    ]
+    return f"steps per stage: {', '.join(each)}"
 
 
 def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report needs to say where a posterior came from: kept in its metadata."""
+    """The record of a fit for its report, kept in the posterior's metadata."""
     return {
         "source": {"file": data.name, "sha256": checksum(data), "rows": rows},
         "asked": {**asdict(plan), **asked},
@@ -294,14 +322,14 @@ def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> d
 
 
 def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:
-    """The default MLP, or what the user's `module:builder` gives for (inputs, outputs)."""
+    """The default MLP, or the network that the user's `module:builder` returns."""
     if plan.net is None:
         return nets.mlp(inputs, outputs, plan.hidden)
     module_name, colon, function = plan.net.partition(":")
     if not colon or not function or module_name.endswith(".py"):
         raise ModelError(f"--net takes module:builder, such as mynets:wide, not {plan.net!r}")
     folder = os.getcwd()
-    if folder not in sys.path:  # a module beside the data is what people mean
+    if folder not in sys.path:  # the module is usually in the working directory
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
@@ -329,12 +357,14 @@ def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
         record = decode(saved.get("record", {}), "record")
         metadata = record.get("metadata") if isinstance(record, dict) else None
         if not isinstance(metadata, dict) or not isinstance(metadata.get("net"), str | None):
-            raise StoreError(f"{run} does not hold what doxa fit saves beside a posterior")
+            raise StoreError(
+                f"{run} does not hold the metadata that doxa fit saves with a posterior"
+            )
         if "table" not in metadata:
             raise StoreError(f"{run} holds a posterior that was not fitted from a table")
         schema = Schema.from_json(metadata["table"])
     if net is not None and saved.get("model") is None:
-        raise ModelError(f"{run} was fitted without a network: leave --net out")
+        raise ModelError(f"{run} was fitted without a network: remove --net")
     own = metadata.get("net")
     if own is not None and net is None:
         raise ModelError(f"{run} was fitted with a network of your own: pass --net {own}")
@@ -343,7 +373,7 @@ def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
 
 
 def _read(run: Path) -> dict[str, Any]:
-    """The facts of a run; a folder that is none is named as such."""
+    """The facts of a run; a clear error for a folder that holds no run."""
     try:
         return read_artefact(run)[1]
     except CorruptedArtefact:
@@ -356,10 +386,10 @@ def _read(run: Path) -> dict[str, Any]:
 
 
 def prepare_out(out: Path, overwrite: bool = False) -> Path:
-    """Check, before anything is read, that `out` may be written; give the checkpoint's place.
+    """Check, before anything is read, that `out` may be written; return the checkpoint's folder.
 
-    A finished run is replaced only where that is asked for, and then when the new one is finished.
-    The checkpoint lies beside `out` and not in it: saving replaces the whole folder at once.
+    A finished run is replaced only with `overwrite`, and only when the new one is finished. The
+    checkpoint lies beside `out` and not in it, because saving replaces the whole folder at once.
     """
     check_name(out)
     if out.exists() and not out.is_dir():
@@ -372,13 +402,15 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
         )
     place = Path(os.path.abspath(out))
     if Path.cwd().is_relative_to(place):
-        raise StoreError(f"{out} is the folder you are in, or holds it; give a run one of its own")
+        raise StoreError(
+            f"{out} is the current folder, or contains it; choose another folder for --out"
+        )
     named = place.with_name(place.name + ".checkpoint")
     return named if len(os.fsencode(named.name)) < 224 else beside(place, ".checkpoint")
 
 
 def forget_checkpoint(checkpoint: Path) -> None:
-    """The posterior is saved, or its fit given up: nothing is left to resume. What it was asked
-    goes first, so that nobody goes on with half of it."""
+    """Remove the checkpoints of a fit that is saved or abandoned. Its options are removed first, so
+    that a removal that was interrupted is never resumed."""
     (checkpoint / ASKED).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Rows of a table that are not trained on: those to test on, and those to calibrate on.
+"""Held-out rows of a table: rows to test on and rows to calibrate on.
 
-Which they are is a function of the seed, the number of rows and the labels: the same command gives
-the same rows, also where a fit is resumed.
+The choice is a function of the seed, the number of rows and the labels: the same command gives the
+same rows, also if a fit is resumed.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Parts:
 
     @property
     def words(self) -> str:
-        """What a person should know of it; "" where every row is trained on."""
+        """The message for the user; "" if every row is trained on."""
         held = (("test", self.test), ("calibrate", self.calibration))
-        said = [f"{len(rows)} to {what} on" for what, rows in held if len(rows)]
-        return "" if self.whole else ", ".join([f"{len(self.train)} rows to train on", *said])
+        sizes = [f"{len(rows)} to {what} on" for what, rows in held if len(rows)]
+        return "" if self.whole else ", ".join([f"{len(self.train)} rows to train on", *sizes])
 
     def remembered(self, digest: str) -> dict[str, Any]:
-        """For the metadata of a run: row numbers, and the checksum of the file they are of."""
+        """For the metadata of a run: row numbers, and the checksum of their file."""
         held = {"held_out_rows": self.test, "calibration_rows": self.calibration}
         return {
             name: {"sha256": digest, "rows": rows.tolist()}
@@ -64,7 +64,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Tested:
-    """Rows that a fit is scored on, and the file they are of."""
+    """Rows that a fit is scored on, and their file."""
 
     x: Array
     y: Array
@@ -75,20 +75,20 @@ class Tested:
 def check_shares(
     test: Path | None, split: float | None, asked: Calibration, share: float | None
 ) -> None:
-    """Options that do not go together, and shares that are none: before any reading."""
+    """Check, before any reading, that options fit together and shares are between 0 and 1."""
     if test is not None and split is not None:
         raise DataError("give --test or --split, not both")
     if share is not None and not asked:
-        raise DataError("--calibration-share needs --calibrate or --conformal, which it is for")
+        raise DataError("--calibration-share needs --calibrate or --conformal")
     for option, value in (("--split", split), ("--calibration-share", share)):
         if value is not None and not 0.0 < value < 1.0:
             raise DataError(f"{option} must be between 0 and 1, not {value:g}")
 
 
 def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Tested:
-    """The rows of `--test`, which must not be the file that is fitted to."""
+    """The rows of `--test`, which must not be the file that is fitted."""
     if test.is_file() and checksum(test) == checksum(data):
-        raise DataError(f"--test {test} is the file that is fitted to; --split 0.2 holds rows out")
+        raise DataError(f"--test {test} is the file that is fitted; --split 0.2 holds rows out")
     try:
         frame, digest = read_labelled(test, schema, dialect)[0], checksum(test)
         return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
@@ -99,8 +99,8 @@ def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Teste
 def divide(
     rows: int, test: float, calibration: float, seed: int, labels: Array | None = None
 ) -> Parts:
-    """Shares of the rows to test and to calibrate on, 0 for none; the rest is trained on. With
-    class labels each class is in each part, in proportion."""
+    """Divide the rows into those to train, to test and to calibrate on; a share of 0 gives none.
+    With class labels, each class is in each part in proportion."""
     sizes = [max(1, round(share * rows)) if share else 0 for share in (test, calibration)]
     if rows - sum(sizes) < 2:
         raise DataError(
@@ -113,8 +113,7 @@ def divide(
 
 
 def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> Array:
-    """n row numbers in a random order, over which each class is spread evenly where there are
-    labels."""
+    """n row numbers in a random order; with labels, each class is spread evenly over it."""
     order = rng.permutation(n)
     if labels is None:
         return order
@@ -128,24 +127,24 @@ def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> A
 
 
 def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: TableSpec) -> Schema:
-    """What columns mean, by the training rows alone: a category or a scale that only the others
-    have is nothing the fit may know. The classes are those of the whole table, and so is what is no
-    input: a column that counts the rows does so no longer in a part of them."""
+    """The schema of the training rows alone: the fit must not use categories or scales of held-out
+    rows. The classes and the dropped columns are those of the whole table: a column that counts the
+    rows does not count those of a part."""
     if parts.whole:
         return whole
     less = replace(asked, likelihood=whole.likelihood, drop=(*asked.drop, *whole.left_out))
     found = inferred(frame.iloc[parts.train], less, whole.dialect)
-    why = {name: f"column {name!r} left out" for name in whole.left_out}
-    said = {name: note for name, start in why.items() for note in whole.notes
+    why = {name: f"column {name!r} dropped" for name in whole.left_out}
+    kept = {name: note for name, start in why.items() for note in whole.notes
             if note.startswith(start)}  # fmt: skip
-    own = [next((said[n] for n in said if note.startswith(why[n])), note) for note in found.notes]
+    own = [next((kept[n] for n in kept if note.startswith(why[n])), note) for note in found.notes]
     target = next(k for k, note in enumerate(whole.notes) if note.startswith("target "))
     notes = (*whole.notes[: target + 1], *own[1:])
     return replace(found, classes=whole.classes, notes=notes, assumed=whole.assumed)
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file's bytes; DataError where it is no regular file, or cannot be read."""
+    """The SHA-256 of a file's bytes; DataError if it is no regular file or cannot be read."""
     check_regular(path)
     try:
         with path.open("rb") as file:
@@ -155,8 +154,8 @@ def checksum(path: Path) -> str:
 
 
 def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str, Any]:
-    """The scores of held-out rows beside those of the best constant for the targets that were
-    `seen`; intervals and sets at the posterior's own level, where it is conformal."""
+    """The scores of held-out rows, and those of the best constant for the targets `seen` in
+    training; intervals and sets have the level of a conformal posterior."""
     x, y = rows.x, rows.y
     level = conformal_level(posterior) or LEVEL
     stream = Streaming(level=level)
@@ -182,8 +181,8 @@ def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str
 
 
 def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
-    """What to predict without looking at the inputs: the shares of the classes, the mean rate of
-    counts, or the mean and spread of the numbers that were seen."""
+    """The prediction that ignores the inputs, from the targets `seen` in training: the shares of
+    the classes, the mean rate of counts, or the mean and standard deviation of numbers."""
     if schema.classes is not None:
         counts = np.bincount(seen.astype(int), minlength=len(schema.classes)) + 1.0
         shares = torch.as_tensor(counts / counts.sum())
@@ -197,8 +196,8 @@ def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
 
 
 def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(score, of the run, of the constant), as people read them."""
-    from doxa.app.report.scores import SCORES  # which reads tables with the help of this module
+    """(score, value of the run, value of the constant), as text."""
+    from doxa.app.report.scores import SCORES  # imported here: it imports this module
 
     rows = []
     for each in SCORES:

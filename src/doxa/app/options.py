@@ -1,9 +1,8 @@
-"""Arguments and options that commands share, with their help.
+"""Arguments and options that commands share, with their help, and tables on the terminal.
 
-A table on a terminal that may be too narrow for it: no number is ever cut.
-
-Headers wrap between words, and so do cells of columns that are text (`overflow="fold"`). What is
-still too wide is shown as several tables, one below the other, each with the first column.
+`print_table` shows a table on a terminal that may be too narrow for it, and never truncates a
+number. Headers wrap between words, and so do cells of text columns (`overflow="fold"`). A table
+that is still too wide is shown as several tables, one below the other, each with the first column.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-LEAST_TEXT = 16  # a column of text is no narrower than this, or than what it holds
+LEAST_TEXT = 16  # the smallest width of a text column with longer cells
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The table, in as many parts as the terminal's width asks for."""
+    """Print the table, in as many parts as the width of the terminal requires."""
     parts = _parts(table, console.width)
     for k, columns in enumerate(parts):
         part = _part(table, columns, console.width, first=k == 0, last=k == len(parts) - 1)
@@ -29,7 +28,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _parts(table: Table, width: int) -> list[list[Column]]:
-    """Columns that fit beside each other, the first one always among them."""
+    """Groups of columns that fit beside each other, each with the first column."""
     first, *others = table.columns
     parts = [[first]]
     for column in others:
@@ -40,8 +39,8 @@ def _parts(table: Table, width: int) -> list[list[Column]]:
 
 
 def _part(table: Table, columns: list[Column], width: int, first: bool, last: bool) -> Table:
-    """A table of some columns, each at least as wide as it must be; what is left over goes to
-    headers, and then to text."""
+    """A table of some columns, each with its minimal width; spare width goes to headers first, and
+    then to text."""
     spare = max(0, width - _needed(columns))
     sizes = [_least(column) for column in columns]
     for wanted in (_header, _longest):
@@ -71,7 +70,7 @@ def _total(columns: list[Column]) -> int:
 
 
 def _least(column: Column) -> int:
-    """The longest word of the header, and the longest cell: of text, a part of it."""
+    """The minimal width: of the longest header word and cell; text cells may wrap."""
     words = [len(word) for word in _plain(column.header).split()]
     longest = _longest(column)
     if column.overflow == "fold":
@@ -99,148 +98,174 @@ TABLE, TRAINING = "The table", "Network and training"  # where --help shows them
 
 DataFile = Annotated[
     Path,
-    typer.Argument(help="A CSV (also compressed) or Parquet file.", show_default=False),
+    typer.Argument(
+        help="A table: a CSV file (also compressed) or a Parquet file.", show_default=False
+    ),
 ]
 Target = Annotated[str, typer.Option("--target", "-t", help="The column to predict.")]
 Likelihood = Annotated[
     str | None,
     typer.Option(
-        help="What the target is, instead of inferring it: gaussian, poisson, ...",
+        help="The likelihood: gaussian, heteroscedastic, student-t, poisson, bernoulli or "
+        "categorical. Default: inferred from the target.",
         rich_help_panel=TABLE,
     ),
 ]
 Index = Annotated[
-    str | None, typer.Option(help="A column that names rows; not an input.", rich_help_panel=TABLE)
+    str | None,
+    typer.Option(help="A column of row names; not used as an input.", rich_help_panel=TABLE),
 ]
 TaskColumn = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="A column that says which task a row belongs to, for methods that learn from tasks; "
-        "not an input.",
+        help="The column with the task of each row, for methods that learn from several tasks "
+        "(neural processes); not used as an input.",
         rich_help_panel=TABLE,
     ),
 ]
 Drop = Annotated[
-    list[str] | None, typer.Option(help="A column to leave out; repeatable.", rich_help_panel=TABLE)
+    list[str] | None, typer.Option(help="A column to drop; repeatable.", rich_help_panel=TABLE)
 ]
 Categorical = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A column of numbers that are categories; repeatable.", rich_help_panel=TABLE
-    ),
+    typer.Option(help="A column whose numbers are categories; repeatable.", rich_help_panel=TABLE),
 ]
 Numeric = Annotated[
     list[str] | None,
     typer.Option(
-        help="A column of numbers to use although it looks like an id; repeatable.",
+        help="A column to use as a number, although it looks like an id; repeatable.",
         rich_help_panel=TABLE,
     ),
 ]
 Missing = Annotated[
     str,
     typer.Option(
-        help="What to do about missing cells: error names them; impute fills in the median, and "
-        "says so in one more input, or the category 'missing'.",
+        help="How to treat missing cells. error: stop and list them. impute: fill in the median "
+        "and add an input that marks the filled cells, or use the category 'missing'.",
         rich_help_panel=TABLE,
     ),
 ]
 Sep = Annotated[
     str | None,
     typer.Option(
-        help="What separates cells: , ; | or tab. Default: recognised.", rich_help_panel=TABLE
+        help="The separator of cells: , ; | or tab. Default: detected.", rich_help_panel=TABLE
     ),
 ]
 Decimal = Annotated[
     str | None,
-    typer.Option(help="The decimal mark: , or . Default: recognised.", rich_help_panel=TABLE),
+    typer.Option(help="The decimal mark: , or . Default: detected.", rich_help_panel=TABLE),
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(help="utf-8, utf-16, latin-1, ... Default: recognised.", rich_help_panel=TABLE),
+    typer.Option(help="utf-8, utf-16, latin-1, ... Default: detected.", rich_help_panel=TABLE),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A setting of the method, NAME=VALUE; see doxa methods NAME.",
+        help="A setting of the method, as NAME=VALUE; repeatable. doxa methods METHOD lists them.",
         rich_help_panel=TRAINING,
     ),
 ]
 Net = Annotated[
     str | None,
     typer.Option(
-        help="module:builder, called with (inputs, outputs), instead of the default MLP.",
+        help="Your own network, as module:builder; the builder is called with (inputs, outputs). "
+        "Default: an MLP.",
         rich_help_panel=TRAINING,
     ),
 ]
 Hidden = Annotated[
     str,
     typer.Option(
-        help="Widths of the default MLP's hidden layers: 50,50; '' for none.",
+        help="Widths of the hidden layers of the default MLP: 50,50; '' for none.",
         rich_help_panel=TRAINING,
     ),
 ]
 Members = Annotated[
-    int | None, typer.Option(min=1, help="How many members (or chains).", rich_help_panel=TRAINING)
+    int | None, typer.Option(min=1, help="Number of members or chains.", rich_help_panel=TRAINING)
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Passes over the data.", rich_help_panel=TRAINING)
+    int | None,
+    typer.Option(
+        min=1, help="Epochs of optimisation: passes over the rows.", rich_help_panel=TRAINING
+    ),
 ]
 Steps = Annotated[
-    int | None, typer.Option(min=1, help="Steps, instead of epochs.", rich_help_panel=TRAINING)
+    int | None,
+    typer.Option(
+        min=1,
+        help="Steps of optimisation, instead of --epochs. Other stages of a method have their own "
+        "lengths, which are added: burn-in and draws of a sampler (--set), and 100 steps for the "
+        "noise if rows are held out.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Rate = Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rows a step.", rich_help_panel=TRAINING)
+    int | None, typer.Option(min=1, help="Rows per step.", rich_help_panel=TRAINING)
 ]
 Validation = Annotated[
     float | None,
     typer.Option(
         min=0.0,
         max=0.9,
-        help="Share of the rows held out to stop training in time; 0 for none. Default: each "
-        "member holds out another tenth or so, in methods that overfit without.",
+        help="Share of the rows held out for early stopping; 0 for none. Default: in methods that "
+        "would overfit, each member holds out a different tenth or so.",
         rich_help_panel=TRAINING,
     ),
 ]
 TestFile = Annotated[
-    Path | None, typer.Option("--test", help="Held-out rows, to score the fit on.")
+    Path | None, typer.Option("--test", help="A table of held-out rows, to score the fit on.")
 ]
 TestShare = Annotated[
     float | None,
     typer.Option(
         "--split",
-        help="Share of the rows to score the fit on, chosen by the seed and not trained on.",
+        help="Share of the rows to hold out and to score the fit on; the seed chooses them.",
     ),
 ]
 Calibrate = Annotated[
     str | None,
     typer.Option(
-        help="Correct predictions on rows held out for it. Alone it means auto: temperature for "
-        "classes, quantile for numbers. Or vector, dirichlet, isotonic, histogram; variance.",
+        help="Recalibrate predictions on rows held out for it. --calibrate alone means auto: "
+        "temperature for classes, quantile for numbers. Others: vector, dirichlet, isotonic, "
+        "histogram (classes); variance (numbers).",
     ),
 ]
 Conformal = Annotated[
     float | None,
-    typer.Option(help="Intervals, or sets of classes, that hold the truth at this level: 0.9."),
+    typer.Option(
+        help="Conformal intervals, or sets of classes, that contain the target with this "
+        "probability: 0.9."
+    ),
 ]
 ConformalKind = Annotated[
     str | None,
-    typer.Option(help="split (default) or cqr for numbers, lac (default) or aps for classes."),
+    typer.Option(
+        help="The conformal method. Numbers: split (default) or cqr; classes: lac (default) or aps."
+    ),
 ]
 CalibrationShare = Annotated[
     float | None,
     typer.Option(help="Share of the rows held out for --calibrate and --conformal. Default: 0.2."),
 ]
-Run = Annotated[Path, typer.Argument(help="The folder doxa fit wrote.", show_default=False)]
+Run = Annotated[Path, typer.Argument(help="A folder that doxa fit saved.", show_default=False)]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)
+    str | None, typer.Option(help="The device: cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.", rich_help_panel=TRAINING)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="The random seed: the same seed gives the same result.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log of the fit.")]
 
 
 def listed(text: str) -> list[str]:
-    """What an option holds that is written as a,b,c."""
+    """The values of an option that is written as a,b,c."""
     return [part.strip() for part in text.split(",") if part.strip()]

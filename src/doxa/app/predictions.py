@@ -1,17 +1,15 @@
-"""A predictive as columns of a table, in the units and labels of the target.
+"""Predictions as columns of a table, in the units and labels of the target; tables of tasks.
 
 Regression, all in the unit of the target: mean, std, aleatoric_std and epistemic_std (standard
 deviations, whose squares add up to that of std), low and high of an interval.
-Classification: one probability a class, the predicted class, the entropy of the prediction and the
-part of it that more data could remove (mutual information), in nats; where the run is conformal or
-a level was asked for, the set of classes that holds the truth, and its size.
+Classification: one probability per class, the predicted class, the entropy of the prediction and
+its epistemic part (mutual information), in nats; for a conformal run or a given level also the
+prediction set of classes, and its size.
 
-Tables of tasks: rows that belong together by a column, for methods that learn from tasks.
-
-A fit groups the rows of a table by its column of tasks. A prediction is given a second table, the
-context, with what is known of a task: where both tables have the column, every task of the first
-is predicted from its own rows in the second; where the context has no such column, all rows are
-predicted from all of it.
+Tasks, for methods that learn from several of them: a fit groups the rows of a table by its column
+of tasks. A prediction takes a second table, the context, with the known rows. If both tables have
+the column, every task of the first is predicted from its own rows in the context; if the context
+has no such column, all rows are predicted from the whole context.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ ROWS_AT_ONCE = 8192  # bounds the memory of a prediction; rows do not depend on 
 def predict_table(
     posterior: Any, schema: Schema, frame: pd.DataFrame, level: float | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Predictions for every row of `frame`, with its index, and notes for the user. Without a
-    level it is a conformal posterior's own, else 0.95."""
+    """Predictions for every row of `frame`, with its index, and notes for the user. The default
+    level is that of a conformal posterior, else 0.95."""
     pandas = import_pandas()
     x, notes = schema.features(frame)
     sets = level is not None or conformal_level(posterior) is not None
@@ -56,7 +54,7 @@ def predict_table(
 def columns(
     p: Any, schema: Schema, level: float | None = None, sets: bool = False
 ) -> dict[str, Array]:
-    """{column name: [N]} of one predictive; of classes, with their sets where those are wanted."""
+    """{column name: [N]} of one predictive; `sets`: with prediction sets of classes."""
     if schema.classes is None:
         low, high = (flat(bound) for bound in p.interval(level))
         return {
@@ -101,10 +99,10 @@ _KEY = "task"  # of the metadata
 
 
 def check_task_column(method: str, task: str | None, target: str, shares: bool) -> None:
-    """A column of tasks is there if, and only if, the method learns from tasks."""
+    """An error unless `--task` is given exactly if the method learns from tasks."""
     learns = doxa.methods()[method].tasks == ("tasks",)
     if learns and task is None:
-        raise MethodError(f"method {method!r} learns from tasks: say which column with --task")
+        raise MethodError(f"method {method!r} learns from tasks: name their column with --task")
     if not learns and task is not None:
         names = [row.name for row in doxa.methods() if row.tasks == ("tasks",)]
         raise MethodError(f"--task is for methods that learn from tasks ({', '.join(names)})")
@@ -112,35 +110,35 @@ def check_task_column(method: str, task: str | None, target: str, shares: bool) 
         raise DataError(f"column {task!r} is the target and cannot name the tasks")
     if learns and shares:
         raise MethodError(
-            "--test, --split, --calibrate and --conformal are for rows that are predicted by "
-            f"themselves; {method!r} predicts a task from its context"
+            "--test, --split, --calibrate and --conformal do not apply to methods that learn from "
+            f"tasks: {method!r} predicts a task from its context"
         )
 
 
 def dropped_tasks(drop: list[str] | None, task: str | None) -> list[str] | None:
-    """What is no input: also the column of tasks."""
+    """The columns to drop, with the column of tasks."""
     return drop if task is None else [*(drop or ()), task]
 
 
 def task_labels(frame: pd.DataFrame, task: str | None) -> list[str] | None:
-    """Which task each row belongs to."""
+    """The task of each row."""
     if task is None:
         return None
     if bool(frame[task].isna().any()):
         row = frame.index[int(np.flatnonzero(frame[task].isna())[0])]
-        raise DataError(f"column {task!r} is empty at row {row}: which task does it belong to?")
+        raise DataError(f"column {task!r} is empty at row {row}: every row needs a task")
     return [str(value) for value in frame[task]]
 
 
 def grouped(x: Array, y: Array, tasks: Sequence[str]) -> Tasks:
-    """Rows as tasks, in the order in which these first appear."""
+    """Rows grouped by task, in the order of first appearance."""
     names = np.asarray(tasks)
     each = [np.flatnonzero(names == name) for name in dict.fromkeys(tasks)]
     for rows in each:
         if len(rows) < 2:
             raise DataError(
                 f"task {names[rows[0]]!r} has one row: a task needs one to learn from and one to "
-                "predict; leave it out of the table"
+                "predict; remove it from the table"
             )
     return Tasks((x[rows], y[rows]) for rows in each)
 
@@ -150,7 +148,7 @@ def remembered_tasks(task: str | None) -> dict[str, str]:
 
 
 def check_context(posterior: Any, given: bool) -> None:
-    """A context is given if, and only if, the run needs one."""
+    """An error unless `--context` is given exactly if the run needs one."""
     needs = _KEY in posterior.metadata
     if needs and not given:
         raise DataError(
@@ -158,7 +156,7 @@ def check_context(posterior: Any, given: bool) -> None:
             "--context KNOWN.csv"
         )
     if given and not needs:
-        raise DataError("--context is for runs that were fitted with --task; leave it out")
+        raise DataError("--context is for runs that were fitted with --task; remove it")
 
 
 def predict_tasks(
@@ -170,8 +168,7 @@ def predict_tasks(
         return predict_table(conditioned(posterior, schema, known), schema, frame, level)
     if task not in frame.columns:
         raise DataError(
-            f"the context has the column of tasks {task!r} and the rows to predict have not: which "
-            "task do they belong to?"
+            f"the context has the column of tasks {task!r}, but the rows to predict do not: add it"
         )
     asked, there = np.asarray(task_labels(frame, task)), np.asarray(task_labels(known, task))
     missing = sorted(set(asked) - set(there))
@@ -181,9 +178,9 @@ def predict_tasks(
     notes: dict[str, None] = {}
     for name in dict.fromkeys(asked.tolist()):
         own = conditioned(posterior, schema, known[there == name])
-        table, said = predict_table(own, schema, frame[asked == name], level)
+        table, messages = predict_table(own, schema, frame[asked == name], level)
         tables.append(table)
-        notes |= dict.fromkeys(said)
+        notes |= dict.fromkeys(messages)
     places = np.concatenate([np.flatnonzero(asked == name) for name in dict.fromkeys(asked)])
     together = import_pandas().concat(tables)
     return together.iloc[np.argsort(places)], list(notes)

@@ -1,4 +1,4 @@
-"""Calls side by side, in processes of one thread each."""
+"""Parallel calls, in processes with one thread each."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-Outcome = Callable[[], Any]  # gives what a call returned, or raises what it raised
+Outcome = Callable[[], Any]  # returns the result of a call, or raises its exception
 
 
 def side_by_side(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], jobs: int
 ) -> Iterator[tuple[int, Outcome]]:
-    """Which call is done, and its outcome, as they finish; with one job they run here, in turn.
+    """(number of a call, its outcome), as calls finish; one job runs them here, one by one.
 
-    `function` is a module's own, so that another process can find it.
+    `function` is defined in a module, so that another process can import it.
     """
     if jobs == 1:
         for i, given in enumerate(arguments):
@@ -41,7 +41,7 @@ def cores() -> int:
 
 
 def _begin() -> None:
-    """In each process: one thread, and an end when nobody waits for the result any more."""
+    """Set up a process: one thread, and an exit when its parent has ended."""
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,23 +1,22 @@
-"""How a text table is written: its encoding, separator and decimal mark, recognised or asked for.
+"""Reading a text table: encoding, separator, decimal mark, and its cells as numbers or labels.
 
-Encoding. What a byte order mark says; without one, UTF-16 where every other byte of the start is
-zero; UTF-8 where the whole file is valid UTF-8; else Windows-1252 (which reads Latin-1), where the
-file has none of its undefined bytes. Anything else is an error that asks for `--encoding`.
+Encoding. The one of the byte order mark; without one, UTF-16 if every other byte of the start is
+zero; UTF-8 if the whole file is valid UTF-8; else Windows-1252 (which also reads Latin-1), if the
+file has none of its undefined bytes. Anything else is an error that suggests `--encoding`.
 
 Separator. Of comma, semicolon, tab and bar, the one that cuts the header into most cells, at least
-two, and the lines that follow into as many; where none cuts all of them alike, the one that cuts
-the header into most, and the first line that differs is named. Without any, there is one column.
+two, and the following lines into as many. If none cuts all lines alike, the one that cuts the
+header into most cells, and the error names the first line that differs. Without any of them the
+table has one column.
 
-Decimal mark. A comma where the separator is not one, and some text column has a number with a comma
-(12,5) and at least half its cells are numbers so written; else a point. A file that has both is an
-error that asks for `--decimal`.
+Decimal mark. A comma if the separator is not a comma, and some text column has a number with a
+comma (12,5), and at least half of its cells are such numbers or whole numbers; else a point. A file
+with both marks is an error that suggests `--decimal`.
 
-How large a file may be, and which cells lose an apostrophe, is in `doxa.data.text_files`.
+The limit on the size of a file, and the removal of apostrophes, are in `doxa.data.text_files`.
 
-Cells of a column as numbers, labels or dates, each fault with its place.
-
-A row is named one way everywhere: by its line in the file where a text table has no index of its
-own (the header is line 1), else by its index, which Python counts from 0.
+Errors name the place of a cell. A row of a text table without an index is named by its line in the
+file (the header is line 1); any other row is named by its index, which Python counts from 0.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def place_of(index: pd.Index, row: int) -> str:
 
 
 def fault_at(values: pd.Series, rows: Sequence[int]) -> str:
-    """`column 'age', line 7 (3 in all)`: where something is wrong first, and how often."""
+    """`column 'age', line 7 (3 in all)`: the place of the first fault, and their number."""
     more = f" ({len(rows)} in all)" if len(rows) > 1 else ""
     return f"column {values.name!r}, {place_of(values.index, int(rows[0]))}{more}"
 
@@ -90,14 +89,14 @@ def is_text(values: pd.Series) -> bool:
 
 
 def nested(values: pd.Series) -> bool:
-    """Whether some cell holds several values: a list, a map or a structure of Parquet."""
+    """Whether some cell holds several values: a list, map or struct of Parquet."""
     if values.dtype != object:
         return False
     return any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in values)
 
 
 def mostly_numbers(values: pd.Series) -> bool:
-    """At least half of the cells are numbers, or would be without a sign, unit or separator."""
+    """Whether at least half of the cells are numbers, once signs and separators are removed."""
     if isinstance(values.dtype, import_pandas().CategoricalDtype):
         return False
     present = values.dropna().value_counts(sort=False)
@@ -113,8 +112,8 @@ def _looks_numeric(cell: Any) -> bool:
 
 
 def numbers_of(values: pd.Series) -> Array:
-    """The cells as float64 [N], NaN where they are missing; the first that is no finite number is
-    named."""
+    """The cells as float64 [N], NaN if missing; an error names the first cell that is no finite
+    number."""
     try:
         numbers = import_pandas().to_numeric(values, errors="coerce")
         parsed = np.array(numbers, dtype=np.float64)
@@ -127,15 +126,15 @@ def numbers_of(values: pd.Series) -> Array:
             wrong = f"{_short(cell)!r} is not a number{_advice(cell.strip())}"
         else:
             wrong = (
-                f"'{_short(str(cell))}' is not finite; mend it, or leave the cell empty if it is "
-                "not known"
+                f"'{_short(str(cell))}' is not finite; correct it, or leave the cell empty if it "
+                "is not known"
             )
         raise DataError(f"{fault_at(values, bad.tolist())}: {wrong}")
     return parsed
 
 
 def float_of(cell: Any) -> float:
-    """A cell as a number: infinite where it is too large for one, NaN where it is none."""
+    """A cell as a number: infinite if it is too large, NaN if it is no number."""
     try:
         return float(cell)
     except OverflowError:
@@ -149,7 +148,7 @@ def _short(cell: str) -> str:
 
 
 def _advice(cell: str) -> str:
-    """What to do about a text in a column of numbers."""
+    """The remedy for text in a column of numbers."""
     if "%" in cell:
         return "; remove the percent signs"
     if any(sign in cell for sign in _CURRENCY):
@@ -160,11 +159,11 @@ def _advice(cell: str) -> str:
         return "; remove the separators of thousands"
     if cell.lower() in _STAND_INS:
         return "; if it stands for a missing value, leave the cell empty"
-    return ", as most of the column are"
+    return ", but most cells of the column are"
 
 
 def label_of(value: Any) -> str:
-    """A category as text; 1 and 1.0 are the same one."""
+    """A category as text; 1 and 1.0 are the same category."""
     if isinstance(value, (bool, np.bool_)):
         return str(bool(value))
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
@@ -177,18 +176,18 @@ def labels_of(values: Iterable[Any]) -> Array:
 
 
 def gaps(values: pd.Series) -> list[int]:
-    """Where cells are missing."""
+    """The rows of missing cells."""
     return np.flatnonzero(values.isna().to_numpy()).tolist()
 
 
 def refuse_gaps(frame: pd.DataFrame, names: Iterable[str]) -> None:
-    """All columns with missing cells at once, each with its first place and their number."""
+    """An error that names all columns with missing cells, their first place and number."""
     wanted = [frame[name] for name in names]
     faults = [fault_at(values, rows) for values in wanted if (rows := gaps(values))]
     if faults:
         raise DataError(
             f"missing values: {'; '.join(faults)}. --missing impute fills them in; or fill these "
-            "cells, remove their rows, or leave a column out with --drop"
+            "cells, remove their rows, or drop a column with --drop"
         )
 
 
@@ -205,7 +204,7 @@ _PACKED: dict[bytes, Any] = {
 }  # fmt: skip
 _CHUNK = 1 << 20  # bytes unpacked at a time
 MOST_COLUMNS = 100_000
-_SAMPLE = 1 << 16  # characters by which the separator is recognised
+_SAMPLE = 1 << 16  # characters used to detect the separator
 _WITH_COMMA = r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+(?:[eE][+-]?\d+)?"
 _WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 _WHOLE = r"[+-]?\d+(?:[eE][+-]?\d+)?"
@@ -213,7 +212,7 @@ _WHOLE = r"[+-]?\d+(?:[eE][+-]?\d+)?"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a text table is written; None: to be recognised."""
+    """How a text table is written; None: to be detected."""
 
     sep: str | None = None
     decimal: str | None = None
@@ -221,7 +220,7 @@ class Dialect:
 
     @classmethod
     def asked(cls, sep: str | None, decimal: str | None, encoding: str | None) -> Dialect:
-        """What `--sep`, `--decimal` and `--encoding` say, checked."""
+        """The dialect of `--sep`, `--decimal` and `--encoding`, checked."""
         sep = None if sep is None else _WORDS.get(sep.lower(), sep)
         if sep is not None and (len(sep) != 1 or sep.isalnum() or sep in '"\r\n'):
             raise DataError(f"--sep takes a character, comma, semicolon, tab or bar, not {sep!r}")
@@ -230,8 +229,8 @@ class Dialect:
             raise DataError(f"--decimal takes , or . (comma, point), not {decimal!r}")
         if encoding is not None:
             try:
-                with contextlib.suppress(UnicodeError):  # one letter is no UTF-16
-                    b"a".decode(encoding)  # Python has codecs that are no text, such as hex
+                with contextlib.suppress(UnicodeError):  # one byte is not valid UTF-16
+                    b"a".decode(encoding)  # refuses codecs that are not for text, such as hex
                 encoding = codecs.lookup(encoding).name
             except LookupError:
                 known = "utf-8, utf-16, latin-1, cp1252"
@@ -240,19 +239,19 @@ class Dialect:
 
     @property
     def words(self) -> str:
-        """What a person should know; "" of a plain file: UTF-8, commas, points."""
-        said = []
+        """The message for the user; "" for a plain file: UTF-8, commas, points."""
+        parts = []
         if self.sep not in (None, ","):
-            said.append(f"separated by {SEPARATORS.get(str(self.sep), repr(self.sep))}")
+            parts.append(f"separated by {SEPARATORS.get(str(self.sep), repr(self.sep))}")
         if self.decimal == ",":
-            said.append("with decimal commas")
+            parts.append("with decimal commas")
         if self.encoding not in (None, "utf-8", "utf-8-sig", "ascii"):
-            said.append(f"encoded in {_shown(str(self.encoding))}")
-        return ", ".join(said)
+            parts.append(f"encoded in {_shown(str(self.encoding))}")
+        return ", ".join(parts)
 
 
 def read_text_table(path: Path, asked: Dialect) -> tuple[pd.DataFrame, Dialect]:
-    """The table, indexed by the lines of the file, and how it is written."""
+    """The table, indexed by the lines of the file, and its dialect."""
     text, encoding = read_text(path, asked.encoding)
     sep = asked.sep or _separator(text)
     lines = _structure(text, sep, path)
@@ -274,7 +273,7 @@ def read_text_table(path: Path, asked: Dialect) -> tuple[pd.DataFrame, Dialect]:
 
 
 def _parse(text: str, dialect: Dialect) -> pd.DataFrame:
-    """The cells, typed; `index_col=False`: the first column is never silently an index."""
+    """The typed cells; `index_col=False`: the first column is never silently an index."""
     return import_pandas().read_csv(
         io.StringIO(text), sep=dialect.sep, decimal=dialect.decimal, index_col=False,
         low_memory=False,
@@ -282,7 +281,7 @@ def _parse(text: str, dialect: Dialect) -> pd.DataFrame:
 
 
 def _unescaped(frame: pd.DataFrame) -> pd.DataFrame:
-    """Text without the apostrophe that kept spreadsheets from running it."""
+    """Text without the apostrophe that protects it from evaluation in a spreadsheet."""
     for at, name in enumerate(frame.columns):
         values = frame[name]
         if is_text(values):
@@ -292,7 +291,7 @@ def _unescaped(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_text(path: Path, encoding: str | None = None) -> tuple[str, str]:
-    """The text of a file, unpacked, and its encoding; one without any is refused."""
+    """The text of a file, decompressed, and its encoding; an error for an empty file."""
     text, found = _decode(_unpacked(path), encoding, path)
     if not text.strip():
         raise DataError(f"{path} is empty")
@@ -300,8 +299,8 @@ def read_text(path: Path, encoding: str | None = None) -> tuple[str, str]:
 
 
 def read_records(path: Path) -> tuple[list[tuple[int, list[str]]], str]:
-    """(line, cells) of a small file, its header first, and the separator that was recognised; cells
-    are text as it stands there, without spaces around it."""
+    """(line, cells) of a small file, its header first, and the separator that was detected; cells
+    are text, stripped of spaces."""
     text, _ = read_text(path)
     sep = _separator(text)
     try:
@@ -314,7 +313,7 @@ def read_records(path: Path) -> tuple[list[tuple[int, list[str]]], str]:
 
 
 def _unpacked(path: Path) -> bytes:
-    """The file's bytes, decompressed by what they begin with, whatever the file is called."""
+    """The bytes of a file, decompressed; the first bytes tell the format, not the file name."""
     raw = read_bytes(path)
     most = most_unpacked(len(raw))
     try:
@@ -327,7 +326,7 @@ def _unpacked(path: Path) -> bytes:
                         "reads .csv, .tsv and .parquet: save it as CSV"
                     )
                 if inside[0].flag_bits & 1:
-                    raise DataError(f"{path} is encrypted: unpack it with its password first")
+                    raise DataError(f"{path} is encrypted: decompress it with its password first")
                 with archive.open(inside[0]) as file:
                     return _at_most(file, most, path)
         for magic, opened in _PACKED.items():
@@ -344,7 +343,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _at_most(file: Any, most: int, path: Path) -> bytes:
-    """All that a compressed file holds, if it is no more than so many bytes."""
+    """The decompressed bytes of a file, if there are at most `most` of them."""
     parts, size = [], 0
     while part := file.read(_CHUNK):
         parts.append(part)
@@ -352,7 +351,7 @@ def _at_most(file: Any, most: int, path: Path) -> bytes:
         if size > most:
             raise DataError(
                 f"{path} unpacks to more than {most >> 20} MiB, which is refused: unpack it "
-                "yourself and pass what it holds"
+                "yourself and pass the unpacked file"
             )
     return b"".join(parts)
 
@@ -363,12 +362,12 @@ def _decode(raw: bytes, asked: str | None, path: Path) -> tuple[str, str]:
         text = raw.decode(encoding or "cp1252")
     except UnicodeError as error:
         line = raw.count(b"\n", 0, getattr(error, "start", 0)) + 1
-        tried = f"is not {_shown(asked)}" if asked else "is in no encoding that doxa recognises"
+        tried = f"is not {_shown(asked)}" if asked else "has an encoding that was not recognised"
         raise DataError(
             f"{path} cannot be read as a table: line {line} {tried}; name it with --encoding"
         ) from error
     if "\0" in text:
-        raise DataError(f"{path} cannot be read as a table: it holds zero bytes, as no text does")
+        raise DataError(f"{path} cannot be read as a table: it holds zero bytes, so it is not text")
     return text.removeprefix("\ufeff"), encoding or "cp1252"
 
 
@@ -394,7 +393,7 @@ def _separator(text: str) -> str:
     sample = text if whole else text[: text.rfind("\n", 0, _SAMPLE) + 1] or text[:_SAMPLE]
     counts = {sep: [len(cells) for _, cells in _records(sample, sep, strict=False)]
               for sep in _CANDIDATES}  # fmt: skip
-    if not whole:  # a quoted cell may be cut in two at the end
+    if not whole:  # the sample may end within a quoted cell
         counts = {sep: widths[:-1] or widths for sep, widths in counts.items()}
     alike = [sep for sep, widths in counts.items() if len(set(widths)) == 1]
     wide = [sep for sep, widths in counts.items() if widths and widths[0] > 1]
@@ -405,7 +404,7 @@ def _separator(text: str) -> str:
 
 
 def _structure(text: str, sep: str, path: Path) -> list[int]:
-    """The line at which each row begins; uneven rows and names that stand twice are errors."""
+    """The line at which each row begins; uneven rows and repeated names are errors."""
     header: list[str] = []
     lines: list[int] = []
     try:
@@ -442,17 +441,17 @@ def _structure(text: str, sep: str, path: Path) -> list[int]:
 
 
 def _check_asked(text: str, sep: str, path: Path) -> None:
-    """A separator that cuts nothing, where another would, was not meant."""
+    """An error if the given separator leaves one column and another would not."""
     header = next(cells for _, cells in _records(text, sep, strict=False))
     if len(header) == 1 and any(other in header[0] for other in _CANDIDATES):
         raise DataError(
             f"{path}: --sep {sep!r} leaves one column, {header[0]!r}; without --sep the separator "
-            "is recognised"
+            "is detected"
         )
 
 
 def _records(text: str, sep: str, strict: bool) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of every record; blank lines are none."""
+    """(line, cells) of every record; blank lines are skipped."""
     reader: Any = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=strict)
     line = 1
     for cells in reader:
@@ -462,7 +461,7 @@ def _records(text: str, sep: str, strict: bool) -> Iterator[tuple[int, list[str]
 
 
 def _decimal_commas(frame: pd.DataFrame) -> bool:
-    """Whether numbers have a decimal comma; where some have a point, nobody can tell."""
+    """Whether numbers have a decimal comma; an error if other numbers have a point."""
     commas = None
     for name in frame.columns:
         values = frame[name]
@@ -480,13 +479,13 @@ def _decimal_commas(frame: pd.DataFrame) -> bool:
             point = frame[name].dropna()[broken].iloc[0]
             raise DataError(
                 f"column {commas[0]!r} has a comma in its numbers ({commas[1]}) and column "
-                f"{name!r} a point ({point:g}): say which is the decimal mark with --decimal"
+                f"{name!r} a point ({point:g}): give the decimal mark with --decimal"
             )
     return True
 
 
 def _refuse_points(frame: pd.DataFrame) -> None:
-    """With decimal commas 1.234 is a thousand, not one and a bit: never guess."""
+    """An error for points in numbers with decimal commas: 1.234 may be a thousand."""
     for name in frame.columns:
         values = frame[name]
         if not is_text(values):
@@ -499,7 +498,7 @@ def _refuse_points(frame: pd.DataFrame) -> None:
             rows = (point | both).to_numpy().nonzero()[0].tolist()
             raise DataError(
                 f"{fault_at(values, rows)}: {values.iloc[rows[0]]!r} has a point, and numbers in "
-                "this file have a decimal comma; remove the separators of thousands, or say "
+                "this file have a decimal comma; remove the separators of thousands, or give "
                 "--decimal ."
             )
 

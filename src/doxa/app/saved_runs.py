@@ -1,4 +1,4 @@
-"""What a saved run remembers of the rows that made it, and what must not be done to it."""
+"""The record of a saved run on its rows, and checks before a run is written or recalibrated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from doxa.errors import DataError, MethodError, StoreError
 
 
 def check_new(target: Path) -> None:
-    """A run is never written over another, or over anything else."""
+    """An error if the folder exists: a run never replaces anything."""
     check_name(target)
     if target.exists():
         raise StoreError(f"{target} exists already; choose another folder with --out")
@@ -22,7 +22,7 @@ def check_new(target: Path) -> None:
 
 
 def check_place(target: Path) -> None:
-    """A folder can be made there, or is there: found out before the work, not after it."""
+    """Check, before the work, that the folder exists or can be created."""
     check_name(target)
     if target.is_dir():
         return
@@ -39,19 +39,19 @@ def check_place(target: Path) -> None:
 
 
 def check_unseen(posterior: Any, run: Path, data: Path) -> str:
-    """The checksum of rows to calibrate on, which neither the fit nor an earlier calibration has
-    seen; a conformal run is not calibrated again."""
+    """The checksum of the rows to calibrate on. An error if the fit or an earlier calibration has
+    seen them, or if the run is conformal already."""
     level = conformal_level(posterior)
     if level is not None:
         raise MethodError(
-            f"{run} is conformal already, at level {level:g}, which anything after it would undo; "
-            "calibrate the run that it was made from"
+            f"{run} is conformal already, at level {level:g}; another calibration would void its "
+            "guarantee; calibrate the run that it was made from"
         )
     digest = checksum(data)
     if digest == posterior.metadata.get("source", {}).get("sha256"):
         raise DataError(
-            f"{run} was fitted to {data.name} itself, on which it looks surer than it is right to "
-            "be; give rows it has not seen, or hold some out with doxa fit --calibrate"
+            f"{run} was fitted to {data.name} itself: calibration needs rows that the fit has not "
+            "seen; give another file, or hold rows out with doxa fit --calibrate"
         )
     for step in posterior.metadata.get("calibration", ()):
         if step.get("sha256") == digest:
@@ -62,8 +62,8 @@ def check_unseen(posterior: Any, run: Path, data: Path) -> str:
 def record_calibration(
     posterior: Any, asked: Calibration, file: str, digest: str, rows: int, seed: int
 ) -> None:
-    """Kept in the run's metadata, a step after the others. Scores of the run as it was before are
-    no longer its own."""
+    """Add a calibration to the run's metadata. Scores from before it are removed, because they no
+    longer hold."""
     step = {
         "kind": asked.kind, "level": asked.level, "conformal_kind": asked.guarantee,
         "file": file, "sha256": digest, "rows": rows, "seed": seed,

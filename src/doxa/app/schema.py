@@ -1,26 +1,27 @@
-"""What the columns of a table mean: the schema that is saved with a posterior.
+"""The schema of a table: the type and encoding of its columns, saved with a posterior.
 
-What a column means is decided once, when fitting, and kept as a `Schema`; prediction reads new
-tables by it. Every decision is said to the user through `Schema.notes`.
+The schema is inferred once, in the fit, and kept as a `Schema`; prediction reads new tables with
+it. Every decision is reported to the user through `Schema.notes`.
 
 Columns. Numbers are used as they are. Text, categories and true/false become one-hot columns, one
-for each category seen when fitting; a category seen only later is all zeros, and said. A text
-column in which at least half the cells are numbers (or would be without a percent or currency sign
-or separators) is meant to be numeric, and the others are an error naming column and row. Dates
-become days, month and weekday (`doxa.app.columns`). Dropped, with a note: constant columns, ids
-(every cell differs, and the name says so, or they count the rows and are not the only input, or
-they are UUIDs), text with more than 50 categories or a different value in (nearly) every row.
-`categorical` and `numeric` override.
+for each category seen in the fit; a category that appears only later is encoded as all zeros, with
+a note. A text column is taken as numeric if at least half of its cells are numbers (or would be
+without a percent or currency sign or separators); its other cells are an error that names column
+and row. Dates become days, month and weekday (`doxa.app.columns`). Dropped, with a note: constant
+columns; ids (every cell differs, and the column is named like an id, or counts the rows and is not
+the only input, or holds UUIDs); text with more than 50 categories, or with a different value in
+(nearly) every row. `categorical` and `numeric` override these rules.
 
-Missing cells are an error that names every such column, unless `missing` is "impute": then numbers
-and dates get the median and one more input that says where, categories the category "missing", and
-rows without a target are left out.
+Missing cells are an error that names every such column, unless `missing` is "impute". Then numbers
+and dates get the median and one more input that marks the filled cells, categories get the category
+"missing", and rows without a target are dropped.
 
 Target. Text, categories, true/false, and whole numbers (an integer column) with at most 10
 distinct values, each seen twice on average, are classes: `bernoulli` for two, `categorical` for
-more. Any other number is a regression: `gaussian`. `--likelihood` overrides.
+more. Any other number is a regression: `gaussian`. `--likelihood` overrides this.
 
-From a file to rows and their meaning: what every command on tables begins with.
+`read_dataset`, `read_more` and `read_labelled` read a file and give its rows: every command on
+tables begins with one of them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ MISSING_CELLS = ("error", IMPUTE)
 
 @dataclass(frozen=True)
 class Schema:
-    """What the columns of a table mean. Saved as JSON in the posterior's metadata."""
+    """The columns of a table and their encoding. Saved as JSON in the posterior's metadata."""
 
     target: str
     likelihood: str
@@ -75,10 +76,10 @@ class Schema:
     classes: tuple[Any, ...] | None = None  # labels in the order of the network's outputs
     index: str | None = None
     notes: tuple[str, ...] = ()
-    missing: str = "error"  # what becomes of missing cells, here and in prediction
-    left_out: tuple[str, ...] = ()
-    dialect: Dialect | None = None  # how the file was written, where it was text
-    assumed: bool = False  # nobody asked for the likelihood
+    missing: str = "error"  # how missing cells are treated, in the fit and in prediction
+    left_out: tuple[str, ...] = ()  # dropped columns
+    dialect: Dialect | None = None  # how the file was written, if it was text
+    assumed: bool = False  # the user did not choose the likelihood
 
     @property
     def inputs(self) -> int:
@@ -86,7 +87,7 @@ class Schema:
 
     @property
     def outputs(self) -> int:
-        """How many numbers the network must give a row."""
+        """The number of outputs of the network per row."""
         if self.likelihood == "categorical":
             return len(self.classes or ())
         return 2 if self.likelihood == "heteroscedastic" else 1
@@ -96,7 +97,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Schema:
-        """Also of a schema that knew fewer fields; StoreError where it is none that was saved."""
+        """Read a saved schema, also of a version with fewer fields; StoreError if it is damaged."""
         try:
             given = with_tuples(saved)
             given["columns"] = tuple(Column.from_json(column) for column in saved["columns"])
@@ -105,13 +106,13 @@ class Schema:
             found = cls(**given)
             sound = found._sound()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"what the run's columns mean cannot be read: {error}") from error
+            raise StoreError(f"the schema of the run's table cannot be read: {error}") from error
         if not sound:
-            raise StoreError("what the run's columns mean is not as it was saved")
+            raise StoreError("the schema of the run's table is damaged")
         return found
 
     def _sound(self) -> bool:
-        """Whether every field holds what `infer_schema` puts there."""
+        """Whether every field has a value that `infer_schema` can give."""
         texts = [self.target, self.likelihood, *self.notes, *self.left_out]
         maybe: list[Any] = [self.index]
         if self.dialect is not None:
@@ -134,8 +135,8 @@ class Schema:
         )
 
     def features(self, frame: pd.DataFrame) -> tuple[Array, list[str]]:
-        """The network's inputs [N, D] in float64, columns taken by name, and what to tell the user:
-        columns that are not used, categories never seen, cells filled in."""
+        """The network's inputs [N, D] in float64, with columns taken by name, and notes for the
+        user: unused columns, unseen categories, imputed cells."""
         names = [column.name for column in self.columns]
         known = {*names, *self.left_out, self.target, self.index}
         extra = [str(name) for name in frame.columns if name not in known]
@@ -143,15 +144,15 @@ class Schema:
         _refuse_absent([name for name in names if name not in frame.columns], there)
         notes = []
         if extra:
-            notes.append(f"not used, as there was no such column when fitting: {_quoted(extra)}")
+            notes.append(f"columns that the fit did not have are not used: {_quoted(extra)}")
         values = [pick(frame, name) for name in names]
         if self.missing != IMPUTE:
             refuse_gaps(frame, names)
         parts = []
         for column, cells in zip(self.columns, values, strict=True):
-            numbers, said = column.encode(cells)
+            numbers, messages = column.encode(cells)
             parts.append(numbers)
-            notes += said
+            notes += messages
         return np.concatenate(parts, axis=1), notes
 
     def targets(self, frame: pd.DataFrame) -> Array:
@@ -173,7 +174,7 @@ class Schema:
 
 
 def with_target(frame: pd.DataFrame, target: str, missing: str) -> tuple[pd.DataFrame, list[str]]:
-    """The rows whose target is known, and how many are not, where missing cells are imputed."""
+    """The rows with a target, and a note on the dropped rows, if missing cells are imputed."""
     empty = gaps(pick(frame, target))
     if missing != IMPUTE or not empty:
         return frame, []
@@ -181,7 +182,7 @@ def with_target(frame: pd.DataFrame, target: str, missing: str) -> tuple[pd.Data
         raise DataError(f"column {target!r} is the target, and has no values")
     first = place_of(frame.index, empty[0])
     rows = f"{len(empty)} row{'s' * (len(empty) != 1)}"
-    note = f"{rows} left out, without a value of the target {target!r} (the first: {first})"
+    note = f"{rows} dropped: no value of the target {target!r} (the first: {first})"
     return frame[frame[target].notna()], [note]
 
 
@@ -196,7 +197,7 @@ def infer_schema(
     missing: str = "error",
     dialect: Dialect | None = None,
 ) -> Schema:
-    """Decide what every column means; see the module's docstring for the rules."""
+    """Infer the type of every column; see the module's docstring for the rules."""
     if missing not in MISSING_CELLS:
         raise DataError(f"--missing takes error or impute, not {missing!r}")
     values = pick(frame, target)
@@ -207,7 +208,7 @@ def infer_schema(
     if target in drop:
         raise DataError(f"column {target!r} is the target and cannot be dropped")
     if twice := sorted(set(categorical) & set(numeric)):
-        raise DataError(f"column {twice[0]!r} is asked to be both numeric and categorical")
+        raise DataError(f"column {twice[0]!r} is given as both numeric and categorical")
     columns: list[Column] = []
     notes: list[str] = []
     left_out: list[str] = []
@@ -216,7 +217,7 @@ def infer_schema(
         if name == target:
             continue
         if name in drop:
-            found: Column | LeftOut = LeftOut("as asked")
+            found: Column | LeftOut = LeftOut("by --drop")
         else:
             found = infer_column(
                 pick(frame, name), name in categorical, name in numeric, missing == IMPUTE
@@ -224,15 +225,17 @@ def infer_schema(
         if isinstance(found, LeftOut):
             left_out.append(name)
             counted += [name] * found.startswith(COUNTS)
-            notes.append(f"column {name!r} left out: {found}")
+            notes.append(f"column {name!r} dropped: {found}")
             continue
         columns.append(found)
-        notes += [words] if (words := describe(found)) else []
-    if not columns and counted:  # the only input: a time, and not the number of a row
+        notes += [note] if (note := describe(found)) else []
+    if not columns and counted:  # the only input: a time, not a row number
         only = counted[0]
         columns = [Column(only, fill=float(frame[only].median()))]
         at = left_out.index(only)
-        notes[at] = f"column {left_out.pop(at)!r} counts the rows; used, as there is no other input"
+        notes[at] = (
+            f"column {left_out.pop(at)!r} counts the rows; used because it is the only input"
+        )
     if missing != IMPUTE:
         refuse_gaps(frame, [target, *(column.name for column in columns)])
     assumed = likelihood is None
@@ -254,7 +257,7 @@ def infer_schema(
 
 
 def _refuse_absent(absent: Sequence[str], there: Sequence[str]) -> None:
-    """Columns that are not there, all at once; a mistyped name gets the closest ones."""
+    """An error that names all absent columns; a mistyped name gets the closest ones."""
     if len(absent) == 1:
         raise DataError(f"no column {absent[0]!r}{did_you_mean(absent[0], there)}")
     if absent:
@@ -269,7 +272,7 @@ def _quoted(names: Iterable[str], most: int = 12) -> str:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a user says of a table, instead of leaving it to recognition."""
+    """The options of a user for a table; the rest is inferred."""
 
     target: str
     likelihood: str | None = None
@@ -285,13 +288,14 @@ class TableSpec:
             raise DataError(f"--missing takes error or impute, not {self.missing!r}")
 
     def facts(self) -> dict[str, Any]:
-        """For the record of a run, the target aside, which its schema has."""
-        said = asdict(self)
-        return {k: v for k, v in said.items() if k not in ("target", "dialect")} | said["dialect"]
+        """For the record of a run, without the target, which the schema has."""
+        options = asdict(self)
+        dialect = options.pop("dialect")
+        return {k: v for k, v in options.items() if k != "target"} | dialect
 
 
 def read_dataset(path: Path, asked: TableSpec) -> tuple[pd.DataFrame, Schema]:
-    """The rows that can be used, and what their columns mean."""
+    """The rows that can be used, and the schema of their columns."""
     frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
     frame, fewer = with_target(frame, asked.target, asked.missing)
     schema = inferred(frame, asked, dialect)
@@ -299,7 +303,7 @@ def read_dataset(path: Path, asked: TableSpec) -> tuple[pd.DataFrame, Schema]:
 
 
 def inferred(frame: pd.DataFrame, asked: TableSpec, dialect: Dialect | None) -> Schema:
-    """What the columns of some rows mean; their target is known."""
+    """The schema of some rows whose target is known."""
     return infer_schema(
         frame, asked.target, asked.likelihood, asked.drop, asked.categorical, asked.index,
         asked.numeric, asked.missing, dialect,
@@ -307,13 +311,13 @@ def inferred(frame: pd.DataFrame, asked: TableSpec, dialect: Dialect | None) -> 
 
 
 def read_more(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:
-    """Rows for a schema that is there already, and what to tell the user of their file."""
+    """The rows of a file for a known schema, and notes on the file for the user."""
     frame, _, notes = open_table(path, schema.index, index_needed=False, dialect=dialect)
     return frame, notes
 
 
 def read_labelled(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:
-    """The same for rows whose target is to be known: to score by."""
+    """The same for rows that must have a target, to score or to calibrate on."""
     frame, notes = read_more(path, schema, dialect)
     frame, fewer = with_target(frame, schema.target, schema.missing)
     return frame, notes + fewer

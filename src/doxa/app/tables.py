@@ -1,7 +1,7 @@
-"""Tables in and out: CSV and Parquet files, and their columns by name.
+"""Reading and writing tables: CSV and Parquet files, and their columns by name.
 
-Whatever a file holds, reading it ends in a table or in a typed error; `doxa.data.text_files` says
-how large it may be, and how text is written that a spreadsheet program would take for a formula.
+Reading any file ends in a table or in a typed error. `doxa.data.text_files` has the limit on the
+size, and the escapes for text that a spreadsheet program would evaluate as a formula.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 PARQUET = (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt")
-LONGEST_NAME = 255  # bytes of one name, in the file systems that are in use
-_UNNAMED = "Unnamed: 0"  # pandas' word for a first column without a header: an index
+LONGEST_NAME = 255  # bytes of one name, in common file systems
+_UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a header: an index
 
 
 class Table(NamedTuple):
-    """A file's rows, how it is written (None for Parquet), and what to tell the user of it."""
+    """The rows of a file, its dialect (None for Parquet), and notes for the user."""
 
     frame: pd.DataFrame
     dialect: Dialect | None
@@ -52,7 +52,7 @@ def read_table(
     index_needed: bool = True,
     dialect: Dialect = Dialect(),  # noqa: B008 - frozen
 ) -> pd.DataFrame:
-    """The rows of a file, as `open_table` reads it."""
+    """The rows of a file; see `open_table`."""
     return open_table(path, index, index_needed, dialect).frame
 
 
@@ -62,11 +62,11 @@ def open_table(
     index_needed: bool = True,
     dialect: Dialect = Dialect(),  # noqa: B008 - frozen
 ) -> Table:
-    """A CSV (.csv, .tsv, .txt, also compressed) or Parquet (.parquet, .pq) file.
+    """Read a CSV (.csv, .tsv, .txt, also compressed) or Parquet (.parquet, .pq) file.
 
-    The index is the column named `index`, else what Parquet stored, else a CSV's first column if
-    its header is empty (as pandas writes it), else the line of a CSV and the row number of a
-    Parquet file. An absent column is an error unless `index_needed` is False.
+    The index is the column named `index`; else the stored index of Parquet; else the first column
+    of a CSV file if its header is empty (as pandas writes it); else the line of a CSV file, or the
+    row number of a Parquet file. An absent column is an error unless `index_needed` is False.
     """
     path = Path(path)
     _check_readable(path)
@@ -80,7 +80,7 @@ def open_table(
         raise
     except MemoryError as error:
         raise MemoryBudgetError(f"{path} does not fit into the memory as a table") from error
-    except Exception as error:  # whatever pandas and pyarrow raise of a file that is damaged
+    except Exception as error:  # pandas and pyarrow raise many types for a damaged file
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"{path} cannot be read as a table: {first[:300]}") from error
     names = [str(name).strip() for name in frame.columns]
@@ -132,21 +132,21 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         raise MemoryBudgetError(
             f"{path} has {rows:,} rows of {columns} columns, {size / 2**30:.3g} GiB, which is more "
             f"than {MOST_GROWTH} times its size and is refused; in Python doxa.store.parquet reads "
-            "it a part at a time"
+            "it in parts"
         )
     check_memory(size, path)
     return pandas.read_parquet(path)
 
 
 def _is_parquet(path: Path) -> bool:
-    """By the ending, or by how the file begins, whatever it is called."""
+    """By the suffix, or by the first bytes of the file."""
     with path.open("rb") as file:
         return path.suffix.lower() in PARQUET or file.read(4) == b"PAR1"
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """CSV or Parquet by the file's ending, with the index; in CSV, text that a spreadsheet program
-    would take for a formula has an apostrophe before it."""
+    """Write CSV or Parquet, by the suffix, with the index. In CSV, text that a spreadsheet program
+    would evaluate as a formula gets an apostrophe."""
     check_writable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _escaped(frame: pd.DataFrame) -> pd.DataFrame:
-    """With names, labels and text cells as `text_files.escape` writes them."""
+    """The table with names, labels and text cells escaped by `text_files.escape`."""
 
     def safe(cell: Any) -> Any:
         return escape(cell) if isinstance(cell, str) else cell
@@ -184,7 +184,7 @@ def check_name(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Fail before the work is done, not after it."""
+    """Check, before the work, that a table can be written there."""
     check_name(path)
     if path.suffix.lower() not in (".csv", ".tsv", *PARQUET):
         raise StoreError(f"{path}: a table is written as .csv, .tsv or .parquet")

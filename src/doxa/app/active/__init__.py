@@ -1,1 +1,1 @@
-"""Active learning with a person: a folder that asks for labels and takes them back."""
+"""Active learning with a person: a session in a folder that chooses rows and reads labels."""

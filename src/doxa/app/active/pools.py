@@ -1,13 +1,13 @@
-"""What a person labels: the rows of a table, or images in an array or a folder.
+"""The pool of rows to label, and the sheet in which a person enters labels.
 
-A pool gives numbers for the network, a name for each row, and what the person is shown of it. Of a
-table whose target column is filled in for some rows, these are labelled already.
+A pool holds the rows of a table, or images in an array or a folder: the inputs of the network, a
+name for each row, and what the person sees of it. Rows with a value in the target column are
+labelled already.
 
-What a person sends back: a table with a column of row names and one of labels, checked whole.
-
-A sheet is read as spreadsheet programs save it: separated by commas, semicolons or tabs, with or
-without a byte order mark, its columns in any order and others beside them. One that holds answers
-is never written over unless each of them was entered.
+A sheet is a table with a column of row names and a column of labels. It is read as spreadsheet
+programs save it: separated by commas, semicolons or tabs, with or without a byte order mark, its
+columns in any order, with other columns beside them. All of it is checked before any label is
+entered. A sheet that holds answers is never replaced unless each of them was entered.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from doxa.decide.active import LabelState
 from doxa.errors import DataError, MethodError, StoreError, did_you_mean
 
 ARRAYS = (".npy", ".npz")
-ROW = "row"  # what an image's number is called
-IMAGE = "image"  # what its name is called, where it has one
+ROW = "row"  # the column of the numbers of images
+IMAGE = "image"  # the column of their names, if they have names
 
 
 @dataclass
 class Pool:
-    """The rows of a campaign.
+    """The rows of a session.
 
-    x: [N, D]. ids: the name of each row, as text. shown: what a person sees of rows, as columns.
-    known: {row: label} of those that came with one. images: [N, H, W] or [N, H, W, 3], if any.
+    x: [N, D]. ids: the name of each row, as text. shown: the columns that the person sees.
+    known: {row: label} of rows with a label from the start. images: [N, H, W] or [N, H, W, 3].
     """
 
     schema: Schema
@@ -62,7 +62,7 @@ class Pool:
     images: Array | None = None
 
     def to_label(self, rows: Sequence[int], folder: Path) -> Any:
-        """The table that a person fills in, beside pictures in a folder."""
+        """The table that the person fills in; images are written to `folder`."""
         pandas = import_pandas()
         index = pandas.Index([self.ids[row] for row in rows], name=self.id_name)
         if self.images is None:
@@ -70,7 +70,7 @@ class Pool:
         else:
             names = [_picture(self.ids[row]) for row in rows]
             if folder.is_symlink():
-                raise StoreError(f"{folder} is a link: pictures are written to a folder only")
+                raise StoreError(f"{folder} is a link: images are written to a folder only")
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 for name, row in zip(names, rows, strict=True):
@@ -85,12 +85,12 @@ class Pool:
 
 
 def read_pool(path: Path, asked: TableSpec, classes: Sequence[str]) -> Pool:
-    """A CSV or Parquet file, or a .npy or .npz file of images: `folders.pack` makes one."""
+    """Read a CSV or Parquet file, or a .npy or .npz file of images (`session.pack` makes one)."""
     if path.suffix.lower() in ARRAYS:
         return _images(path, asked, classes)
     frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
     if not frame.index.is_unique:
-        raise DataError(f"{path.name}: rows need names of their own, and the index repeats some")
+        raise DataError(f"{path.name}: every row needs a unique name, but the index repeats some")
     known = _known(frame, asked.target)
     likelihood, labels = _meaning(known, asked, classes)
     stand_in = frame.assign(**{asked.target: _cycled(labels, len(frame))})
@@ -100,7 +100,7 @@ def read_pool(path: Path, asked: TableSpec, classes: Sequence[str]) -> Pool:
     shown = frame.drop(columns=asked.target, errors="ignore")
     ids = [str(name).strip() for name in frame.index]
     if len(set(ids)) < len(ids) or "" in ids:
-        raise DataError(f"{path.name}: rows need names of their own, and the index repeats some")
+        raise DataError(f"{path.name}: every row needs a unique name, but the index repeats some")
     called = str(frame.index.name or ROW)
     while called in (*shown.columns, asked.target):  # each column of a sheet has its own name
         called += "_"
@@ -111,7 +111,7 @@ def read_pool(path: Path, asked: TableSpec, classes: Sequence[str]) -> Pool:
 
 
 def answer_of(schema: Schema, cell: Any, place: str) -> Any:
-    """A label as it is kept: the class as text, or a number; anything else is refused by place."""
+    """A label as it is stored: the class as text, or a number; else an error names the place."""
     if schema.classes is None:
         number = float_of(cell)
         if not np.isfinite(number):
@@ -137,14 +137,14 @@ def _known(frame: Any, target: str) -> list[tuple[int, Any]]:
 def _meaning(
     known: list[tuple[int, Any]], asked: TableSpec, classes: Sequence[str]
 ) -> tuple[str, tuple[str, ...] | None]:
-    """The likelihood, and the classes where it has some: as asked, or as the labels say."""
+    """The likelihood, and its classes if it has some: given, or inferred from the labels."""
     labels = list(dict.fromkeys(label.strip() for label in classes if label.strip()))
     if not labels and asked.likelihood not in (None, *CLASSIFIERS):
         return str(asked.likelihood), None
     if not labels:
         if not known:
             raise DataError(
-                f"no row has a label in {asked.target!r} yet: say what it may be, --classes a,b,c, "
+                f"no row has a label in {asked.target!r} yet: give the classes, --classes a,b,c, "
                 "or --likelihood gaussian for a number"
             )
         seen = [cell for _, cell in known]
@@ -159,7 +159,7 @@ def _meaning(
 
 
 def _cycled(labels: tuple[str, ...] | None, rows: int) -> list[Any]:
-    """A target that stands in for unknown ones while the inputs are looked at."""
+    """A placeholder target, used while the schema of the inputs is inferred."""
     if labels is None:
         return [float(i % 7) + 0.5 for i in range(rows)]
     if rows < 2 * len(labels):
@@ -183,7 +183,7 @@ def _images(path: Path, asked: TableSpec, classes: Sequence[str]) -> Pool:
             names = found.files
             ids = found["names"].tolist() if set(names) == {"x", "names"} else []
             found = found["x" if "x" in names else names[0]]
-    except Exception as error:  # whatever NumPy raises of a file that is damaged
+    except Exception as error:  # NumPy raises many types for a damaged file
         raise DataError(f"{path} cannot be read as an array of images: {error}") from error
     if found.dtype.kind not in "buif":
         raise DataError(f"{path} holds an array of {found.dtype}, not of numbers")
@@ -212,22 +212,22 @@ def _images(path: Path, asked: TableSpec, classes: Sequence[str]) -> Pool:
 
 
 def _picture(name: str) -> str:
-    """The file that a picture is written to."""
+    """The name of the file of an image."""
     return f"{name.removesuffix('.png')}.png"
 
 
 def _check_names(names: Sequence[Any], rows: int, path: Path) -> None:
-    """Each picture has a name of its own that is no path: a file of that name is written."""
+    """An error unless names are unique and no paths: a file of each name is written."""
     for name in names:
         plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
         if not plain or name in ("", ".", ".."):
-            raise DataError(f"{path}: a picture is called {name!r}, which is no name of a file")
+            raise DataError(f"{path}: the image name {name!r} is not a file name")
     if len(names) != rows or len({_picture(name).strip() for name in names}) != rows:
-        raise DataError(f"{path}: {rows} pictures need {rows} different names")
+        raise DataError(f"{path}: {rows} images need {rows} different names")
 
 
 def coded(schema: Schema, answers: Sequence[Any]) -> Array:
-    """Labels as the network is fitted to them."""
+    """Labels as targets of the fit."""
     if schema.classes is None:
         return numbers_of(import_pandas().Series(list(answers)))
     code = {label: k for k, label in enumerate(schema.classes)}
@@ -240,7 +240,7 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Sheet:
-    """answers: (row's name, label) of each line that has a label. names: of all its rows."""
+    """answers: (row name, label) of each line with a label. names: of all its rows."""
 
     answers: list[tuple[str, str]]
     names: set[str]
@@ -255,7 +255,7 @@ def read_sheet(path: Path, pool: Pool) -> Sheet:
         if name not in header:
             raise DataError(f"{path}: no column {name!r}{did_you_mean(name, header)}")
         if header.count(name) > 1:
-            raise DataError(f"{path}: {name!r} stands more than once in the header")
+            raise DataError(f"{path}: {name!r} appears more than once in the header")
     row, label = header.index(pool.id_name), header.index(pool.schema.target)
     comma = separator != "," and pool.schema.classes is None  # numbers may have a decimal comma
     ids, classes = set(pool.ids), set(map(str, pool.schema.classes or ()))
@@ -278,23 +278,23 @@ def read_sheet(path: Path, pool: Pool) -> Sheet:
 
 
 def _plain(cell: str, known: set[str]) -> str:
-    """A cell as it was before it was written; as a person may have typed it, where only that is
-    known."""
+    """A cell without its escape; the cell itself if only that is a known value, as a person may
+    have typed it."""
     plain = unescape(cell)
     return cell if cell in known and plain not in known else plain
 
 
 def being_filled_in(path: Path, pool: Pool, book: LabelState) -> bool:
-    """Whether a person is at work on a sheet: it holds all open rows and some answers.
+    """Whether a person is working on the sheet: it holds all open rows and some answers.
 
-    False where nothing in it is lost if it is written anew. Anything else is an error, and the
-    sheet stays as it is.
+    False if nothing is lost when it is written again. Anything else is an error, and the sheet is
+    kept.
     """
     if not path.exists() and not path.is_symlink():
         return False
     keep = (
-        f"; {path} is kept: mend it, take its answers with doxa active label, or move it away to "
-        "have it written anew"
+        f"; {path} is kept: correct it, enter its answers with doxa active label, or move it away, "
+        "so that it is written again"
     )
     try:
         sheet = read_sheet(path, pool)
@@ -305,7 +305,7 @@ def being_filled_in(path: Path, pool: Pool, book: LabelState) -> bool:
             if row in book.answers:
                 if answer_of(pool.schema, cell, pool.places[row]) != book.answers[row]:
                     raise DataError(
-                        f"{pool.places[row]} was answered {book.answers[row]!r}, the sheet says "
+                        f"{pool.places[row]} was answered {book.answers[row]!r}, but the sheet has "
                         f"{cell!r} (doxa active label --correct enters it)"
                     )
             elif row in book.asked:
@@ -326,8 +326,8 @@ def being_filled_in(path: Path, pool: Pool, book: LabelState) -> bool:
 def checked(
     given: Sequence[tuple[str, str]], pool: Pool, book: LabelState, correct: bool = False
 ) -> dict[int, Any]:
-    """{row: label} of rows that are open, and of answers that change if `correct`; an unknown name
-    or class, a row twice or one that was not asked about is refused by its name."""
+    """{row: label} of open rows, and of corrected answers with `correct`. An unknown name or class,
+    a repeated row or a row that was not chosen is an error that names it."""
     number = _numbers(pool)
     answers: dict[int, Any] = {}
     seen: set[int] = set()
@@ -356,12 +356,12 @@ def refuse_missing(answers: Mapping[int, Any], pool: Pool, book: LabelState) -> 
     if missing:
         raise DataError(
             f"{len(answers)} answers for {len(book.asked)} rows: {pool.places[missing[0]]} has "
-            "none; --partial takes those that are there"
+            "none; --partial enters the others"
         )
 
 
 def pair_of(text: str, pool: Pool) -> tuple[str, str]:
-    """ROW=LABEL; a row's name may hold = itself, and an apostrophe as in a sheet."""
+    """Parse ROW=LABEL; the row name may contain =, and an apostrophe as in a sheet."""
     names = set(pool.ids)
     parts = [(text[:i].strip(), text[i + 1 :].strip()) for i, c in enumerate(text) if c == "="]
     pairs = [(row, label) for row, label in parts if row and label]

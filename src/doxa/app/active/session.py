@@ -1,15 +1,14 @@
-"""A campaign in a folder, between one command and the next.
+"""A session of active learning in a folder, between one command and the next.
 
-    FOLDER/pool.*          the rows, as they were given; a folder of pictures as one file
-    FOLDER/state/          what was asked and answered: an artefact, replaced whole
-    FOLDER/to_label.csv    what is open, to be filled in; images in FOLDER/to_label/
-    FOLDER/run/            the last posterior, which `doxa predict` takes
+    FOLDER/pool.*          the rows, as they were given; a folder of images as one file (`pack`)
+    FOLDER/state/          the chosen rows and their labels: an artefact, replaced whole
+    FOLDER/to_label.csv    the open rows, to be filled in; images in FOLDER/to_label/
+    FOLDER/run/            the last posterior, for `doxa predict`
 
-`state` alone decides: whatever else a crash leaves behind is written again from it. A folder may
-come from someone else: what it says is checked, nothing in it is imported, and no file outside it
-is read or written. A network of the user's own is named on the command line, at each `next`.
-
-A folder of pictures, one a file, packed into the one file that a campaign keeps.
+`state` alone determines the session: after a crash, all other files are written again from it. A
+folder may come from another person. So its contents are checked, nothing in it is imported, and no
+file outside it is read or written. The user's own network is given on the command line, at each
+`next`.
 """
 
 from __future__ import annotations
@@ -53,23 +52,23 @@ _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 
 
 def pack(folder: Path, packed: Path) -> Path:
-    """The pictures of a folder in the order of their names, as `x` [N, H, W] or [N, H, W, 3] and
-    `names` [N] of a .npz file. Other files, hidden ones and folders in it are left alone."""
+    """Pack the images of a folder, in the order of their names, into a .npz file with `x` [N, H, W]
+    or [N, H, W, 3] and `names` [N]. Other files, hidden files and folders are ignored."""
     kinds = (*PICTURES, NUMBERS)
     files = sorted(
         path for path in folder.iterdir()
         if path.suffix.lower() in kinds and path.is_file() and not path.name.startswith(".")
     )  # fmt: skip
     if not files:
-        raise DataError(f"{folder} holds no picture: {', '.join(kinds)} files, one a picture")
+        raise DataError(f"{folder} holds no image: {', '.join(kinds)} files, one per image")
     first = _pixels(files[0])
     pixels = np.empty((len(files), *first.shape), first.dtype)
     for i, path in enumerate(files):
         own = _pixels(path)
         if own.shape != first.shape or own.dtype != first.dtype:
             raise DataError(
-                f"{path} is {_words(own)}, and {files[0].name} is {_words(first)}: bring all "
-                "pictures to one size and one kind, grey or coloured"
+                f"{path} is {_shape(own)}, and {files[0].name} is {_shape(first)}: all images "
+                "need one size and one kind, grey or coloured"
             )
         pixels[i] = own
     try:
@@ -80,12 +79,12 @@ def pack(folder: Path, packed: Path) -> Path:
     return packed
 
 
-def _words(pixels: Array) -> str:
+def _shape(pixels: Array) -> str:
     return f"{'×'.join(map(str, pixels.shape))} of {pixels.dtype}"
 
 
 def _pixels(path: Path) -> Array:
-    """One picture, [H, W] or [H, W, 3]."""
+    """One image, [H, W] or [H, W, 3]."""
     try:
         if path.suffix.lower() == NUMBERS:
             found = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -93,12 +92,12 @@ def _pixels(path: Path) -> Array:
             found = _read(path)
     except DoxaError:
         raise
-    except Exception as error:  # whatever NumPy and Pillow raise of a file that is damaged
-        raise DataError(f"{path} cannot be read as a picture: {error}") from error
+    except Exception as error:  # NumPy and Pillow raise many types for a damaged file
+        raise DataError(f"{path} cannot be read as an image: {error}") from error
     one = found[0] if found.ndim == 3 and found.shape[0] == 1 else found
     shaped = one.ndim == 2 or (one.ndim == 3 and one.shape[2] == 3)
     if one.dtype.kind not in "buif" or not shaped or not one.size:
-        raise DataError(f"{path} is {_words(found)}: a picture is [H, W] or [H, W, 3], of numbers")
+        raise DataError(f"{path} is {_shape(found)}: an image is [H, W] or [H, W, 3], of numbers")
     return one
 
 
@@ -108,7 +107,7 @@ def _read(path: Path) -> Array:
     except ImportError as error:
         raise DataError(
             f"{path} is read with Pillow, which comes with matplotlib: pip install doxa[plots]; "
-            "or save each picture as a .npy file"
+            "or save each image as a .npy file"
         ) from error
     with Image.open(path) as picture:
         if picture.mode not in (*_GREY, *_COLOUR):
@@ -121,7 +120,7 @@ _JOINT = "batch_bald"
 
 @dataclass
 class Session:
-    """What a command works on. net: the user's own network, as the command line names it."""
+    """The data of a command. net: the user's own network, as named on the command line."""
 
     folder: Path
     pool: Pool
@@ -131,15 +130,15 @@ class Session:
 
     @property
     def sheet(self) -> Path:
-        """The file that a person fills in."""
+        """The file in which the person enters labels."""
         return self.folder / "to_label.csv"
 
     def save(self) -> None:
         save(self.folder, [self.book], self.facts)
 
     def ask(self, count: int | None) -> str:
-        """Choose rows and write them down; those that are open already are written again. What was
-        done, in words."""
+        """Choose rows and write the sheet; open rows are written again. Returns a message about the
+        choice."""
         filled_in = being_filled_in(self.sheet, self.pool, self.book)  # before any work
         if self.book.asked:
             if not filled_in:
@@ -156,25 +155,25 @@ class Session:
         return how
 
     def take(self, answers: Sequence[tuple[str, str]], partial: bool, correct: bool = False) -> int:
-        """Enter answers, all or none; how many. Those that are entered already change only if
-        `correct`."""
+        """Enter answers, all or none; returns their number. Answers that were entered before change
+        only with `correct`."""
         self._check_open(correct)
         found = checked(answers, self.pool, self.book, correct)
         changed = correct and bool(found) and not set(found) & set(self.book.asked)
         if not partial and not changed:
             refuse_missing(found, self.pool, self.book)
         elif not found:
-            raise DataError("there is no answer to take: the column of labels is empty")
+            raise DataError("there is no answer to enter: the column of labels is empty")
         self.book.answer(found, partial, correct)
         self.save()
         return len(found)
 
     def _check_open(self, correct: bool) -> None:
         if not self.book.asked and not correct:
-            raise DataError("nothing was asked: doxa active next asks")
+            raise DataError("no row is open: doxa active next chooses rows")
 
     def read(self, path: Path | None, correct: bool = False) -> list[tuple[str, str]]:
-        """The answers in a file; in the one that was written, unless another is named."""
+        """The answers in a file; the default is the sheet of the session."""
         self._check_open(correct)
         sheet: Sheet = read_sheet(self.sheet if path is None else path, self.pool)
         return sheet.answers
@@ -185,18 +184,20 @@ class Session:
 
     def _write(self) -> None:
         table = self.pool.to_label(self.book.asked, self.folder / "to_label")
-        aside = self.sheet.with_name(".to_label.csv")  # half a sheet is never there to be filled in
+        aside = self.sheet.with_name(
+            ".to_label.csv"
+        )  # an incomplete sheet never has the final name
         aside.unlink(missing_ok=True)  # it may be a link to a file elsewhere
         write_table(table, aside)
         aside.replace(self.sheet)
 
     def _chosen(self, free: torch.Tensor, k: int) -> tuple[str, list[int]]:
-        """By the posterior of the labels so far; by chance while there is nothing to fit."""
+        """Choose by the posterior of the labels so far; at random while there are too few."""
         labels = list(self.book.answers.values())
         seed = digest("active", self.facts["plan"]["seed"], len(labels)) & 0x7FFFFFFF
         if len(set(labels)) < 2 or len(labels) < 4:
             chosen = select(torch.zeros(len(free)), k, "random", seed=seed)
-            return "by chance, until there are labels of two kinds to learn from", free[
+            return "at random, until there are labels of two kinds to learn from", free[
                 chosen
             ].tolist()
         posterior = self._fit(seed)
@@ -226,14 +227,14 @@ def begin(
     folder: Path, data: Path, asked: TableSpec, classes: Sequence[str], method: str,
     settings: Sequence[str], plan: Plan, by: str, count: int,
 ) -> Session:  # fmt: skip
-    """A new campaign; a folder that holds one is left alone."""
+    """A new session; an error if the folder holds one already."""
     check_name(folder)
     make_method(method, settings)  # mistyped: before any reading
     by = by.replace("-", "_")
     if by not in ("random", _JOINT):
         acquisition(by)
     if load(folder) is not None:
-        raise StoreError(f"{folder} holds a campaign already: doxa active status {folder}")
+        raise StoreError(f"{folder} holds a session already: doxa active status {folder}")
     kept = folder / ("pool.npz" if data.is_dir() else f"pool{''.join(data.suffixes)}")
     pool = read_pool(pack(data, kept) if data.is_dir() else data, asked, classes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -250,10 +251,10 @@ def begin(
 
 
 def resume(folder: Path) -> Session:
-    """The campaign of a folder, as it was left; to read and to enter answers, not to fit."""
+    """The session of a folder, to read it and to enter answers, not to fit."""
     found = load(folder)
     if found is None:
-        raise StoreError(f"{folder} holds no campaign; doxa active start DATA --out {folder}")
+        raise StoreError(f"{folder} holds no session; doxa active start DATA --out {folder}")
     books, facts = found
     try:
         asked = _checked(facts)
@@ -261,36 +262,36 @@ def resume(folder: Path) -> Session:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DoxaError):
             raise
-        raise StoreError(f"{folder} does not hold a campaign of doxa active") from error
+        raise StoreError(f"{folder} does not hold a session of doxa active") from error
     data = folder / facts["file"]
     if data.is_symlink() or not data.is_file() or checksum(data) != facts["sha256"]:
-        raise StoreError(f"{data} is not as it was when the campaign began: put it back")
+        raise StoreError(f"{data} has changed since the session began: restore it")
     pool = read_pool(data, asked, facts["classes"])
     if book.rows != len(pool.x):
-        raise StoreError(f"{folder} is of {book.rows} rows, and {data} has {len(pool.x)}")
+        raise StoreError(f"{folder} has {book.rows} rows, but {data} has {len(pool.x)}")
     return Session(folder, pool, book, facts)
 
 
 def go_on(folder: Path, net: str | None) -> Session:
-    """The same to fit and to ask: a network of the user's own must be named again. What the folder
-    says of it is compared and never imported."""
+    """The same, to fit and to choose rows: the user's own network must be given again. Its name in
+    the folder is compared, and never imported."""
     session = resume(folder)
     own = session.facts["plan"].get("net")
     if own is not None and net is None:
-        raise ModelError(f"{folder} was begun with a network of your own: pass --net {own}")
+        raise ModelError(f"{folder} was started with your own network: pass --net {own}")
     if own != net:
-        begun = "without one: leave --net out" if own is None else f"with --net {own}"
-        raise ModelError(f"--net {net} is another network: {folder} was begun {begun}")
+        begun = "without one: remove --net" if own is None else f"with --net {own}"
+        raise ModelError(f"--net {net} is another network: {folder} was started {begun}")
     session.net = net
     return session
 
 
 def _checked(facts: dict[str, Any]) -> TableSpec:
-    """What a user said of the table, where all facts are as `begin` wrote them; KeyError, TypeError
-    or ValueError where they are not."""
+    """The options for the table, if all facts are as `begin` writes them; KeyError, TypeError or
+    ValueError if they are not."""
     name = facts["file"]
     if not isinstance(name, str) or Path(name).name != name or name == "..":
-        raise StoreError(f"the campaign's rows are in {name!r}, which is not a file of its folder")
+        raise StoreError(f"the session's rows are in {name!r}, which is not a file of its folder")
     texts = [facts["sha256"], facts["method"], facts["by"], *facts["classes"], *facts["settings"]]
     plan = Plan(**_tuples(facts["plan"]))
     counts = [facts["count"], *plan.hidden]
@@ -298,12 +299,12 @@ def _checked(facts: dict[str, Any]) -> TableSpec:
     given = _tuples(facts["asked"])
     asked = TableSpec(**{**given, "dialect": Dialect(**facts["asked"]["dialect"])})
     lists = (asked.drop, asked.categorical, asked.numeric)
-    texts += [asked.target, *(word for words in lists for word in words)]
+    texts += [asked.target, *(name for names in lists for name in names)]
     maybe = [plan.net, plan.device, asked.likelihood, asked.index, *asdict(asked.dialect).values()]
     sound = (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(text, str | None) for text in maybe)
-        and all(isinstance(words, tuple) for words in (*lists, plan.hidden))
+        and all(isinstance(names, tuple) for names in (*lists, plan.hidden))
         and all(isinstance(facts[name], list) for name in ("classes", "settings"))
         and all(type(count) is int and count > 0 for count in counts)
         and all(count is None or (type(count) is int and count > 0) for count in numbers)

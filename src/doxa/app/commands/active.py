@@ -1,4 +1,4 @@
-"""`doxa active`: labels from a person, asked for where they teach most."""
+"""`doxa active`: active learning with a person who labels the chosen rows."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ from doxa.app.options import (
 )  # fmt: skip
 from doxa.errors import DataError
 
-app = typer.Typer(no_args_is_help=True, help="Ask a person for the labels that teach most.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Active learning: choose the rows whose labels are most informative, and enter labels.",
+)
 
-Folder = Annotated[Path, typer.Argument(help="The campaign's folder.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="The folder of the session.", show_default=False)]
 Data = Annotated[
     Path,
     typer.Argument(
@@ -50,28 +53,29 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Count = Annotated[int | None, typer.Option(min=1, help="How many rows to ask about.")]
+Count = Annotated[int | None, typer.Option(min=1, help="Number of rows to label.")]
 
 
 @app.command()
 def start(
     data: Data,
     target: Target,
-    out_folder: Annotated[Path, typer.Option("--out", "-o", help="A folder for the campaign.")],
+    out_folder: Annotated[Path, typer.Option("--out", "-o", help="A folder for the session.")],
     classes: Annotated[
-        str, typer.Option(help="What a label may be: cat,dog. Default: those that are there.")
+        str,
+        typer.Option(help="The possible labels: cat,dog. Default: the labels in the table."),
     ] = "",
-    method: Annotated[str, typer.Option("--method", "-m", help="See doxa methods.")] = (
-        "deep-ensemble"
-    ),
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="The method to fit; doxa methods lists them.")
+    ] = "deep-ensemble",
     by: Annotated[
         str,
         typer.Option(
-            help="bald, max_entropy, variation_ratio, mean_std, margin, predictive_variance, "
-            "batch_bald or random."
+            help="The acquisition function: bald, max_entropy, variation_ratio, mean_std, margin, "
+            "predictive_variance, batch_bald or random."
         ),
     ] = "bald",
-    count: Annotated[int, typer.Option(min=1, help="How many rows to ask about at a time.")] = 10,
+    count: Annotated[int, typer.Option(min=1, help="Number of rows to label per round.")] = 10,
     likelihood: Likelihood = None,
     index: Index = None,
     drop: Drop = None,
@@ -91,10 +95,11 @@ def start(
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Begin a campaign: a table whose target is empty in some rows, or absent; or images.
+    """Start a session.
 
-    Images are a .npy or .npz file, [N, H, W] or [N, H, W, 3], or a folder of PNG, JPEG or .npy
-    files of one size. Labels that are there count.
+    DATA is a table whose target column is empty in some rows, or absent; or images. Images are a
+    .npy or .npz file of shape [N, H, W] or [N, H, W, 3], or a folder of PNG, JPEG or .npy files of
+    one size. Labels in the table are used.
     """
     from doxa.app.active.session import begin
 
@@ -119,11 +124,11 @@ def start(
 def next_rows(
     folder: Folder, count: Count = None, net: Net = None, verbose: Verbose = False
 ) -> None:
-    """Choose the next rows, and write them to FOLDER/to_label.csv.
+    """Choose the next rows to label, and write them to FOLDER/to_label.csv.
 
-    Rows that wait for an answer are written again; nothing new is asked before they are answered.
-    A campaign that was begun with --net is given the same --net: nothing that a folder names is
-    imported.
+    New rows are chosen only when all earlier ones have a label; until then, the open rows are
+    written again. A session that was started with --net needs the same --net here: a module that
+    is named in a folder is never imported.
     """
     from doxa.app.active.session import go_on
 
@@ -142,19 +147,20 @@ def next_rows(
 def label(
     folder: Folder,
     answers: Annotated[
-        Path | None, typer.Argument(help="The filled-in file. Default: FOLDER/to_label.csv.")
+        Path | None, typer.Argument(help="The file with the labels. Default: FOLDER/to_label.csv.")
     ] = None,
     answer: Annotated[
-        list[str] | None, typer.Option(help="ROW=LABEL, instead of a file; repeatable.")
+        list[str] | None, typer.Option(help="A label as ROW=LABEL, instead of a file; repeatable.")
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take the answers there are; the rest stay open.")
+        bool,
+        typer.Option("--partial", help="Accept a file with some labels; the other rows stay open."),
     ] = False,
     correct: Annotated[
-        bool, typer.Option("--correct", help="Replace answers that were entered before.")
+        bool, typer.Option("--correct", help="Replace labels that were entered before.")
     ] = False,
 ) -> None:
-    """Take answers back, all of them or none: what is wrong is named by its row."""
+    """Enter labels, all of them or none: an error names the row that is wrong."""
     from doxa.app.active.session import resume
 
     session = resume(folder)
@@ -169,14 +175,14 @@ def label(
 
 @app.command()
 def status(folder: Folder) -> None:
-    """How many labels there are, what is open, and how each round's fit did."""
+    """Show the number of labels, the open rows, and the score of each round."""
     from doxa.app.active.session import resume
 
     session = resume(folder)
     book, schema = session.book, session.pool.schema
     out.print(
         f"{len(book.answers)} of {book.rows} rows have a label, {len(book.asked)} wait for one, "
-        f"{len(book.free)} were never asked about",
+        f"{len(book.free)} have not been chosen",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     if schema.classes is not None:

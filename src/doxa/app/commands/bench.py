@@ -1,4 +1,4 @@
-"""`doxa bench`: the standard tables of UCI regression, one command each."""
+"""`doxa bench`: the standard benchmark tables of UCI regression."""
 
 from __future__ import annotations
 
@@ -21,23 +21,38 @@ if TYPE_CHECKING:
 def bench(
     table: Annotated[
         str,
-        typer.Argument(help="uci (standard splits) or gap (tested between the data)."),
+        typer.Argument(
+            help="The table: uci (standard splits) or gap (test rows in a gap of the training "
+            "rows)."
+        ),
     ],
     data: Annotated[
-        Path | None, typer.Option(help="The folder of data sets; default: DOXA_DATA.")
+        Path | None, typer.Option(help="The folder of data sets. Default: $DOXA_DATA.")
     ] = None,
-    sets: Annotated[str | None, typer.Option(help="Data sets, separated by commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas.")] = None,
+    sets: Annotated[
+        str | None, typer.Option(help="Data sets, separated by commas. Default: all.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas. Default: all.")
+    ] = None,
     results: Annotated[
         Path, typer.Option("--out", "-o", help="The folder of results, one file per table.")
     ] = Path("benchmarks/results"),
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Number of processes, with one thread each.")
+    ] = 1,
     device: Device = None,
     seed: Seed = 0,
-    show: Annotated[bool, typer.Option("--show", help="Only show what is known.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the stored results; compute nothing.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compute a standard table, or go on with it: what is known is not computed again."""
+    """Compute a benchmark table.
+
+    Results are stored, and a stored result is not computed again: after an interruption the same
+    command continues.
+    """
     from doxa.app.bench import find
 
     log_to_terminal(verbose)
@@ -48,7 +63,7 @@ def bench(
 
 
 def run_table(chosen: Any, tasks: Sequence[Task] | None, results: Path, jobs: int = 1) -> None:
-    """Compute the cells that are missing among the tasks, if any are given; show and publish."""
+    """Compute the missing cells of the tasks, if any are given; show and write the tables."""
     from doxa.app.bench import compute, publish, store_of
 
     store = store_of(chosen, results)
@@ -56,7 +71,7 @@ def run_table(chosen: Any, tasks: Sequence[Task] | None, results: Path, jobs: in
         compute(tasks, store, jobs, lambda line: out.print(escape(line), highlight=False))
     for made in chosen.tables(store):
         table = made.rich()
-        # Past the terminal's edge rather than cut: numbers that end in an ellipsis are no numbers.
+        # Wider than the terminal rather than truncated: a number must not end in an ellipsis.
         natural = Measurement.get(out, out.options.update(max_width=1000), table).maximum
         Console(file=out.file, width=max(natural, out.width)).print(table)
         for note in made.notes:

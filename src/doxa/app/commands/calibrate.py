@@ -1,4 +1,4 @@
-"""`doxa calibrate`: a saved posterior corrected on rows it has not seen."""
+"""`doxa calibrate`: recalibrate a saved posterior on held-out rows."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def calibrate(
         typer.Option(
             "--method",
             "-m",
-            help="auto (temperature for classes, quantile for numbers), temperature, vector, "
-            "dirichlet, isotonic, histogram, quantile, variance. Default: auto; with --conformal "
-            "none.",
+            help="The recalibration: auto (temperature for classes, quantile for numbers), "
+            "temperature, vector, dirichlet, isotonic, histogram (classes), quantile, variance "
+            "(numbers). Default: auto; with --conformal, none.",
         ),
     ] = None,
     conformal: Conformal = None,
     conformal_kind: ConformalKind = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Where to save. Default: RUN-calibrated, beside RUN."),
+        typer.Option("--out", "-o", help="The folder to save in. Default: RUN-calibrated."),
     ] = None,
     net: Net = None,
     sep: Sep = None,
@@ -50,7 +50,7 @@ def calibrate(
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Correct a saved run on rows it has not seen, and save it as another run."""
+    """Recalibrate a saved run on rows that the fit has not seen, and save it as another run."""
     from doxa import store
     from doxa.app import calibration, fitting, saved_runs, schema
     from doxa.app.reading import Dialect
@@ -71,8 +71,8 @@ def calibrate(
     x, notes = columns.features(frame)
     for note in (*read, *notes):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
-    posterior, said = calibration.calibrated(posterior, x, columns.targets(frame), asked, seed)
-    for line in said:
+    posterior, messages = calibration.calibrated(posterior, x, columns.targets(frame), asked, seed)
+    for line in messages:
         out.print(line, highlight=False, soft_wrap=True)
     saved_runs.record_calibration(posterior, asked, data.name, digest, len(frame), seed)
     posterior.save(str(target))

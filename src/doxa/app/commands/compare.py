@@ -1,10 +1,8 @@
-"""`doxa compare`: several methods on the same rows, ranked, beside a reference posterior.
+"""`doxa compare`: several methods on the same rows, ranked, with a reference posterior.
 
-From a comparison to a saved run: the method that is kept, fitted to all rows.
-
-The fits of a comparison have each seen a part of the rows, and there is one a split: none of them
-is the one to keep. So the chosen method is fitted once more, with the same settings and seed, to
-every row of the table; the rows of `--test` stay out.
+`--keep` saves one of the methods as a run. Each fit of the comparison has seen only the training
+rows of one split, so none of them is kept. The chosen method is fitted once more, with the same
+settings and seed, to all rows of the table; rows of `--test` are not used.
 """
 
 from __future__ import annotations
@@ -65,19 +63,19 @@ BEST = "best"
 
 
 class Kept(NamedTuple):
-    """Which method, or `BEST`, and where its run goes."""
+    """The name of a method, or `BEST`, and the folder of its run."""
 
     method: str
     folder: Path
 
 
 def check_keep(keep: str | None, methods: Sequence[str], out: Path | None) -> Kept | None:
-    """What `--keep` and `--out` ask for, before any work; None where nothing is kept."""
+    """Check `--keep` and `--out` before any work; None if no method is kept."""
     if keep is None:
         return None
     if keep not in (BEST, *methods):
         hint = did_you_mean(keep, (BEST, *methods))
-        raise MethodError(f"--keep {keep!r} is not among the methods that are compared{hint}")
+        raise MethodError(f"--keep {keep!r} is not among the compared methods{hint}")
     if out is None:
         raise MethodError("--keep needs --out, the folder to save the run in")
     if out.suffix.lower() in (".csv", ".tsv", ".parquet", ".pq"):
@@ -90,7 +88,7 @@ def check_keep(keep: str | None, methods: Sequence[str], out: Path | None) -> Ke
 
 
 def method_to_keep(found: Comparison, asked: str) -> str:
-    """The name of the method to keep; one that failed cannot be."""
+    """The name of the method to keep; an error if its fit failed."""
     row = found.best if asked == BEST else found[asked]
     if row is None:
         raise MethodError("no method could be fitted: there is nothing to keep")
@@ -106,7 +104,7 @@ def keep_message(found: Comparison, name: str, rows: int) -> str:
 
 
 def refit(columns: Schema, frame: pd.DataFrame, name: str, plan: Plan, found: Comparison) -> Any:
-    """The posterior of all rows, which remembers what it was chosen by."""
+    """The posterior of all rows, with the scores of the comparison in its metadata."""
     x, _ = columns.features(frame)
     posterior = fit_arrays(columns, x, columns.targets(frame), name, (), plan)
     row = found[name]
@@ -122,31 +120,38 @@ def compare(
     context: typer.Context,
     data: DataFile,
     target: Target,
-    methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = (
+    methods: Annotated[str, typer.Option(help="Names of methods, separated by commas.")] = (
         "map,deep-ensemble,mc-dropout,laplace"
     ),
     splits: Annotated[
-        int, typer.Option(min=1, help="Random divisions into training and test.")
+        int, typer.Option(min=1, help="Number of random splits into training and test rows.")
     ] = 5,
     test: Annotated[
-        Path | None, typer.Option(help="Held-out rows, instead of random divisions.")
+        Path | None, typer.Option(help="A table of held-out rows, instead of random splits.")
     ] = None,
-    test_fraction: Annotated[float, typer.Option(help="The share that is held out.")] = 0.2,
+    test_fraction: Annotated[float, typer.Option(help="Share of the rows to hold out.")] = 0.2,
     reference: Annotated[
-        str, typer.Option(help="auto (a long HMC if it takes minutes), hmc, none.")
+        str,
+        typer.Option(
+            help="The reference posterior: hmc (a long HMC run), auto (hmc if it takes at most "
+            "three minutes), none."
+        ),
     ] = "auto",
     reference_draws: Annotated[
-        int | None, typer.Option(min=4, help="Draws of each chain, and as much burn-in.")
+        int | None,
+        typer.Option(min=4, help="Draws per chain of the reference, and as many burn-in steps."),
     ] = None,
     reference_leapfrog: Annotated[
-        int | None, typer.Option(min=1, help="Gradient steps in a transition.")
+        int | None, typer.Option(min=1, help="Leapfrog steps per transition of the reference.")
     ] = None,
-    reference_chains: Annotated[int | None, typer.Option(min=2, help="Chains.")] = None,
+    reference_chains: Annotated[
+        int | None, typer.Option(min=2, help="Number of chains of the reference.")
+    ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
-            help="best (by held-out log likelihood), or a method's name: fit it to all rows of "
-            "DATA with the same settings, and save it in the folder --out."
+            help="A method to save: its name, or best (the highest held-out log likelihood). It is "
+            "fitted to all rows of DATA with the same settings and saved in the folder --out."
         ),
     ] = None,
     place: Annotated[
@@ -154,13 +159,14 @@ def compare(
         typer.Option(
             "--out",
             "-o",
-            help="A .csv or .parquet file for the table; with --keep the folder of the run.",
+            help="A .csv or .parquet file for the table of scores; with --keep, the folder of the "
+            "run.",
         ),
     ] = None,
     table_file: Annotated[
-        Path | None, typer.Option("--table", help="A file for the table, beside --keep.")
+        Path | None, typer.Option("--table", help="A file for the table of scores, with --keep.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="A .html file to write.")] = None,
+    report: Annotated[Path | None, typer.Option(help="An .html file for a report.")] = None,
     likelihood: Likelihood = None,
     index: Index = None,
     drop: Drop = None,
@@ -182,8 +188,11 @@ def compare(
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Fit several methods to the same rows and score them on held-out ones: quality, calibration,
-    cost in multiples of MAP, and closeness to the posterior that a long HMC finds."""
+    """Fit several methods to the same rows, and compare them on held-out rows.
+
+    The tables show scores, calibration, cost as a multiple of MAP, and the distance to a reference
+    posterior from a long HMC run.
+    """
     from doxa import store
     from doxa.app import comparison, fitting, schema, tables
     from doxa.app.comparison import page
@@ -239,5 +248,5 @@ def compare(
         out.print(f"saved to {run}; next: doxa predict {run} NEW.csv", soft_wrap=True)
 
 
-def _say(words: str) -> None:
-    err.print(escape(words), highlight=False, soft_wrap=True)
+def _say(message: str) -> None:
+    err.print(escape(message), highlight=False, soft_wrap=True)

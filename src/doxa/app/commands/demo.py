@@ -12,19 +12,25 @@ from doxa.app.options import Seed, Verbose, listed
 
 
 def demo(
-    out_folder: Annotated[Path, typer.Option("--out", "-o", help="Where figures go.")] = Path(
-        "demo"
-    ),
+    out_folder: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder of the figures.")
+    ] = Path("demo"),
     methods: Annotated[
-        str, typer.Option(help="Panels of the first figure, as a,b,c; empty: every method.")
+        str,
+        typer.Option(
+            help="The methods of the first figure, separated by commas. Default: every method."
+        ),
     ] = "",
     jobs: Annotated[
-        int, typer.Option(min=0, help="Fits side by side, one thread each; 0: one a processor.")
+        int,
+        typer.Option(
+            min=0, help="Number of parallel fits, with one thread each; 0: one per processor."
+        ),
     ] = 0,
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Every method on toy data: a table of scores and two figures."""
+    """Fit every method to toy data: tables of scores and two figures."""
     from doxa.app import demo as demonstration
     from doxa.app import saved_runs
     from doxa.app.processes import cores

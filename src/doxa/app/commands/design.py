@@ -1,9 +1,8 @@
 """`doxa design`: the working-memory experiment, with a person or a simulated one.
 
-A session of the working-memory experiment in a folder: one person, one list of digits at a time.
-
-Every outcome is on disk, whole, before the next list is shown; a session that was killed goes on
-with a new list, since the old one may have been seen.
+The experiment shows one list of digits at a time and asks for the digits. A session is kept in a
+folder. Every outcome is written before the next list is shown. A session that was killed continues
+with a new list, because the person may have seen the old one.
 """
 
 from __future__ import annotations
@@ -33,8 +32,11 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 @dataclass
 class Session:
-    """settings: who and how, fixed when the session begins. trials: {"length", "outcome", "shown",
-    "answer"} of each. shows: lists shown so far, answered or not."""
+    """One session: its folder, settings and trials.
+
+    settings: fixed when the session begins. trials: {"length", "outcome", "shown", "answer"} of
+    each trial. shows: the number of lists shown so far, answered or not.
+    """
 
     folder: Path
     settings: dict[str, Any]
@@ -43,7 +45,7 @@ class Session:
 
     @classmethod
     def open(cls, folder: Path, settings: dict[str, Any]) -> Session:
-        """A new one, or the one that the folder holds, if it is of the same kind."""
+        """A new session, or the one in the folder if its settings are the same."""
         check_name(folder)
         place = folder / FILE
         if not place.exists():
@@ -64,8 +66,8 @@ class Session:
             had = session.settings.get(name)
             if value != had:
                 raise MethodError(
-                    f"the session in {folder} was begun with {name} = {had}, not {value}; go on "
-                    "with the same options, or begin another in a new folder"
+                    f"the session in {folder} was started with {name} = {had}, not {value}; "
+                    "use the same options, or start a new session in another folder"
                 )
         return session
 
@@ -74,7 +76,7 @@ class Session:
         store.write_text(self.folder / FILE, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
     def study(self) -> Study:
-        """What is believed after the trials so far."""
+        """The study, with the posterior after the trials so far."""
         mean, std = self.settings["prior"]
         study = Study(working_memory(mean, std, self.settings["longest"]))
         for trial in self.trials:
@@ -82,7 +84,7 @@ class Session:
         return study
 
     def show(self, length: int) -> str:
-        """New digits, remembered as shown before they are."""
+        """New digits; the list is counted as shown before it is returned."""
         self.shows += 1
         self.write()
         like = torch.zeros(())
@@ -95,15 +97,15 @@ class Session:
         self.write()
 
     def simulated(self, length: int) -> int:
-        """What a person with the span of the settings does."""
+        """The outcome for a simulated person with the span of the settings."""
         truth, trial = self.settings["simulate"], len(self.trials)
         chance = torch.sigmoid(torch.tensor(truth - length))
         u = uniform((), torch.zeros(()), source("cpu", "person", self.settings["seed"], trial))
         return int(u < chance)
 
 
-def judged(answer: str, shown: str) -> int:
-    """1 where the digits were repeated; an answer that holds anything but digits is refused."""
+def typed_outcome(answer: str, shown: str) -> int:
+    """1 if the answer repeats the digits, else 0; an error if it holds anything but digits."""
     digits = "".join(character for character in answer if character not in " ,.-")
     if not digits or not digits.isascii() or not digits.isdigit():
         raise DataError(
@@ -112,15 +114,15 @@ def judged(answer: str, shown: str) -> int:
     return int(digits == shown)
 
 
-def said(answer: str) -> int:
-    """1 for yes, 0 for no; anything else is refused."""
-    word = answer.strip().lower()
-    if word in ("y", "yes", "1"):
+def reported_outcome(answer: str) -> int:
+    """1 for yes, 0 for no; an error for anything else."""
+    reply = answer.strip().lower()
+    if reply in ("y", "yes", "1"):
         return 1
-    if word in ("n", "no", "0"):
+    if reply in ("n", "no", "0"):
         return 0
     raise DataError(
-        f"{answer!r} is neither: type y if all digits were right, n if not, or q to stop"
+        f"{answer!r} is not y or n: type y if all digits were right, n if not, or q to stop"
     )
 
 
@@ -138,30 +140,44 @@ def picture(study: Study, width: int = 40) -> str:
     return f"{''.join(BLOCKS[i] for i in level)}  {mean:.2f} ± {std:.2f}"
 
 
-AGAIN = "stopped; the same command goes on from here"
+AGAIN = "stopped; the same command continues from here"
 
 
 def design(
     folder: Annotated[
-        Path, typer.Argument(help="Where the session is kept; it goes on if it is there.")
+        Path, typer.Argument(help="The folder of the session; an existing session continues.")
     ],
-    trials: Annotated[int, typer.Option(min=1, help="Lists of digits in all.")] = 12,
+    trials: Annotated[int, typer.Option(min=1, help="Total number of lists of digits.")] = 12,
     simulate: Annotated[
-        float | None, typer.Option(help="A simulated person with this span, in place of you.")
+        float | None,
+        typer.Option(help="Simulate a person with this memory span instead of asking."),
     ] = None,
     by_hand: Annotated[
-        bool, typer.Option("--by-hand", help="You read the lists out, and say who was right.")
+        bool,
+        typer.Option(
+            "--by-hand", help="You read the lists to another person and enter y or n for each."
+        ),
     ] = False,
-    prior: Annotated[str, typer.Option(help="Mean and std of the span beforehand.")] = "7,2",
-    longest: Annotated[int, typer.Option(min=2, max=40, help="The longest list.")] = 15,
-    pace: Annotated[float, typer.Option(min=0, help="Seconds a digit is shown.")] = 0.8,
+    prior: Annotated[
+        str, typer.Option(help="The prior of the span: mean and standard deviation.")
+    ] = "7,2",
+    longest: Annotated[
+        int, typer.Option(min=2, max=40, help="The length of the longest list.")
+    ] = 15,
+    pace: Annotated[
+        float, typer.Option(min=0, help="Seconds per digit that a list is shown.")
+    ] = 0.8,
     seed: Seed = 0,
 ) -> None:
-    """How many digits can you repeat? Lists whose length tells most about that, one after the
-    other: the posterior of your span narrows. Every answer is kept; the same command goes on."""
+    """Measure a working-memory span by Bayesian experimental design.
+
+    How many digits can you repeat? Each list has the length with the largest expected information
+    gain about your span, and the posterior of the span is shown after each answer. Every answer is
+    saved: after an interruption the same command continues.
+    """
 
     if simulate is not None and by_hand:
-        raise MethodError("--simulate needs nobody to read lists out: leave --by-hand away")
+        raise MethodError("--simulate and --by-hand exclude each other: give one of them")
     if simulate is not None and not math.isfinite(simulate):
         raise MethodError(f"--simulate takes a finite span, such as 7.5, not {simulate}")
     way = "simulated" if simulate is not None else "by hand" if by_hand else "typed"
@@ -183,13 +199,13 @@ def design(
             out.print(AGAIN)
             return
         study.tell(length, outcome)
-        word = "right" if outcome else "wrong"
-        told = f"{len(session.trials):3}. {length:2} digits, {word:5}"
-        out.print(f"{told:23}{picture(study)}", highlight=False, soft_wrap=True)
+        result = "right" if outcome else "wrong"
+        line = f"{len(session.trials):3}. {length:2} digits, {result:5}"
+        out.print(f"{line:23}{picture(study)}", highlight=False, soft_wrap=True)
     mean, std = float(study.belief.mean), float(study.belief.std)
     out.print(
-        f"span {mean:.2f} ± {std:.2f}: lists of {mean:.0f} digits come back right about half the "
-        f"time; kept in {escape(str(folder))}", highlight=False, soft_wrap=True,
+        f"span {mean:.2f} ± {std:.2f}: lists of {mean:.0f} digits are repeated correctly about "
+        f"half the time; saved in {escape(str(folder))}", highlight=False, soft_wrap=True,
     )  # fmt: skip
 
 
@@ -206,7 +222,7 @@ def _prior(text: str) -> list[float]:
 
 
 def _trial(session: Session, length: int, way: str, pace: float) -> int | None:
-    """One list: its outcome, which is then on disk; None where the person stops."""
+    """Show one list and save its outcome; None if the person stops."""
 
     if way == "simulated":
         outcome = session.simulated(length)
@@ -227,7 +243,7 @@ def _trial(session: Session, length: int, way: str, pace: float) -> int | None:
         if answer.strip().lower() in ("q", "quit"):
             return None
         try:
-            outcome = said(answer) if way == "by hand" else judged(answer, shown)
+            outcome = reported_outcome(answer) if way == "by hand" else typed_outcome(answer, shown)
         except DataError as error:
             err.print(escape(str(error)), highlight=False, soft_wrap=True)
             continue
@@ -236,7 +252,7 @@ def _trial(session: Session, length: int, way: str, pace: float) -> int | None:
 
 
 def _flash(digits: str, seconds: float) -> None:
-    """Shown on a screen of its own, which goes away; on a pipe, as a line."""
+    """Show the digits on a separate screen for a time; as a line if the output is a pipe."""
     if not out.is_terminal:
         out.print(f"remember: {digits}", highlight=False, soft_wrap=True)
         return

@@ -1,4 +1,4 @@
-"""`doxa evidence`: which network and which prior, by evidence, by a bound, by held-out rows."""
+"""`doxa evidence`: choose a network and a prior by evidence, ELBO or held-out rows."""
 
 from __future__ import annotations
 
@@ -45,25 +45,41 @@ def evidence(
     target: Target,
     hidden: Annotated[
         list[str] | None,
-        typer.Option(help="A network: its hidden widths, 10,10; '' for none. Once for each."),
+        typer.Option(
+            help="The hidden widths of a network, as 10,10; '' for none. Repeat the option for "
+            "each network. Default: 5, 20 and 10,10."
+        ),
     ] = None,
-    std: Annotated[str, typer.Option(help="Standard deviations of the prior.")] = "0.1,0.3,1,3",
+    std: Annotated[
+        str, typer.Option(help="Standard deviations of the prior, separated by commas.")
+    ] = "0.1,0.3,1,3",
     find: Annotated[
-        bool, typer.Option(help="Also a prior whose scale is found by evidence.")
+        bool, typer.Option(help="Add a prior whose scale is optimised by the evidence.")
     ] = True,
-    activation: Annotated[str, typer.Option(help="Of the networks.")] = "tanh",
-    bound: Annotated[str, typer.Option(help="mean-field, last-layer-vi, ..., or none.")] = "none",
+    activation: Annotated[str, typer.Option(help="The activation of the networks.")] = "tanh",
+    bound: Annotated[
+        str,
+        typer.Option(
+            help="A variational method whose ELBO is shown too: mean-field, last-layer-vi, ..., or "
+            "none."
+        ),
+    ] = "none",
     splits: Annotated[
-        int, typer.Option(min=1, help="Random divisions into training and test.")
+        int, typer.Option(min=1, help="Number of random splits into training and test rows.")
     ] = 3,
-    test_fraction: Annotated[float, typer.Option(help="The share that is held out.")] = 0.2,
+    test_fraction: Annotated[float, typer.Option(help="Share of the rows to hold out.")] = 0.2,
     validation: Annotated[
-        float | None, typer.Option(help="A share of the training rows, to choose by, too.")
+        float | None,
+        typer.Option(
+            help="Share of the training rows for a validation score, as another criterion."
+        ),
     ] = None,
     place: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file for the table.")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="A .png, .pdf or .svg file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="A .png, .pdf or .svg file for a figure.")
+    ] = None,
     likelihood: Likelihood = None,
     index: Index = None,
     drop: Drop = None,
@@ -81,8 +97,10 @@ def evidence(
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Fit every network under every prior, and rank them by Laplace evidence; beside it a bound on
-    it, and the log-likelihood of held-out rows."""
+    """Fit every network with every prior, and rank them by Laplace evidence.
+
+    The table also shows the ELBO, if --bound is given, and the log likelihood of held-out rows.
+    """
     from doxa import nets
     from doxa.app import schema, tables
     from doxa.app.selection import evidence as compare
@@ -129,5 +147,5 @@ def _numbers(text: str) -> list[float]:
         raise ModelError(f"--std takes numbers separated by commas, not {text!r}") from error
 
 
-def _say(words: str) -> None:
-    err.print(escape(words), highlight=False, soft_wrap=True)
+def _say(message: str) -> None:
+    err.print(escape(message), highlight=False, soft_wrap=True)

@@ -1,10 +1,9 @@
-"""`doxa fit`: a table to a saved posterior.
+"""`doxa fit`: fit a method to a table and save the posterior.
 
-A fit that was interrupted goes on by itself; another one is never continued, and never lost.
-
-What a fit was asked is written beside its checkpoints before it begins. The same command finds it
-and goes on: the result has the same bits as an uninterrupted one. A command that asks for something
-else is refused, with what differs; `--overwrite` starts anew.
+The options of a fit are written beside its checkpoints before the fit begins (`asked.json`). If the
+fit is interrupted, the same command finds this file and continues from the last checkpoint; the
+result is bit for bit that of an uninterrupted fit. A command with other options is refused, and the
+error names the differences. `--overwrite` discards the interrupted fit and starts again.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _OPTIONS = {"hidden": "--hidden", "settings": "--set"}
 def fit_facts(
     target: str, method: str, settings: Sequence[str], origin: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All that decides a fit: what `fitting.provenance` knows, and the rest of the command."""
+    """All that determines a fit: the record of `fitting.provenance` and the rest of the command."""
     source = {"sha256": origin["source"]["sha256"]}
     return {
         "source": source, "versions": origin["versions"], "target": target, "method": method,
@@ -84,19 +83,20 @@ def fit_facts(
 def resume_message(found: int | None, asked: bool) -> str:
     """The message about the fit that `claim_checkpoint` found; `asked`: the user gave --resume."""
     if found:
-        return f"going on with the interrupted fit, from step {found}\n"
+        return f"continuing the interrupted fit from step {found}\n"
     if found == 0:
         return "the interrupted fit had no checkpoint yet: starting from the beginning\n"
-    return "no checkpoint to go on from: starting from the beginning\n" if asked else ""
+    return "--resume: nothing to resume, starting from the beginning\n" if asked else ""
 
 
 def claim_checkpoint(
     checkpoint: Path, asked: Mapping[str, Any], overwrite: bool = False
 ) -> int | None:
-    """Claim the checkpoints' folder for a fit that was asked this.
+    """Claim the folder of checkpoints for a fit with these options.
 
-    Returns the step that an earlier, interrupted one has reached, 0 before its first checkpoint;
-    None where there was none. With `overwrite` one that was begun without it is removed.
+    Returns the step of the last checkpoint of an interrupted fit with the same options, 0 if that
+    fit was interrupted before its first checkpoint, and None if there is no such fit. With
+    `overwrite`, an interrupted fit that was started without `--overwrite` is removed.
     """
     now = json.loads(json.dumps(asked))
     before, begun_anew = _read(checkpoint / ASKED)
@@ -106,9 +106,9 @@ def claim_checkpoint(
         forget_checkpoint(checkpoint)
     elif before is not None and reached(checkpoint):
         raise StoreError(
-            f"{checkpoint} holds an interrupted fit that was asked something else: "
-            f"{'; '.join(_differences(before, now))}. Repeat that command to go on with it, use "
-            "--overwrite to start anew, or choose another --out"
+            f"{checkpoint} holds an interrupted fit with other options: "
+            f"{'; '.join(_differences(before, now))}. Repeat that command to continue it, use "
+            "--overwrite to start again, or choose another --out"
         )
     found = reached(checkpoint) or None
     write_text(checkpoint / ASKED, json.dumps({"asked": now, "overwrite": overwrite}, indent=1))
@@ -124,7 +124,7 @@ def reached(checkpoint: Path) -> int:
 
 @contextmanager
 def remove_if_unstarted(checkpoint: Path) -> Iterator[None]:
-    """A fit that ends before its first checkpoint leaves nothing behind."""
+    """Remove the folder of checkpoints if the fit fails before its first checkpoint."""
     try:
         yield
     except BaseException:
@@ -134,18 +134,18 @@ def remove_if_unstarted(checkpoint: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, bool]:
-    """What a fit was asked, None where nobody knows; and whether with `--overwrite`."""
+    """The recorded options of a fit, None if there is no record; and if it had `--overwrite`."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(saved["asked"], dict):
             return None, False
         return saved["asked"], saved["overwrite"] is True
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-        return None, False  # `fit` tells another fit's checkpoint by its fingerprint
+        return None, False  # `doxa.fit` recognises a checkpoint of another fit by its fingerprint
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What was asked then and now, in the words of the command."""
+    """The options that differ, one message for each."""
     for name in {**before, **now}:
         then: Any = before.get(name)
         today: Any = now.get(name)
@@ -157,10 +157,10 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
             yield from (f"{k} {v}, now {today.get(k)}" for k, v in then.items() if today[k] != v)
         else:
             option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
-            yield f"{option} {_said(then)}, now {_said(today)}"
+            yield f"{option} {_shown(then)}, now {_shown(today)}"
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value in (None, [], ()):
         return "not given"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -173,10 +173,12 @@ def fit(
     context: typer.Context,
     data: DataFile,
     target: Target,
-    method: Annotated[str, typer.Option("--method", "-m", help="See doxa methods.")] = (
-        "deep-ensemble"
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="The name of a method; doxa methods lists them.")
+    ] = ("deep-ensemble"),
+    out_folder: Annotated[Path, typer.Option("--out", "-o", help="The folder to save in.")] = Path(
+        "run"
     ),
-    out_folder: Annotated[Path, typer.Option("--out", "-o", help="Where to save.")] = Path("run"),
     likelihood: Likelihood = None,
     index: Index = None,
     drop: Drop = None,
@@ -205,22 +207,31 @@ def fit(
     device: Device = None,
     seed: Seed = 0,
     checkpoint_every: Annotated[
-        float, typer.Option(min=0.0, help="Seconds between checkpoints of the fit.")
+        float, typer.Option(min=0.0, help="Seconds between checkpoints.")
     ] = 30.0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a run that is there; start anew.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace a finished run in --out, and discard an interrupted fit.",
+        ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Not needed: an interrupted fit goes on by itself.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Not needed, and changes nothing: the same command always continues an "
+            "interrupted fit. With --resume, a message is printed if there is nothing to resume.",
+        ),
     ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Fit a network to a table and save the posterior.
 
-    Interrupted, the same command goes on where it stopped.
-    A run that is finished is not replaced without --overwrite.
+    If the fit is interrupted, run the same command again: it continues from the last checkpoint.
+    A finished run is replaced only with --overwrite.
 
-    Exit codes: 0 saved, with what is doubtful about it; 2 an error;
+    Exit codes: 0 saved (the printed status reports problems of the fit); 2 an error;
     3 saved, but the fit diverged; 130 interrupted.
     """
     from doxa import store
@@ -243,7 +254,7 @@ def fit(
     context.with_resource(store.exclusive(out_folder))  # until the command ends
     checkpoint = fitting.prepare_out(out_folder, overwrite)  # a run may have been finished since
     if net is not None and not chosen.needs_network:
-        raise MethodError(f"method {method!r} brings functions of its own: leave --net out")
+        raise MethodError(f"method {method!r} needs no network: remove --net")
     frame, columns = schema.read_dataset(data, table)
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
@@ -253,13 +264,13 @@ def fit(
     columns = held_out.schema_of(frame, columns, parts, table)
     tested = None if test is None else held_out.read_test(test, data, columns, table.dialect)
     say_schema(columns, len(frame))
-    for words in (
+    for message in (
         parts.words,
         fitting.say_held_out(plan, chosen, len(parts.train)),
         fitting.say_cost(plan, chosen, columns, len(parts.train)),
     ):
-        if words:
-            out.print(words, highlight=False, soft_wrap=True)
+        if message:
+            out.print(message, highlight=False, soft_wrap=True)
     x, notes = columns.features(frame)
     y = columns.targets(frame)
     tasks = predictions.task_labels(frame, task)
@@ -285,12 +296,14 @@ def fit(
     posterior.metadata.update(parts.remembered(digest))
     status = posterior.status
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
+    if stages := fitting.stages_message(posterior):
+        out.print(stages, highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("left_out"):
-        out.print(f"likelihood: {left['likelihood']}, by {left['rows']:,} rows left out")
+        out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
     if asked:
         rows = parts.calibration
-        posterior, said = calibrated(posterior, x[rows], y[rows], asked, seed)
-        for line in said:
+        posterior, messages = calibrated(posterior, x[rows], y[rows], asked, seed)
+        for line in messages:
             out.print(line, highlight=False, soft_wrap=True)
         saved_runs.record_calibration(posterior, asked, data.name, digest, len(rows), seed)
     if len(parts.test):

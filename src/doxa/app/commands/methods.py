@@ -10,10 +10,14 @@ from doxa.app.commands.terminal import out
 
 
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="One method, with its settings.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The README's table.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="The name of one method, to show its settings.")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table of the README, in Markdown.")
+    ] = False,
 ) -> None:
-    """The table of methods, or one method and its settings."""
+    """List the methods, or show one method and its settings."""
     import doxa
     from doxa.app import fitting
 

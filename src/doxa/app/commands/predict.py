@@ -1,4 +1,4 @@
-"""`doxa predict`: new rows through a saved posterior."""
+"""`doxa predict`: predictions of a saved posterior for new rows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ def predict(
     run: Run,
     data: DataFile,
     out_file: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .csv or .parquet file to write.")
+        Path | None,
+        typer.Option("--out", "-o", help="A .csv or .parquet file for the predictions."),
     ] = None,
     level: Annotated[
         float | None,
         typer.Option(
-            help="Probability inside low..high, or inside the set of classes. Default: a conformal "
-            "run's own, else 0.95, and no sets."
+            help="Probability of the interval low to high, or of the set of classes. Default: the "
+            "level of a conformal run, else 0.95 for intervals and no sets."
         ),
     ] = None,
     context: Annotated[
         Path | None,
         typer.Option(
-            help="A table of what is known of a task, target included; for neural processes. With "
-            "the column of tasks, each task has its own.",
+            help="For neural processes: a table of the known rows of a task, with the target. If "
+            "it has the column of tasks, each task is predicted from its own rows.",
             exists=True,
             dir_okay=False,
         ),
@@ -41,10 +42,10 @@ def predict(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Predict new rows: mean, std, interval, or class probabilities and entropy.
+    """Predict new rows: mean, std and interval, or class probabilities and entropy.
 
-    Columns are found by name, in any order, and read as they were when fitting.
-    Each row of the answer has its index, or its line in the file.
+    Columns are found by name, in any order, and encoded as in the fit.
+    Each prediction has the index of its row, or its line in the file.
     """
     from doxa.app import calibration, fitting, predictions, schema, tables
     from doxa.app.reading import Dialect
@@ -56,11 +57,11 @@ def predict(
         tables.check_writable(out_file)
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    frame, said = schema.read_more(data, columns, dialect)
+    frame, messages = schema.read_more(data, columns, dialect)
     known = None
     if context is not None:
         known, more = schema.read_labelled(context, columns, dialect)
-        said += [f"{context.name}: {note}" for note in more]
+        messages += [f"{context.name}: {note}" for note in more]
     predictions.check_context(posterior, context is not None)
     if known is None:
         table, notes = predictions.predict_table(posterior, columns, frame, level)
@@ -68,9 +69,11 @@ def predict(
         table, notes = predictions.predict_tasks(posterior, columns, frame, known, level)
     own = calibration.conformal_level(posterior)
     if own is not None:
-        what = "low to high holds" if columns.classes is None else "the set holds"
-        err.print(f"conformal run: {what} the truth with probability {own:g}", highlight=False)
-    for note in (*said, *notes):
+        what = "the interval low to high" if columns.classes is None else "the set"
+        err.print(
+            f"conformal run: {what} contains the target with probability {own:g}", highlight=False
+        )
+    for note in (*messages, *notes):
         err.print(f"note: {escape(note)}", highlight=False)
     if out_file is None:
         show(table)

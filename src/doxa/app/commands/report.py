@@ -15,19 +15,19 @@ from doxa.app.options import Decimal, Encoding, Net, Run, Sep, Verbose
 def report(
     run: Run,
     test: Annotated[
-        Path | None, typer.Option(help="New rows, with the target, to score it on.")
+        Path | None, typer.Option(help="A table of new rows with the target, to score the run on.")
     ] = None,
     train: Annotated[
         Path | None,
         typer.Option(
-            help="The file it was fitted to, for the diagnostics; rows that the fit set aside are "
-            "found in it and scored."
+            help="The table that was fitted, for the diagnostics. Rows of it that the fit held out "
+            "are scored."
         ),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", "-o", help="An .html file to write.")] = Path(
         "report.html"
     ),
-    title: Annotated[str | None, typer.Option(help="What the report is called.")] = None,
+    title: Annotated[str | None, typer.Option(help="The title of the report.")] = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose/--no-diagnose", help="Run the diagnostics.")
     ] = True,
@@ -37,8 +37,10 @@ def report(
     net: Net = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a report: status, scores, calibration, uncertainty, diagnostics, recipe; opens
-    offline."""
+    """Write a report on a saved run: one HTML file that opens offline.
+
+    It shows the status, scores, calibration, uncertainty, diagnostics, and how to repeat the fit.
+    """
     from doxa.app import fitting, report
     from doxa.app.reading import Dialect
     from doxa.app.report.report import check_place

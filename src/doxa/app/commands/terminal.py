@@ -1,4 +1,4 @@
-"""What the commands share: the two consoles, and how things are said on them."""
+"""What the commands share: the two consoles, and functions that print on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from doxa.errors import MethodError
 if TYPE_CHECKING:
     from doxa.app.schema import Schema
 
-# Names are text: a column called :one: is no picture of a 1.
+# Names are text: a column called :one: is not replaced by an emoji.
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
@@ -57,7 +57,7 @@ def table_of(
     decimal: str | None,
     encoding: str | None,
 ) -> Any:
-    """What the options say of a table, checked."""
+    """The options that describe a table, checked."""
     from doxa.app.reading import Dialect
     from doxa.app.schema import TableSpec
 
@@ -68,7 +68,9 @@ def table_of(
 
 
 def say_schema(columns: Schema, rows: int) -> None:
-    out.print(f"{rows} rows, {len(columns.columns)} input columns ({columns.inputs} numbers a row)")
+    out.print(
+        f"{rows} rows, {len(columns.columns)} input columns ({columns.inputs} inputs per row)"
+    )
     for note in columns.notes:
         out.print(escape(note), highlight=False, soft_wrap=True)
 
@@ -79,25 +81,25 @@ def status_of(posterior: Any) -> str:
 
 
 def score_table(found: dict[str, Any]) -> Table:
-    """Scores on held-out rows, beside those of a constant."""
+    """Scores on held-out rows, beside those of a constant prediction."""
     from doxa.app.held_out import score_rows
 
     title = f"{found['rows']} held-out rows of {escape(found['file'])}"
-    table = Table("score", "this run", "a constant", title=title)
+    table = Table("score", "this run", "constant", title=title)
     for row in score_rows(found):
         table.add_row(*row)
     return table
 
 
 def show(table: Any, most: int = 20) -> None:
-    """The first rows on the terminal."""
+    """Print the first rows of a table."""
     shown = Table(str(table.index.name or ""), *(escape(str(c)) for c in table.columns))
     for label, row in table.head(most).iterrows():
         cells = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row)
         shown.add_row(escape(str(label)), *map(escape, cells))
     print_table(out, shown)
     if len(table) > most:
-        out.print(f"{len(table) - most} more rows; write them all with --out predictions.csv")
+        out.print(f"{len(table) - most} more rows; --out predictions.csv writes all of them")
 
 
 def log_to_terminal(verbose: bool) -> None:

@@ -1,4 +1,4 @@
-"""Many methods on one data set: quality, calibration, cost, and closeness to a reference."""
+"""Comparison of methods on one data set: scores, calibration, cost, distance to a reference."""
 
 from doxa.app.comparison.compare import Split, compare_arrays, compare_tables, random_splits
 from doxa.app.comparison.reference import Reference, reference_of

@@ -1,13 +1,11 @@
-"""`compare_arrays`: the methods one after the other, each on all splits at once.
+"""Comparison of methods: `compare_arrays` for arrays, `compare_tables` for a table.
 
-Every method gets the same rows, network, prior and likelihood. MAP is fitted first, listed or not:
-costs are multiples of its. Times are of fitting all splits together.
+Methods run one after the other, each on all splits in one stacked run if possible. Every method
+gets the same rows, network, prior and likelihood. MAP is always fitted first, because costs are
+given as multiples of its cost. Times are those of fitting all splits together.
 
-Which rows are learnt from and which are held out, split by split.
-
-One method on every split: fitted in one stacked run where it can be, scored, its cost taken.
-
-The comparison of methods on a table: its columns' meaning, and a table of held-out rows.
+`random_splits` chooses training and held-out rows, `fit_splits` fits one method to every split and
+measures its cost, `score` evaluates it on the held-out rows.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    """Row numbers."""
+    """The row numbers of a split."""
 
     train: Array
     test: Array
@@ -61,9 +59,9 @@ class Split(NamedTuple):
 def random_splits(
     n: int, fraction: float, splits: int, seed: int, labels: Array | None = None
 ) -> list[Split]:
-    """`splits` random divisions of n rows, each holding out the same number.
+    """`splits` random splits of n rows, each with the same number of held-out rows.
 
-    With class labels each class is held out in proportion, so that a rare one is on both sides.
+    With class labels, each class is held out in proportion, so that a rare class is in both parts.
     """
     if splits < 1:
         raise DataError(f"--splits must be at least 1, not {splits}")
@@ -80,12 +78,12 @@ def random_splits(
 
 
 def indexable(values: Any) -> Any:
-    """Something that row numbers index: lists and frames become arrays."""
+    """An array or tensor that row numbers index: lists and frames become arrays."""
     return values if isinstance(values, np.ndarray | torch.Tensor) else np.asarray(values)
 
 
 def rows_in(x: Any, y: Any) -> int:
-    """How many rows both have, at least two."""
+    """The number of rows of x and y, at least two."""
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} rows and y {len(y)}")
     if len(x) < 2:
@@ -95,7 +93,7 @@ def rows_in(x: Any, y: Any) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """What every method is given: data, belief and how to fit."""
+    """The problem that every method gets: data, network, likelihood, prior, and options."""
 
     x: Any
     y: Any
@@ -114,7 +112,7 @@ class Task:
         """A posterior for each set of training rows, in one stacked run."""
         brings_functions = not method.needs_network
         asked = {"seed": self.seed, **self.options, **options}
-        if not method.holds_out:  # rows held out for nothing would only be missed
+        if not method.holds_out:  # a method that does not use held-out rows trains on all
             asked.pop("validation", None)
         sweep = doxa.fit(
             None if brings_functions else self.net,
@@ -131,14 +129,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The posteriors of a method, one a split, and what they cost."""
+    """The posteriors of a method, one per split, and their cost."""
 
     posteriors: list[Any]
     cost: Cost
 
 
 def fit_splits(task: Task, method: Any, **options: Any) -> Fitted:
-    """All splits stacked; one at a time where the method or the memory does not allow that."""
+    """Fit all splits in one stacked run; one by one if the method or the memory does not allow
+    it."""
     rows = [split.train for split in task.splits]
     device = task.options.get("device")
     cuda = device is not None and torch.device(device).type == "cuda"
@@ -153,7 +152,9 @@ def fit_splits(task: Task, method: Any, **options: Any) -> Fitted:
         stacked = False
         first = {"seed": task.seed, **task.options, **options}["seed"]
         posteriors = [
-            task.fit(method, [each], **options | {"seed": first + k})[0]  # as they have stacked
+            task.fit(method, [each], **options | {"seed": first + k})[
+                0
+            ]  # the seeds of a stacked run
             for k, each in enumerate(rows)
         ]
     seconds, worked = time.perf_counter() - start, time.process_time() - worked
@@ -171,7 +172,7 @@ def fit_splits(task: Task, method: Any, **options: Any) -> Fitted:
 
 
 def score(task: Task, name: str, method: Any, fitted: Fitted) -> Row:
-    """The row of a method: its predictions of every split's held-out rows, scored."""
+    """The row of a method: the scores of its predictions for the held-out rows of every split."""
     start = time.perf_counter()
     predictions = [
         posterior.predict(task.held_out(k)[0]) for k, posterior in enumerate(fitted.posteriors)
@@ -197,7 +198,7 @@ def score(task: Task, name: str, method: Any, fitted: Fitted) -> Row:
 
 
 def attempt(name: str, method: Any, work: Callable[[], Any]) -> Any:
-    """What `work` gives, or the row of a method that could not: the others go on."""
+    """The result of `work`, or a row with the reason of a failure: other methods still run."""
     try:
         return work()
     except (DoxaError, torch.OutOfMemoryError) as error:
@@ -206,7 +207,7 @@ def attempt(name: str, method: Any, work: Callable[[], Any]) -> Any:
 
 
 def worst_status(posteriors: Sequence[Any]) -> tuple[str, str]:
-    """ "ok", or what is wrong and on how many splits."""
+    """ "ok", or the first other status with the number of splits, and its reason."""
     wrong = [posterior.status for posterior in posteriors if posterior.status != "ok"]
     if not wrong:
         return "ok", ""
@@ -236,23 +237,47 @@ def compare_arrays(
     say: Say | None = None,
     **options: Any,
 ) -> Comparison:
-    """Fit every method to every split and score it on what was held out.
+    """Fit every method to every split and score it on the held-out rows.
 
     Parameters
     ----------
-    x, y: inputs [N, ...] and targets [N], as arrays or tensors.
-    methods: names or method objects; a mapping {label: either} to compare settings of one method.
-    net, likelihood, prior: what is believed, the same for all; the default net is one hidden layer
-        of 50. Methods that bring their own functions (linear, gp) do not use net and prior.
-    splits: how many random ones, each holding out `test_fraction`; or the splits themselves.
-    reference: "auto" (a long HMC where affordable), "hmc", "none", or a `Reference`.
-    say: told what is being done, for people who wait.
-    options: of `doxa.fit`: steps, lr, members (not for MAP, which is one network), device, ...
+    x : array or tensor
+        Inputs [N, ...].
+    y : array or tensor
+        Targets [N].
+    methods : iterable or mapping
+        Names or method objects; a mapping {label: either} compares settings of one method.
+    net : nn.Module, optional
+        The network, the same for all methods. Default: an MLP with one hidden layer of 50. Methods
+        without a network (linear, gp) do not use it.
+    likelihood : str or Likelihood
+        The likelihood, the same for all methods.
+    prior : Prior, optional
+        The prior, the same for all methods with a network.
+    splits : int or sequence of Split
+        The number of random splits, or the splits themselves.
+    test_fraction : float
+        The share of held-out rows of a random split.
+    reference : {"auto", "hmc", "none"} or Reference
+        The reference posterior; "auto" runs a long HMC if it is affordable.
+    standardize : bool
+        Standardise inputs and targets, as in `doxa.fit`.
+    seed : int
+        The seed of splits and fits.
+    say : callable, optional
+        Called with a message about each stage. Default: the log.
+    **options
+        Options of `doxa.fit`: steps, lr, members (not for MAP, which is one network), device, ...
+
+    Returns
+    -------
+    Comparison
+        One row per method, the best first.
     """
     chosen = _chosen(methods)
     meant = likelihoods.likelihood(likelihood)
     if isinstance(meant, likelihoods.Heads):
-        raise ModelError("methods are compared on one head at a time, not on several together")
+        raise ModelError("methods are compared on one head, not on several together")
     for name, method in chosen.items():
         if meant.classifies and method.regression_only:
             raise MethodError(f"method {name!r} is for regression only, and the target is a class")
@@ -275,7 +300,7 @@ def compare_arrays(
     referred: Referred | None = None
     answers: list[Predictive] = []
     if asked is not None:
-        say(f"reference: hmc, about {asked.seconds(*size):.0f} s of one core")
+        say(f"reference: hmc, about {asked.seconds(*size):.0f} s on one core")
         referred, answers = refer(task, asked)
         say(referred.words)
     table = []
@@ -315,9 +340,9 @@ def _row(
 
 
 def _baseline(task: Task, say: Say) -> Fitted | None:
-    """MAP, which is one network whatever `members` says; None where it cannot be fitted. A short
-    fit is done twice, and the quicker one counts: the first pays for what is traced once."""
-    say("map, for the costs of the others")
+    """MAP, which is one network for any value of `members`; None if it cannot be fitted. A short
+    fit is done twice and the faster one counts, because the first includes tracing."""
+    say("map, the baseline of the costs")
 
     def work() -> Fitted:
         first = fit_splits(task, doxa.MAP(), members=1)
@@ -378,7 +403,7 @@ def compare_tables(
     reference: str | Reference | None = "auto",
     say: Say | None = None,
 ) -> Comparison:
-    """The same for a table; with a table of held-out rows there is one split."""
+    """Compare methods on a table; a table of held-out rows `test` gives one split."""
     x, _ = schema.features(frame)
     y = schema.targets(frame)
     chosen: int | list[Split] = splits

@@ -35,7 +35,7 @@ BETTER = {"agreement": "higher is closer", "total_variation": "lower is closer",
 
 
 def write(found: Comparison, path: Path, title: str, notes: Sequence[str] = ()) -> Path:
-    """Write the page; `notes` say what was decided about the data."""
+    """Write the page; `notes` are the notes on the schema of the table."""
     check_place(path)
     write_page(render(found, title, notes), path)
     return path
@@ -67,7 +67,7 @@ def _pills(found: Comparison) -> list[Content]:
     if failed:
         pills.append(html.mark("bad", f"{len(failed)} failed"))
     if alarming:
-        pills.append(html.mark("warning", f"{len(alarming)} not in order"))
+        pills.append(html.mark("warning", f"{len(alarming)} with a warning"))
     if found.reference is not None:
         converged = found.reference.converged
         text = "reference converged" if converged else "reference not converged"
@@ -133,7 +133,7 @@ def _quality(found: Comparison, names: Names) -> Content:
 def _closeness(found: Comparison, names: Names) -> Content:
     reference = found.reference
     if reference is None:
-        why = found.notes[0] if found.notes else "no reference was asked for"
+        why = found.notes[0] if found.notes else "the comparison has no reference"
         return html.paragraph(f"{why}.")
     known = [row for row in found.rows if row.closeness is not None]
     shown = [name for name in CLOSENESS if getattr(reference.floor, name) is not None]
@@ -179,8 +179,8 @@ def _cost(found: Comparison, names: Names) -> Content:
     heads = ["method", "fitting", "× MAP", "predicting", "numbers kept", "× MAP", "posterior",
              *(["peak on the device"] if peak else []), "splits"]  # fmt: skip
     about = (
-        "Times are of all splits together, multiples of MAP are of processor time (of the clock "
-        "on an accelerator); sizes are of one posterior."
+        "Times are those of all splits together; multiples of MAP are of processor time (of "
+        "wall-clock time on an accelerator); sizes are those of one posterior."
     )
     return [html.paragraph(about), html.table("Cost", heads, rows, tall=True)]
 

@@ -1,13 +1,14 @@
-"""The reference posterior: a long HMC, how well it has converged, and what distance is noise.
+"""The reference posterior: a long HMC run, its convergence, and the Monte Carlo error of distances.
 
-Agreement, total variation and W2 say how far a method is from the posterior only if the reference
-is one. So its function-space R-hat is reported (below 1.05 it counts as converged), and so is its
-floor: the distances between two halves of its chains, which are two independent answers to the
-same question. Each half has half the draws, so that the floor errs on the large side.
+Agreement, total variation and W2 measure the distance of a method to the posterior only if the
+reference has converged. So the function-space R-hat of the reference is reported (below 1.05 it
+counts as converged), and so is its floor: the distances between two halves of its chains, which are
+two independent samples of the same posterior. Each half has half of the draws, so the floor is an
+overestimate.
 
-Is it affordable? `doxa.app.fitting` says what a leapfrog step of all chains costs, and there are
-(burn-in + draws) × leapfrog of them. "auto" runs the reference where that makes at most three
-minutes: with the default settings parameters × rows up to about 700,000.
+Cost: `doxa.app.fitting` estimates the time of one leapfrog step of all chains, and there are
+(burn-in + draws) × leapfrog of them. "auto" runs the reference if that takes at most three minutes:
+with the default settings, for parameters × rows up to about 700,000.
 """
 
 from __future__ import annotations
@@ -35,18 +36,27 @@ if TYPE_CHECKING:
 CONVERGED = 1.05
 AFFORDABLE_SECONDS = 180.0
 DRAWS = 1000
-MOST_ROWS = 200  # held-out rows at which distances are computed; they are a random part
+MOST_ROWS = 200  # held-out rows at which distances are computed: a random part
 
 
 @dataclass(frozen=True)
 class Reference:
-    """How long the reference runs.
+    """The settings of the reference.
 
     Parameters
     ----------
-    draws, burn_in, leapfrog: as in `doxa.HMC`, for each chain. chains: at least two.
-    splits: on how many splits there is a reference; distances are averaged over them.
-    if_affordable: run it only where it takes three minutes at most.
+    draws : int
+        Draws per chain, as in `doxa.HMC`.
+    burn_in : int
+        Burn-in transitions per chain.
+    leapfrog : int
+        Leapfrog steps per transition.
+    chains : int
+        The number of chains, at least two.
+    splits : int
+        The number of splits with a reference; distances are averaged over them.
+    if_affordable : bool
+        Run it only if it takes three minutes at most.
     """
 
     draws: int = 1000
@@ -65,14 +75,14 @@ class Reference:
         return doxa.HMC(draws=self.draws, burn_in=self.burn_in, leapfrog=self.leapfrog)
 
     def seconds(self, parameters: int, rows: int) -> float:
-        """About how long it would take on one core; see the module's docstring."""
+        """The approximate time on one core; see the module's docstring."""
         gradients = (self.burn_in + self.draws) * self.leapfrog
         return gradient_seconds(gradients, self.chains * self.splits, parameters, rows)
 
 
 @dataclass(frozen=True)
 class Referred:
-    """A reference as it came out."""
+    """The result of a reference run."""
 
     reference: Reference
     rhat: float  # the largest over held-out rows and outputs, of the worst split
@@ -90,14 +100,14 @@ class Referred:
     @property
     def words(self) -> str:
         r = self.reference
-        said = (
+        message = (
             f"reference: HMC, {r.chains} chains × {r.draws} draws of {r.leapfrog} leapfrog steps, "
-            f"R-hat of the functions {self.rhat:.3f} (worth {self.ess:.0f} independent draws), "
+            f"R-hat of the functions {self.rhat:.3f} (effective sample size {self.ess:.0f}), "
             f"{self.seconds:.0f} s"
         )
         if self.converged:
-            return said
-        return f"{said}; NOT converged (above {CONVERGED}): distances to it are not to be trusted"
+            return message
+        return f"{message}; NOT converged (above {CONVERGED}): distances to it are not reliable"
 
 
 def reference_of(
@@ -106,7 +116,8 @@ def reference_of(
     leapfrog: int | None = None,
     chains: int | None = None,
 ) -> Reference | None:
-    """From "auto", "hmc" or "none", with settings of one's own; `draws` is also the burn-in."""
+    """The reference for "auto", "hmc" or "none", with given settings; `draws` is also the
+    burn-in."""
     if asked is None or isinstance(asked, Reference):
         return asked
     if asked not in ("auto", "hmc", "none"):
@@ -117,18 +128,18 @@ def reference_of(
 
 
 def too_dear(reference: Reference, parameters: int, rows: int) -> str:
-    """Why a reference that must be affordable is not run; empty where it is."""
+    """Why a reference is not affordable and not run; "" if it is run."""
     seconds = reference.seconds(parameters, rows)
     if not reference.if_affordable or seconds <= AFFORDABLE_SECONDS:
         return ""
     return (
         f"no reference posterior: HMC with {parameters} parameters on {rows} rows would take "
-        f"about {seconds / 60:.0f} minutes; ask for it with --reference hmc"
+        f"about {seconds / 60:.0f} minutes; --reference hmc runs it anyway"
     )
 
 
 def refer(task: Task, asked: Reference) -> tuple[Referred, list[Predictive]]:
-    """HMC on the first splits, with its own seed: the reference is nobody's twin."""
+    """HMC on the first splits, with a seed of its own: independent of every compared method."""
     start = time.perf_counter()
     some = task.splits[: asked.splits]
     posteriors = task.fit(
@@ -159,8 +170,8 @@ def convergence(posterior: SamplePosterior, p: Predictive) -> tuple[float, float
 
 
 def predict_closely(posterior: Any, x: Any) -> Predictive:
-    """With enough draws that a distance is not one between Monte Carlo errors: every kept one,
-    or `DRAWS` where the posterior makes them."""
+    """Predict with enough draws that Monte Carlo error does not dominate a distance: all kept
+    draws, or `DRAWS` if the posterior generates them."""
     if isinstance(posterior, SamplePosterior):
         return posterior.predict(x)
     return posterior.predict(x, n=DRAWS)

@@ -1,6 +1,7 @@
-"""What a comparison found: a row a method, ranked by held-out log likelihood.
+"""The result of a comparison: one row per method, ranked by held-out log likelihood.
 
-A comparison on the terminal: one table of quality, one of cost and closeness.
+`as_tables` shows it on the terminal: a table of scores, and a table of costs and distances to the
+reference.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method took, for all splits together; sizes are of one posterior."""
+    """The cost of a method, for all splits together; sizes are those of one posterior."""
 
-    seconds: float  # on the clock
+    seconds: float  # wall-clock time
     processor_seconds: float
     predict_seconds: float
     parameters: int  # numbers that the posterior keeps
@@ -37,8 +38,8 @@ class Cost:
 
     @property
     def time(self) -> float:
-        """What is compared with MAP's: processor time, which a busy machine does not change; on
-        an accelerator the clock's."""
+        """The time compared with that of MAP: processor time, which does not depend on the load of
+        the machine; on an accelerator, wall-clock time."""
         return self.processor_seconds if self.peak_bytes is None else self.seconds
 
 
@@ -50,7 +51,7 @@ class Row:
     status: str = "ok"
     reason: str = ""
     settings: str = ""
-    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # a value a split
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # one value per split
     each: tuple[Array, ...] = ()  # held-out log likelihood of each row, split by split
     cost: Cost | None = None
     closeness: Closeness | None = None
@@ -71,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows, best first, and what they rest on."""
+    """The rows, best first, and the settings of the comparison."""
 
     rows: tuple[Row, ...]
     likelihood: str
@@ -95,8 +96,8 @@ class Comparison:
         return next(row for row in self.rows if row.method == method)
 
     def behind(self, row: Row) -> tuple[float, float]:
-        """How much log likelihood a row loses to the best, and its paired standard error: both
-        were scored on the same rows, so that what makes a split hard cancels."""
+        """The log likelihood of the best method minus that of a row, and its paired standard error:
+        both have the same held-out rows, so the difficulty of a split cancels."""
         best = self.best
         if best is None or row.failed:
             return math.nan, math.nan
@@ -113,7 +114,7 @@ class Comparison:
         return float(getattr(row.cost, what)) / max(float(getattr(self.map_cost, what)), 1e-9)
 
     def records(self) -> list[dict[str, Any]]:
-        """A flat dictionary a row: the columns of the written table."""
+        """One flat dictionary per row: the columns of the written table."""
         return [self._record(row) for row in self.rows]
 
     def frame(self) -> pd.DataFrame:
@@ -143,7 +144,7 @@ class Comparison:
 
 
 def ranked(rows: list[Row]) -> tuple[Row, ...]:
-    """By held-out log likelihood, the best first; what is undefined or failed comes last."""
+    """By held-out log likelihood, the best first; undefined values and failures come last."""
 
     def key(row: Row) -> float:
         value = math.nan if row.failed else row.mean("log_likelihood")
@@ -153,7 +154,7 @@ def ranked(rows: list[Row]) -> tuple[Row, ...]:
 
 
 def standard_error(values: Array) -> float:
-    """s/√n; undefined of fewer than two values."""
+    """s/√n; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
@@ -175,12 +176,12 @@ def compared(found: Comparison) -> list[Score]:
 
 
 def as_tables(found: Comparison) -> list[Table]:
-    """Held-out scores, the best first; then what they cost and how close they come."""
+    """Held-out scores, the best first; then costs and distances to the reference."""
     return [_scores(found), _costs(found)]
 
 
 def sizes(found: Comparison) -> str:
-    """Where the numbers come from, in words."""
+    """The number of rows and splits, as text."""
     if found.splits == 1:
         spread = "± one standard error over held-out rows"
     else:
@@ -189,7 +190,7 @@ def sizes(found: Comparison) -> str:
 
 
 def number(value: float) -> str:
-    """Three decimals, more for what is very small; a dash for what is undefined."""
+    """Three decimals, more for very small values; a dash for NaN."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else f"{value}"
     if value == 0:
@@ -206,7 +207,7 @@ def with_error(value: float, error: float) -> str:
 
 
 def multiple(value: float) -> str:
-    """How many times MAP."""
+    """A multiple of MAP as text."""
     if not math.isfinite(value):
         return "–"
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
@@ -242,7 +243,7 @@ def _costs(found: Comparison) -> Table:
         name for name in CLOSENESS if getattr(reference.floor, name) is not None
     ]  # fmt: skip
     heads = ["method", "seconds", "× MAP", "numbers kept", "× MAP", *(CLOSENESS[c] for c in close)]
-    title = "cost" if reference is None else "cost, and closeness to the reference posterior"
+    title = "cost" if reference is None else "cost, and distance to the reference posterior"
     caption = None if reference is None else escape(reference.words)
     table = Table(*heads, title=title, caption=caption)
     for row in found.rows:

@@ -1,4 +1,4 @@
-"""The fit itself: what was fitted and how, training curves, and the recipe to fit it again."""
+"""The fit in a report: method, model and data, training curves, and the recipe to repeat it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _model(subject: Subject) -> Content:
     posterior, model = subject.posterior, subject.posterior.model
     pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(posterior))]
     if model is None:
-        pairs += [("network", "none: the method brings its own functions")]
+        pairs += [("network", "none: the method does not use one")]
     else:
         builder = getattr(model, "builder", None)
         own = f"your own ({type(model.net).__name__})"
@@ -66,7 +66,7 @@ def _model(subject: Subject) -> Content:
             ("network", describe_network(builder) if builder else own),
             ("weights", f"{sum(entry.size for entry in model.layout.entries):,} per member"),
             ("prior", describe_prior(model.prior)),
-            ("what is random", chosen or "a chosen part of the weights"),
+            ("random weights", chosen or "a chosen part of the weights"),
         ]
     kernel = posterior.diagnostics.get("kernel")
     if isinstance(kernel, dict):
@@ -168,20 +168,20 @@ def _columns(subject: Subject) -> Content:
 # densities are shown in nats per row and in units of y, as the scores are: the fit's own are of
 # standardised targets, which differ by the logarithm of their scale. 0: not in nats.
 SERIES = {
-    "loss": ("loss", "What training lowers: of the likelihood and the prior together.", 1),
+    "loss": ("loss", "The training loss, of the likelihood and the prior together.", 1),
     "validation": ("held-out log likelihood",
                    "Log likelihood of held-out rows, which training should raise.", -1),
     "log_density": ("log density",
-                    "Log joint density along the chains: level and wandering is what to look for.",
+                    "Log joint density along the chains: it should be stationary, without a trend.",
                     -1),
-    "accept": ("acceptance", "Share of proposals accepted; near the target is right.", 0),
+    "accept": ("acceptance", "Share of proposals accepted; it should be near the target.", 0),
     "step": ("step size", "Step size of the sampler, adapted during burn-in and then kept.", 0),
     "elbo": ("ELBO", "Evidence lower bound, which training raises.", -1),
 }  # fmt: skip
 
 
 def training_section(subject: Subject) -> Content:
-    """What the driver recorded, one chart for each quantity."""
+    """The recorded history of the fit, one chart per quantity."""
     found = in_units_of_y(subject.posterior, series(subject.posterior.history))
     if not found:
         return html.paragraph("The method has no iterations to follow: it is computed in one pass.")
@@ -216,7 +216,7 @@ def _numeric(value: Any) -> bool:
 def in_units_of_y(
     posterior: Any, found: dict[str, tuple[Array, Array]]
 ) -> dict[str, tuple[Array, Array]]:
-    """Sums over rows become means, and nats those of y in its own units."""
+    """Sums over rows become means, and densities those of y in its own units."""
     scale, record = posterior.scales.y_scale, posterior.diagnostics
     shift = 0.0 if scale is None else float(scale.detach().double().log().sum())
     rows = {"validation": record.get("stopping", {}).get("rows"), "log_density": record.get("rows")}
@@ -275,7 +275,7 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
 
 
 def _axis(label: str, drawn: Array) -> Axis:
-    """From the data, unless a few early values would squash all others."""
+    """Limits from the data, without a few large early values that would compress the others."""
     known = drawn[np.isfinite(drawn)]
     if known.size < 20:
         return Axis(label)
@@ -340,38 +340,38 @@ def recipe_section(subject: Subject) -> Content:
 
 
 def command(subject: Subject) -> str | None:
-    """The `doxa fit` line; None for a posterior that did not come from it."""
+    """The `doxa fit` command; None for a posterior that was not fitted by it."""
     metadata, schema = subject.posterior.metadata, subject.schema
     if schema is None or "method" not in metadata:
         return None
     asked = metadata.get("asked", {})
     source = metadata.get("source", {})
-    words = ["doxa", "fit", source.get("file") or "DATA.csv", "--target", schema.target]
-    words += ["--method", metadata["method"]]
+    args = ["doxa", "fit", source.get("file") or "DATA.csv", "--target", schema.target]
+    args += ["--method", metadata["method"]]
     likelihood = asked.get("likelihood", None if schema.assumed else schema.likelihood)
-    words += ["--likelihood", likelihood] if likelihood else []
+    args += ["--likelihood", likelihood] if likelihood else []
     index = asked.get("index") if "index" in asked else schema.index
-    words += ["--index", index] if index else []
+    args += ["--index", index] if index else []
     for option in ("drop", "categorical", "numeric"):
         for name in asked.get(option, ()):
-            words += [f"--{option}", name]
-    words += ["--missing", schema.missing] if schema.missing != "error" else []
+            args += [f"--{option}", name]
+    args += ["--missing", schema.missing] if schema.missing != "error" else []
     for option in ("sep", "decimal", "encoding"):
-        words += [f"--{option}", asked[option]] if asked.get(option) else []
+        args += [f"--{option}", asked[option]] if asked.get(option) else []
     for name, value, same in settings(subject.posterior.method):
-        words += [] if same else ["--set", f"{name}={value!r}".replace("'", "")]
+        args += [] if same else ["--set", f"{name}={value!r}".replace("'", "")]
     if asked.get("hidden") and not asked.get("net") and subject.posterior.model is not None:
-        words += ["--hidden", ",".join(map(str, asked["hidden"]))]
+        args += ["--hidden", ",".join(map(str, asked["hidden"]))]
     for option in (*PLAN, *HELD_OUT):
         if asked.get(option) is not None:
-            words += [f"--{option.replace('_', '-')}", str(asked[option])]
-    words += ["--seed", str(subject.posterior.record.seed)]
-    words += ["--out", subject.folder or "run"]
-    return " ".join(shlex.quote(str(word)) for word in words)
+            args += [f"--{option.replace('_', '-')}", str(asked[option])]
+    args += ["--seed", str(subject.posterior.record.seed)]
+    args += ["--out", subject.folder or "run"]
+    return " ".join(shlex.quote(str(word)) for word in args)
 
 
 def snippet(subject: Subject) -> str:
-    """Python lines; what they cannot know is a comment."""
+    """Python lines that repeat the fit; unknown parts are comments."""
     posterior, schema, model = subject.posterior, subject.schema, subject.posterior.model
     asked = posterior.metadata.get("asked", {})
     lines = ["import doxa"]
@@ -380,7 +380,7 @@ def snippet(subject: Subject) -> str:
     else:
         lines += ["", "x, y = ...  # the training rows"]
     lines += [f"net = {_net(posterior)}"]
-    # A likelihood that nobody gave is not given here either, and what the fit made of it is named.
+    # An inferred likelihood is not given here either; a comment names the one that the fit chose.
     given = posterior.fitted_likelihood
     inferred = getattr(given, "assumed", False)
     options = [] if inferred else [f"likelihood={_class(given)}"]
@@ -390,7 +390,7 @@ def snippet(subject: Subject) -> str:
     if posterior.scales.x_loc is not None or posterior.scales.y_loc is not None:
         options.append("standardize=True")
     plan = {name: asked[name] for name in PLAN if asked.get(name) is not None and name != "net"}
-    if not plan.get("validation"):  # 0 is the command's word for none
+    if not plan.get("validation"):  # on the command line 0 means none
         plan.pop("validation", None)
     options += [f"{name}={value!r}" for name, value in plan.items()]
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
@@ -436,7 +436,7 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
 def _net(posterior: Any) -> str:
     model = posterior.model
     if model is None:
-        return "None  # the method brings its own functions"
+        return "None  # the method does not use a network"
     builder = getattr(model, "builder", None)
     if builder is None:
         return f"...  # your own {type(model.net).__name__}"

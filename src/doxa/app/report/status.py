@@ -1,7 +1,7 @@
-"""The overall status: what the diagnostics found and what the scored rows show, the worst first.
+"""The overall status: findings of the diagnostics and of the scored rows, the worst first.
 
-The head of the report, its section on diagnostics and the command line all read it here, so that
-they agree.
+The head of the report, its section on diagnostics and the command line all use it, so that they
+agree.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from doxa.diagnose.data import binomial, binomial_upper
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
 from doxa.errors import DoxaError
 
-MOST_ROWS = 20_000  # that the diagnostics look at, so that they stay quick
-LEAST_ROWS = 20  # with fewer, chance decides
-LARGE_GAP = 0.05  # between promise and observation, beside what chance allows
+MOST_ROWS = 20_000  # rows for the diagnostics, to bound their time
+LEAST_ROWS = 20  # with fewer, nothing can be concluded
+LARGE_GAP = 0.05  # between nominal and observed share, in addition to chance
 HARDLY = 0.1  # a class is hardly recognised where it is in a smaller share of its rows
 MOST_CLASSES = 3  # named in one finding
 BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "learned-nothing")
-SHOWN_ELSEWHERE = {  # of what a method measured
+SHOWN_ELSEWHERE = {  # entries of `posterior.diagnostics`
     "engine", "mode", "engine_reason", "seconds", "steps", "rows", "kernel", "stopping",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OverallStatus:
-    """All findings, and why the diagnostics were not run where they were not."""
+    """All findings, and the reason if the diagnostics were not run."""
 
     diagnosis: Diagnosis
     reason: str = ""
 
     def find(self, check: str) -> Finding | None:
-        """A finding of this name that was looked at."""
+        """The finding of a check that was done."""
         found = (f for f in self.diagnosis if f.check == check and f.verdict != NOT_CHECKED)
         return next(found, None)
 
 
 def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
-    """Run the diagnostics, and add what they have not looked at. A failure of theirs is a reason in
-    the report, not an error."""
+    """Run the diagnostics, and add the checks that they do not include. If the diagnostics fail,
+    the reason is shown in the report; it is not an error."""
     evaluations = subject.evaluations
     level = evaluations[0].level if evaluations else LEVEL
-    found, reason = _diagnose(subject, level) if diagnose else ([], "they were not wanted")
+    found, reason = _diagnose(subject, level) if diagnose else ([], "they were switched off")
     seen = {finding.check for finding in found if finding.verdict != NOT_CHECKED}
     if not found:
         found = [replace(_status(subject), check="status")]
@@ -93,7 +93,7 @@ def _diagnose(subject: Subject, level: float) -> tuple[list[Finding], str]:
 
 
 def _with_class_names(subject: Subject, finding: Finding) -> Finding:
-    """The finding with class names; the diagnostics use class numbers."""
+    """Replace class numbers in a finding of the diagnostics by class names."""
     names = subject.classes
     if names is None or len(subject.evaluations) > 1:
         return finding
@@ -113,18 +113,18 @@ def _pair(rows: Rows) -> tuple[Any, Any]:
 
 
 def _status(subject: Subject) -> Finding:
-    """How the fit ended, where the diagnostics have not looked at it."""
+    """The status of the fit, if the diagnostics were not run."""
     status = subject.posterior.status
     if status != "ok":
         grade = bad if status in BAD_STATUS else warning
         reason = status.reason or "no reason was given"
         return grade(f"the fit ended as {str(status)!r}: {reason}", "")
-    ended = "the fit ended as it should"
+    ended = "the fit ended normally"
     return good(ended) if subject.evaluations else skipped(f"{ended}; there are no rows to check")
 
 
 def _remembered_coverage(subject: Subject) -> Finding | None:
-    """How intervals did on the rows that the fit set aside, where none are given now."""
+    """The coverage on the rows that the fit held out, if no rows are given now."""
     kept = subject.posterior.metadata.get("held_out_scores")
     share = None if kept is None else kept["scores"].get("coverage")
     if kept is None or share is None or kept["rows"] < LEAST_ROWS:
@@ -132,7 +132,7 @@ def _remembered_coverage(subject: Subject) -> Finding | None:
     n, level = kept["rows"], kept["level"]
     held = (
         f"when it was fitted, {percent(share)} of {count(n, 'row')} of {kept['file']} that were "
-        f"set aside lay in their {percent(level)} interval"
+        f"held out lay in their {percent(level)} interval"
     )
     p = binomial(round(share * n), n, level)
     return evaluated_coverage(share, level, p, held, _recalibrated(subject))
@@ -166,10 +166,10 @@ def _calibration(subject: Subject, found: Evaluation) -> Finding | None:
         return None
     at_level = _coverage(subject, found)
     if at_level is not None and at_level.alarms:
-        return None  # it says the same
+        return None  # the same finding
     wide = gap.value > 0
-    held = f"{points(gap.value)} {'more' if wide else 'less'} than they promise"
-    text = f"on average over all levels intervals hold {held}"
+    held = f"{points(gap.value)} {'more' if wide else 'less'} than nominal"
+    text = f"on average over all levels intervals contain {held}"
     if not gap.beyond:
         return good(f"{text}, within chance", gap.value)
     if wide and subject.test is None:
@@ -196,7 +196,7 @@ def _confidence(subject: Subject, found: Evaluation) -> Finding | None:
 
 
 def _error(subject: Subject, found: Evaluation) -> Finding | None:
-    """Against a prediction that ignores the inputs."""
+    """The error, compared with a prediction that ignores the inputs."""
     constant = baseline(found)
     if constant is None or found.truth.size < LEAST_ROWS:
         return None
@@ -249,14 +249,14 @@ CHECKS = {
 
 
 def overall_mark(status: OverallStatus) -> Content:
-    """The status as a pill; nothing good is claimed of rows that the fit has seen."""
+    """The status as a label; it is never "good" if only training rows were scored."""
     found = status.diagnosis
     look = found.status if found.new_rows or found.status != "good" else "none"
     return html.mark(look, found.headline)
 
 
 def lead(subject: Subject) -> Content:
-    """One paragraph: whether predictions and their uncertainty hold."""
+    """One paragraph on the quality of predictions and of their uncertainty."""
     status = subject.status
     assert status is not None
     found, ended = status.diagnosis, status.find("status")
@@ -275,8 +275,8 @@ def lead(subject: Subject) -> Content:
             parts.append(f" {percent(share, 0)} of the uncertainty is epistemic.")
     else:
         parts.append(
-            "No rows were given to score it on: pass held-out rows with --test to see whether "
-            "its predictions, and their uncertainty, hold."
+            "No rows were given to score it on: pass held-out rows with --test to evaluate its "
+            "predictions and their uncertainty."
         )
     return [*parts, " More in the ", html.link("diagnostics", "diagnostics"), "."]
 
@@ -289,30 +289,30 @@ def _describe_numbers(found: Evaluation, status: OverallStatus) -> str:
         if constant is not None:
             text += f", against {short(constant[2])} for always predicting the mean"
             if rmse >= constant[2]:
-                text += ", so that it is no help here"
+                text += ", so it is no better than a constant"
         parts.append(text)
     share = found.scores.get("coverage")
     if share is not None:
         level = f"{'conformal ' * found.conformal}{percent(found.level)}"
-        held = f"its {level} intervals hold {percent(share)} of the targets"
+        held = f"its {level} intervals contain {percent(share)} of the targets"
         parts.append(f"{held}, {_describe_coverage(share, found, status)}")
     return "; ".join(parts) + "." if parts else "it gives no scores."
 
 
 def _describe_coverage(share: float, found: Evaluation, status: OverallStatus) -> str:
-    """What the finding about the intervals and the curve over all levels say together."""
+    """A summary of the finding on the intervals and of the coverage at all levels."""
     finding = status.find("coverage" + found.head)
     if finding is None:
         return "too few rows to tell"
     little = "a little " if finding.verdict == "slight" else ""
-    side = "cautious" if share > found.level else "sure of itself"
+    side = "underconfident" if share > found.level else "overconfident"
     if finding.verdict != "good":
         more = "more" if share > found.level else "less"
-        return f"{little}{more} than promised: it is {little}too {side}"
+        return f"{little}{more} than nominal: it is {little}{side}"
     gap = None if found.conformal else coverage_gap(found)
     if gap is not None and gap.beyond and found.kind == "numbers":
-        held = f"{points(gap.value)} {'more' if gap.value > 0 else 'less'} than they promise"
-        return f"but on average over all levels they hold {held}, beyond chance"
+        held = f"{points(gap.value)} {'more' if gap.value > 0 else 'less'} than nominal"
+        return f"but on average over all levels they contain {held}, beyond chance"
     return "as they should, within chance"
 
 
@@ -330,7 +330,7 @@ def _describe_classes(found: Evaluation, status: OverallStatus) -> str:
         lean = "more" if gap.value > 0 else "less"
         text += f", and is {lean} confident than right by {points(gap.value)} on average."
     elif finding.verdict == "good":
-        text += ", about as often as its confidence promises."
+        text += ", about as often as its confidence predicts."
     else:
         text += f". {describe_confidence(gap)} Yet {finding.words}."
     if missed is not None and missed.alarms:
@@ -339,7 +339,7 @@ def _describe_classes(found: Evaluation, status: OverallStatus) -> str:
 
 
 def diagnostics_section(subject: Subject) -> Content:
-    """All findings, what to try, and what the method measured about itself."""
+    """All findings, suggestions, and the diagnostics of the method."""
     status = subject.status
     assert status is not None
     found = status.diagnosis
@@ -360,5 +360,5 @@ def diagnostics_section(subject: Subject) -> Content:
         if name not in SHOWN_ELSEWHERE
     ]
     if own:
-        parts.append(html.boxed("What the method measured", html.terms(own)))
+        parts.append(html.boxed("Diagnostics of the method", html.terms(own)))
     return parts

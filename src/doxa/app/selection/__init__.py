@@ -1,4 +1,4 @@
-"""Which network, which prior, which settings? By evidence, a bound on it, or held-out rows."""
+"""Selection of a network, a prior or settings: by evidence, by the ELBO, or by held-out rows."""
 
 from doxa.app.selection.networks import evidence, tune
 from doxa.app.selection.result import Candidate, Evidence

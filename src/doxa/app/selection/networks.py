@@ -1,15 +1,14 @@
-"""`evidence`: networks and priors compared by what they make of the same rows.
+"""Selection of networks and priors (`evidence`), and of hyper-parameters from a grid (`tune`).
 
     log p(D | M) ≈ log p(D, θ*) + (p/2) log 2π − ½ log |H|      Laplace's evidence
     log p(D | M) ≥ E_q[log p(D | θ)] − KL(q ‖ p)                a variational bound
 
-MacKay (1992); Immer et al. (2021). Both are of all training rows and need none held out; how well
-they rank is seen beside the log-likelihood of held-out rows. Priors of one family, splits and
-restarts of one network are runs of one stacked fit; networks of different shapes follow each other.
+MacKay (1992); Immer et al. (2021). Both use all training rows and need no held-out rows; the
+log likelihood of held-out rows is given beside them, to show how well they rank. Priors of one
+family, splits and restarts of one network are runs of one stacked fit; networks of different shapes
+are fitted one after the other.
 
-What was asked: networks and priors under labels, and rows that are divided.
-
-`tune`: the best point of a grid, whose points are runs of one fit.
+`tune` gives the best point of a grid, whose points are runs of one stacked fit.
 """
 
 from __future__ import annotations
@@ -61,39 +60,39 @@ def labelled_networks(nets: Any) -> dict[str, nn.Module]:
 
 
 def prior_candidates(priors: Any) -> dict[str, Any]:
-    """{label: prior, or None where its scale is to be found}."""
+    """{label: prior, or None if its scale is to be optimised}."""
     if isinstance(priors, str | Prior) or not hasattr(priors, "__len__") or not len(priors):
         raise ModelError(f"priors is a list, or {{label: prior}}, not {priors!r}")
     pairs = priors.items() if isinstance(priors, Mapping) else [(None, p) for p in priors]
     made: dict[str, Any] = {}
     for label, given in pairs:
         number = isinstance(given, Real) and not isinstance(given, bool)
-        belief = Normal(float(given)) if number else None if given is None else named_prior(given)
-        name = str(label if label is not None else FOUND if given is None else words(belief))
+        chosen = Normal(float(given)) if number else None if given is None else named_prior(given)
+        name = str(label if label is not None else FOUND if given is None else prior_label(chosen))
         if name in made:
             raise ModelError(f"prior {name!r} is given twice; a mapping gives each a label")
-        made[name] = belief
+        made[name] = chosen
     return made
 
 
-def words(belief: Any) -> str:
-    return repr(belief) if isinstance(belief, Prior) else f"{len(belief)} patterns"
+def prior_label(prior: Any) -> str:
+    return repr(prior) if isinstance(prior, Prior) else f"{len(prior)} patterns"
 
 
 def likelihood_candidates(prior_candidates: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Priors that can be runs of one fit: of one family, on the same weights."""
+    """Groups of priors that can be runs of one fit: of one family, on the same weights."""
     groups: dict[Any, dict[str, Any]] = {}
-    for name, belief in prior_candidates.items():
-        table = belief if isinstance(belief, Mapping) else {"*": belief}
+    for name, prior in prior_candidates.items():
+        table = prior if isinstance(prior, Mapping) else {"*": prior}
         key = tuple((pattern, getattr(p, "family", None)) for pattern, p in table.items())
-        groups.setdefault(key, {})[name] = belief
+        groups.setdefault(key, {})[name] = prior
     return list(groups.values())
 
 
 def outer_splits(
     outer_splits: int | Sequence[Split], rows: int, share: float, seed: int, labels: Array | None
 ) -> Sequence[Split]:
-    """The rows, divided; classes in proportion."""
+    """Splits into training and held-out rows; classes in proportion."""
     if not isinstance(outer_splits, int):
         return [Split(np.asarray(train), np.asarray(test)) for train, test in outer_splits]
     if share == 0:
@@ -102,7 +101,7 @@ def outer_splits(
 
 
 def inner_splits(split: Split, share: float, seed: int, k: int) -> Split:
-    """The training rows, once more divided."""
+    """The training rows of a split, divided again into training and validation rows."""
     parts = random_splits(len(split.train), share, 1, seed + 7919 * (k + 1))[0]
     return Split(split.train[parts.train], split.train[parts.test])
 
@@ -129,30 +128,50 @@ def evidence(
     say: Say | None = None,
     **options: Any,
 ) -> Evidence:
-    """Which network, under which prior? Every pair, by evidence, by a bound, by held-out rows.
+    """Compare every pair of network and prior by evidence, ELBO and held-out rows.
 
     Parameters
     ----------
-    nets: a network, a list, or {label: network}.
-    data: (x, y), arrays or tensors.
-    priors: a list or {label: prior} of names, objects or {pattern: prior}; a number is the standard
-        deviation of a Normal; None is a Normal whose scale Laplace finds by evidence.
-    likelihood, subset: as in `doxa.fit`, the same for all.
-    laplace: the method that gives the evidence; default `Laplace(polish=10)`, at an exact maximum.
-    bound: the method that gives the bound: "mean-field", "last-layer-vi" (of the last layer alone,
-        the others being points: no bound on the evidence of all weights), ...; None for none.
-        Where a prior's scale is found, it is the one that Laplace found.
-    splits: how many random ones, each holding out `test_fraction` (0: every row is trained on, and
-        there is no held-out score); or the splits themselves.
-    validation: a share of the training rows, to choose by in the usual way: a second fit without
-        them (runs of the same stack) is scored on them.
-    restarts: fits from different starts, of which the one with the most evidence (bound) counts.
-    say: told what is being done, for people who wait.
-    options: of `doxa.fit`, for every fit: steps, lr, batch_size, device, progress, ...
+    nets : nn.Module, sequence or mapping
+        A network, a list of networks, or {label: network}.
+    data : pair (x, y)
+        Arrays or tensors.
+    priors : sequence or mapping
+        A list or {label: prior} of names, objects or {pattern: prior}. A number is the standard
+        deviation of a Normal. None is a Normal whose scale Laplace optimises by the evidence.
+    likelihood : str or Likelihood, optional
+        As in `doxa.fit`, the same for all candidates.
+    subset : optional
+        As in `doxa.fit`, the same for all candidates.
+    laplace : Method, optional
+        The method that gives the evidence. Default: `Laplace(polish=10)`, at an exact maximum.
+    bound : str, Method or None
+        The variational method that gives the ELBO: "mean-field", "last-layer-vi" (of the last layer
+        alone, with point estimates of the others: not a bound on the evidence of all weights), ...;
+        None for none. If the scale of a prior is optimised, the scale that Laplace found is used.
+    splits : int or sequence of Split
+        The number of random splits, or the splits themselves.
+    test_fraction : float
+        The share of held-out rows of a random split; 0: all rows are trained on, and there is no
+        held-out score.
+    validation : float, optional
+        A share of the training rows for the usual choice by a validation score: a second fit
+        without them (runs of the same stack) is scored on them.
+    restarts : int
+        Fits from different starts; the one with the highest evidence (or ELBO) counts.
+    standardize : bool
+        Standardise inputs and targets, as in `doxa.fit`.
+    seed : int
+        The seed of splits and fits.
+    say : callable, optional
+        Called with a message about each network. Default: the log.
+    **options
+        Options of `doxa.fit` for every fit: steps, lr, batch_size, device, progress, ...
 
     Returns
     -------
-    An `Evidence`: `best()`, `gain()`, `agreement()`, `average()`, `frame()`, `figure()`.
+    Evidence
+        With `best()`, `gain()`, `agreement()`, `average()`, `frame()`, `figure()`.
 
     Examples
     --------
@@ -169,12 +188,12 @@ def evidence(
     rows = rows_in(x, y)
     if "members" in options or "runs" in options or "checkpoint" in options:
         raise MethodError(
-            "evidence makes its own runs of one member each: leave members, runs and checkpoint "
-            "out; restarts=4 fits each candidate from four starts"
+            "evidence makes its own runs of one member each: members, runs and checkpoint are not "
+            "allowed; restarts=4 fits each candidate from four starts"
         )
     if restarts < 1:
         raise MethodError(f"restarts must be at least 1, not {restarts}")
-    named, beliefs = labelled_networks(nets), prior_candidates(priors)
+    named, candidates = labelled_networks(nets), prior_candidates(priors)
     inner = None
     meant = None if likelihood is None else likelihoods.likelihood(likelihood)
     classes = meant is not None and meant.classifies and y.ndim == 1
@@ -193,21 +212,21 @@ def evidence(
     found: list[Candidate] = []
     for k, (label, net) in enumerate(named.items()):
         size = sum(p.numel() for p in net.parameters() if p.requires_grad)
-        runs = len(task.row_sets) * restarts * len(beliefs)
+        runs = len(task.row_sets) * restarts * len(candidates)
         say(f"{k + 1}/{len(named)} {label}: {size:,} weights, {runs} runs")
-        for group in likelihood_candidates(beliefs):
+        for group in likelihood_candidates(candidates):
             found += _attempt(task, label, net, size, group, say)
     if all(row.failed for row in found):
         raise MethodError(f"no candidate could be fitted; {found[0].name}: {found[0].reason}")
     return Evidence(
-        ranked(found), tuple(named), tuple(beliefs), len(chosen), len(chosen[0].train),
+        ranked(found), tuple(named), tuple(candidates), len(chosen), len(chosen[0].train),
         len(chosen[0].test), time.monotonic() - began,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every candidate is given. `inner`: training rows divided once more, for validation."""
+    """The problem that every candidate gets. `inner`: training rows split again, to validate."""
 
     x: Any
     y: Any
@@ -248,7 +267,8 @@ class Task:
 def _attempt(
     task: Task, label: str, net: nn.Module, size: int, group: Mapping[str, Any], say: Say
 ) -> list[Candidate]:
-    """The candidates of one network under priors of one family; the others go on if they fail."""
+    """The candidates of one network with priors of one family; after a failure the others still
+    run."""
     try:
         return _candidates(task, label, net, size, group)
     except (DoxaError, torch.OutOfMemoryError) as error:
@@ -260,9 +280,9 @@ def _attempt(
 def _candidates(
     task: Task, label: str, net: nn.Module, size: int, group: Mapping[str, Any]
 ) -> list[Candidate]:
-    outer, beliefs = len(task.splits), list(group.values())
-    found = beliefs == [None]
-    grid = {} if found else {"grid": {"prior": beliefs}}
+    outer, priors = len(task.splits), list(group.values())
+    found = priors == [None]
+    grid = {} if found else {"grid": {"prior": priors}}
     table = task.fit(net, task.laplace, task.row_sets, "evidence", **grid)
     made = []
     for k, name in enumerate(group):
@@ -302,22 +322,35 @@ def tune(
     refit: bool = False,
     **options: Any,
 ) -> Posterior:
-    """The best point of a grid as one call, for any method: all points are runs of one fit.
+    """Fit a grid of hyper-parameters in one call, for any method, and return the best point.
+
+    All points of the grid are runs of one stacked fit.
 
     Parameters
     ----------
-    grid: {field: values}, every combination of them: fields of the method that a grid may vary,
+    model : nn.Module or None
+        The network, as in `doxa.fit`.
+    data : pair (x, y) or other data
+        As in `doxa.fit`.
+    method : str or Method
+        As in `doxa.fit`.
+    grid : mapping
+        {field: values}; every combination is a point. Fields of the method that a grid may vary,
         "lr", "prior", "likelihood" (noise levels), as for `doxa.Runs`.
-    by: "validation" (the mean log predictive density of rows held out, the same for all points),
-        "objective" (mc-dropout's), "elbo" or "evidence".
-    refit: whether the best point is fitted again, to all rows, with nothing held out.
-    options: of `doxa.fit`. Unless said otherwise a fifth of the rows is held out where they
-        choose, and none where a bound or an evidence does, which is about all rows.
+    by : str
+        "validation" (the mean log predictive density of held-out rows, the same for all points),
+        "objective" (for mc-dropout), "elbo" or "evidence".
+    refit : bool
+        Fit the best point again, to all rows, with no held-out rows.
+    **options
+        Options of `doxa.fit`. By default, a fifth of the rows is held out for `by="validation"`,
+        and none for the other criteria, which use all rows.
 
     Returns
     -------
-    The posterior of the best point; `posterior.metadata["tuned"]` has what was chosen, by what, and
-    a row for each point with its score.
+    Posterior
+        The posterior of the best point. `posterior.metadata["tuned"]` has the criterion, the chosen
+        point, and a row for each point with its score.
     """
     if "runs" in options:
         raise MethodError(
@@ -335,12 +368,12 @@ def tune(
         point = {name: [value] for name, value in sweep.specs[chosen].hyper.items()}
         shown["validation"] = None
         posterior = fit(model, data, method, runs=Runs(grid=point), **shown)[0]
-    told = [{k: _plain(v) for k, v in row.items()} for row in table]
-    own = {name: told[chosen][name] for name in grid}
-    posterior.metadata["tuned"] = {"by": by, "chosen": own, "table": told}
+    rows = [{k: _plain(v) for k, v in row.items()} for row in table]
+    own = {name: rows[chosen][name] for name in grid}
+    posterior.metadata["tuned"] = {"by": by, "chosen": own, "table": rows}
     return posterior
 
 
 def _plain(value: Any) -> Any:
-    """What a file can hold."""
+    """A value that a file can store."""
     return value if isinstance(value, bool | int | float | str | None) else repr(value)

@@ -1,12 +1,9 @@
-"""What a comparison of networks and priors found: a row for each pair of them.
+"""The result of `evidence`: one row for each pair of network and prior, a figure and a table.
 
     p(M_i | D) = p(D | M_i) / Σ_j p(D | M_j)
 
-Choices are made split by split, so that every criterion is judged on rows it has not seen.
-
-The picture of a comparison of networks: what each criterion says, and whether they agree.
-
-A comparison of networks on the terminal: one table.
+Choices are made in each split, so that every criterion is evaluated on rows it has not seen. `draw`
+makes the figure: the value of each criterion, and their agreement. `as_table` is for the terminal.
 """
 
 from __future__ import annotations
@@ -35,12 +32,13 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0b4f8a", "#c8553d", "#3a7d44", "#8e5ea2", "#c28f2c", "#5b6b78", "#3d8fd1", "#7f1d1d")
 MARKERS = "osD^vPX*"
-_LINEAR = 0.03  # nats a row: nearer to the best than this, the axis is linear
+_LINEAR = 0.03  # nats per row: closer to the best than this, the axis is linear
 
 
 def draw(found: Evidence, path: str | Path | None = None) -> Any:
-    """A panel for each criterion: nats a row behind the best candidate, over priors, one line a
-    network, scales that were found apart; last, evidence against held-out rows."""
+    """One panel per criterion: nats per row behind the best candidate, against the priors, one line
+    per network, with optimised scales shown apart; in the last panel, evidence against held-out
+    rows."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -74,7 +72,7 @@ def draw(found: Evidence, path: str | Path | None = None) -> Any:
         axis.set_xlim(-0.4, len(priors) - 0.6)
         axis.set_title(titles[name], color=INK)
         _nats(axis.yaxis, axis.set_yscale, axis.set_ylim, behind[name])
-    axes[0].set_ylabel("nats a row behind the best", color=INK)
+    axes[0].set_ylabel("nats per row behind the best", color=INK)
     if both:
         last = axes[-1]
         for k, net in enumerate(found.nets):
@@ -94,14 +92,14 @@ def draw(found: Evidence, path: str | Path | None = None) -> Any:
 
 
 def _behind(found: Evidence, name: str) -> Array:
-    """Nats a row below the best mean over splits, [candidates]."""
+    """Nats per row below the best mean over splits, [candidates]."""
     mean = found.values(name).mean(1)
     rows = 1 if name == "held_out" else found.train_rows
     return np.asarray((mean.max() - mean) / rows)
 
 
 def _found(found: Evidence) -> set[str]:
-    """Priors whose scale was found: they have no place among those that were given."""
+    """Priors whose scale was optimised: they are drawn apart from those with a given scale."""
     return {row.prior for row in found.fitted if row.scale}
 
 
@@ -110,7 +108,7 @@ def _short(prior: str) -> str:
 
 
 def _nats(axis: Any, scale: Any, limit: Any, values: Array) -> None:
-    """The best is at the far end; linear near it, then by decades."""
+    """An axis that ends at the best: linear near it, then logarithmic."""
     scale("symlog", linthresh=_LINEAR, linscale=0.5)
     most = 1.6 * max(float(values.max()), _LINEAR)
     limit(most, -0.3 * _LINEAR)
@@ -124,25 +122,42 @@ def _colour(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
 
 
-Values = tuple[float, ...]  # one a split
+Values = tuple[float, ...]  # one per split
 
-# What a candidate can be chosen by, and what a table calls it.
+# The criteria for a choice, and their names in a table.
 CRITERIA = {
     "evidence": "log evidence", "elbo": "ELBO", "validation": "validation",
     "held_out": "held-out log-likelihood",
 }  # fmt: skip
-_SHOWN = 12  # rows in a prompt
+_SHOWN = 12  # rows in the printed summary
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One network under one prior; one that failed has a reason, and no numbers.
+    """One network with one prior; after a failure it has a reason and no values.
 
-    evidence, elbo: log p(D | M) by Laplace, and a bound on it; of all training rows, in units of y.
-    held_out, elbo_held_out: mean log-likelihood of a held-out row under Laplace's predictive, and
-        under that of the bound's posterior. validation: of rows that a second fit was not given.
-    scale: the prior's scale in units of the one given, where it was found.
-    posteriors: Laplace's, one a split.
+    Attributes
+    ----------
+    net, prior : str
+        The labels of the network and the prior.
+    weights : int
+        The number of weights.
+    evidence : tuple of float
+        log p(D | M) by Laplace, of all training rows, in units of y; one value per split, as below.
+    elbo : tuple of float
+        The variational lower bound on it.
+    held_out : tuple of float
+        Mean log likelihood per held-out row under the predictive of Laplace.
+    elbo_held_out : tuple of float
+        The same under the variational posterior.
+    validation : tuple of float
+        The same for validation rows, which a second fit has not seen.
+    scale : tuple of float
+        The optimised scale of the prior, relative to the given one.
+    status, reason : str
+        The worst status of the fits, and its reason.
+    posteriors : tuple of Posterior
+        The Laplace posteriors, one per split.
     """
 
     net: str
@@ -173,7 +188,7 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Evidence(describe.Described):
-    """The candidates, the most evidence first; networks and priors as they were given."""
+    """The candidates, the highest evidence first; networks and priors in the given order."""
 
     rows: tuple[Candidate, ...]
     nets: tuple[str, ...]
@@ -191,16 +206,16 @@ class Evidence(describe.Described):
 
     @property
     def fitted(self) -> list[Candidate]:
-        """Those that did not fail."""
+        """The candidates that did not fail."""
         return [row for row in self.rows if not row.failed]
 
     def values(self, by: str) -> Array:
-        """What a criterion says of each fitted candidate and split, [candidates, splits]."""
+        """The value of a criterion for each fitted candidate and split, [candidates, splits]."""
         if by not in CRITERIA:
             raise MethodError(f"choose by one of {list(CRITERIA)}, not {by!r}")
         table = [getattr(row, by) for row in self.fitted]
         if not table or not all(table):
-            raise Unavailable(f"no {CRITERIA[by]} was asked for: see doxa.evidence's arguments")
+            raise Unavailable(f"no {CRITERIA[by]} was computed: see the arguments of doxa.evidence")
         return np.array(table)
 
     def best(self, by: str = "evidence") -> Candidate:
@@ -208,17 +223,18 @@ class Evidence(describe.Described):
         return self.fitted[int(self.values(by).mean(1).argmax())]
 
     def chosen(self, by: str = "evidence") -> list[Candidate]:
-        """The choice in each split."""
+        """The candidate with the highest value in each split."""
         return [self.fitted[k] for k in self.values(by).argmax(0)]
 
     def held_out_of(self, by: str) -> Values:
-        """Held-out log-likelihood, a row, of what a criterion chooses in each split."""
+        """Held-out log likelihood per row of the choice of a criterion in each split."""
         at = self.values(by).argmax(0)
         return tuple(float(v) for v in self.values("held_out")[at, np.arange(self.splits)])
 
     def gain(self, by: str = "evidence", over: str = "validation") -> tuple[float, float]:
-        """How much more held-out log-likelihood a row one criterion's choices have than another's:
-        the mean over splits, and its standard error. "held_out" is the choice in hindsight."""
+        """The gain in held-out log likelihood per row of the choices of one criterion over those of
+        another: the mean over splits, and its standard error. "held_out" is the best choice in
+        hindsight."""
         away = np.subtract(self.held_out_of(by), self.held_out_of(over))
         return float(away.mean()), standard_error(away)
 
@@ -229,7 +245,7 @@ class Evidence(describe.Described):
         return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs]))
 
     def probabilities(self, split: int = 0) -> Array:
-        """p(M_i | D) of each fitted candidate, equal beforehand."""
+        """p(M_i | D) of each fitted candidate, under a uniform prior over candidates."""
         logs = self.values("evidence")[:, split]
         weight: Array = np.exp(logs - logs.max())
         return weight / weight.sum()
@@ -239,7 +255,7 @@ class Evidence(describe.Described):
         return model_average([row.posteriors[split] for row in self.fitted])
 
     def records(self) -> list[dict[str, Any]]:
-        """A flat dictionary a candidate: means over splits, and their standard errors."""
+        """One flat dictionary per candidate: means over splits, and their standard errors."""
         names = [name for name in (*CRITERIA, "elbo_held_out", "scale") if self._has(name)]
         return [
             {"net": row.net, "prior": row.prior, "weights": row.weights}
@@ -254,9 +270,8 @@ class Evidence(describe.Described):
         return import_pandas().DataFrame(self.records()).set_index(["net", "prior"])
 
     def figure(self, path: str | Path | None = None) -> Any:
-        """Evidence, bound and held-out log-likelihood of every candidate, drawn; written to `path`
-        where one is given."""
-
+        """A figure of the evidence, ELBO and held-out log likelihood of every candidate; it is
+        written to `path`, if given."""
         return draw(self, path)
 
     def described(self) -> describe.Words:
@@ -267,7 +282,7 @@ class Evidence(describe.Described):
         for by in shown[:-1] if self._has("held_out") else ():
             gain, error = self.gain(by, "held_out")
             lost = describe.number(abs(gain)) + (f" ± {error:.2g}" if error > 0 else "")
-            facts.append((f"chosen by {by}", f"{lost} nats a row behind hindsight"))
+            facts.append((f"chosen by {by}", f"{lost} nats per row behind the best in hindsight"))
         runs = describe.plural(self.splits, "split")
         state = f"{self.train_rows} training and {self.test_rows} held-out rows, {runs}"
         return describe.Words(f"Evidence of {len(self.rows)} candidates", state, facts)
@@ -277,7 +292,7 @@ class Evidence(describe.Described):
 
 
 def ranked(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The most evidence first; what failed comes last."""
+    """The highest evidence first; failures come last."""
     return tuple(sorted(rows, key=lambda r: math.inf if r.failed else -r.mean("evidence")))
 
 
@@ -289,24 +304,24 @@ def _line(row: Candidate, shown: Sequence[str]) -> str:
 
 
 def _decimals(value: float) -> str:
-    """Nats: their differences count, not their leading digits."""
+    """Nats: absolute differences matter, not leading digits."""
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
 def _ranks(values: Array) -> Array:
-    """The rank of each entry in its column, equal ones sharing theirs."""
+    """The rank of each entry in its column; ties share the mean rank."""
     below = (values[None] < values[:, None]).sum(1)
     return below + 0.5 * ((values[None] == values[:, None]).sum(1) - 1)
 
 
 def as_table(found: Evidence) -> Table:
-    """Every candidate, the most evidence first."""
+    """Every candidate, the highest evidence first."""
     shown = [name for name in CRITERIA if any(getattr(row, name) for row in found.fitted)]
     size = f"{found.train_rows} training and {found.test_rows} held-out rows"
     caption = f"{size}; mean over {found.splits} splits" if found.splits > 1 else size
     table = Table(
         "network", "prior", "weights", *(CRITERIA[name] for name in shown),
-        Column("status", overflow="fold"), title="which network, which prior?", caption=caption,
+        Column("status", overflow="fold"), title="networks and priors", caption=caption,
     )  # fmt: skip
     for row in found.rows:
         cells = ["–" if row.failed else _cell(row, name) for name in shown]

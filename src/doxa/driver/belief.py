@@ -1,4 +1,7 @@
-"""What is believed before the data: the network, its likelihood and its prior, as a problem."""
+"""Build the problem that a method fits: the network, its likelihood and its prior.
+
+If the user gives no likelihood, it is inferred from the targets and the network's outputs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def build_problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
     specs: Sequence[RunSpec],
 ) -> tuple[Problem, Likelihood, Inferred | None]:  # fmt: skip
-    """What is fitted, under which likelihood, and how that was inferred where none was given."""
+    """The problem, its likelihood, and how the likelihood was inferred (None if it was given)."""
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     prior_moments = problem.model
     noise_model = (
@@ -43,7 +46,7 @@ def _problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
     specs: Sequence[RunSpec],
 ) -> tuple[Problem, Inferred | None]:  # fmt: skip
-    """What is fitted, and how its likelihood was inferred where none was given."""
+    """The problem, and how its likelihood was inferred (None if it was given)."""
     if model is None:
         if method.needs_network:
             raise ModelError(
@@ -61,24 +64,24 @@ def _problem(
     else:
         prior_moments = Model(model, likelihood, prior, subset or "all")
     inferred = None
-    if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
+    if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:
             prior_moments, inferred = infer_likelihood(
                 prior_moments, given.x, given.y, given.source is None
             )
         except ModelError as error:
             raise error if given.tasks is None else _for_tasks(method, error) from error
-    if type(method).prepare is not Method.prepare:  # it asks which layers there are
+    if type(method).prepare is not Method.prepare:  # `prepare` needs the network's layers
         prior_moments = looked_at(prior_moments, given.x)
     return Network(prior_moments), inferred
 
 
 def _for_tasks(method: Method, error: ModelError) -> ModelError:
-    """Why a network cannot take tasks."""
-    words = (
-        "the data are tasks, which a network is given as context_x, context_y, context and "
-        'target_x: write one that takes these, or use a neural process ("cnp", "tnp", …) with '
-        f"None in place of the network ({error})"
+    """The error for a network that does not accept tasks as input."""
+    message = (
+        "the data are tasks, and the network's inputs are then context_x, context_y, context and "
+        "target_x: pass a network with these arguments, or use a neural process "
+        f'("cnp", "tnp", …) with None in place of the network ({error})'
     )
-    alone = f"{method.name} brings its own network: pass None in its place"
-    return ModelError(words if method.needs_network else alone)
+    alone = f"{method.name} has its own network: pass None in place of the network"
+    return ModelError(message if method.needs_network else alone)

@@ -2,8 +2,8 @@
 
 On a narrow terminal, the figures and the time spent are dropped first, and then the names. The bar,
 the count and the time left always stay. Elsewhere (a log file, a CI job) the output is lines of
-plain text: at the start, after 10 s, 20 s later, 40 s later… (at most ten minutes apart), and at the
-end.
+plain text: at the start, after 10 s, 20 s later, 40 s later… (at most ten minutes apart), and at
+the end.
 """
 
 from __future__ import annotations

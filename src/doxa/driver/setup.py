@@ -285,7 +285,7 @@ def prepare_data(
     if standardize:
         if source is not None:
             raise DataError(
-                "standardize=True needs the rows in memory; scale the rows inside a streamed Dataset"
+                "standardize=True needs the rows in memory; scale the rows in a streamed Dataset"
             )
         scale_y = likelihood.scales_targets
         scaled = tasks and tasks.scales(rows, scale_y, weight)
@@ -332,7 +332,7 @@ def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
     size = copies * sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
     if size < free_memory(device) // 4:
         return True
-    log.info("the data (%.3g GiB) are not moved to the device: each batch is", size / 2**30)
+    log.info("the data (%.3g GiB) stay in place; each batch is moved to the device", size / 2**30)
     return False
 
 

@@ -1,10 +1,10 @@
-"""How much memory a fit takes, planned before it is taken.
+"""An estimate of the memory of a fit, before it is allocated.
 
-`fit` asks the method for `planned_bytes` of the `Workload` and refuses, with the figure, what is
-larger than the memory that is available. Nothing of the size of all members has been allocated by
-then. The plan counts what grows with members and weights, or with rows where a method holds a
-matrix of them; activations of a batch and what Python and torch take themselves come on top. It
-decides whether a fit starts, and nothing about its result.
+`fit` compares the method's `planned_bytes` for the `Workload` with the available memory, and raises
+an error with the figure if it is larger. At that time, nothing of the size of all members has been
+allocated. The estimate counts memory that grows with members and weights, or with rows if a method
+stores a matrix of them. It does not count the activations of a batch, nor Python and torch
+themselves. The estimate only decides whether a fit starts; it does not change the result.
 """
 
 from __future__ import annotations
@@ -26,21 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """How large a fit is.
+    """The size of a fit.
 
     Parameters
     ----------
-    members: runs × members.
-    weights: trained weights of one network, with learned noise.
-    uncertain: those of them in the model's subset.
-    brought: parameters of the modules and layers that the method brings, for one member.
-    rows: the most rows that a member is fitted to.
-    columns: numbers in one row of x.
-    outputs: outputs of the network at one row, or of a method's own functions.
-    features: inputs of the network's last layer; 0 without a network.
-    batch: rows of a step.
-    itemsize: bytes of a number.
-    draws_budget: bytes of kept draws that stay in memory; the rest is on disk.
+    members : int
+        Runs × members.
+    weights : int
+        Trained weights of one network, with the learned noise.
+    uncertain : int
+        The number of weights in the model's subset.
+    brought : int
+        Parameters of the method's own modules and layers, for one member.
+    rows : int
+        The largest number of rows that a member is fitted to.
+    columns : int
+        Numbers in one row of x.
+    outputs : int
+        Outputs of the network, or of the method's own functions, for one row.
+    features : int
+        Inputs of the network's last layer; 0 without a network.
+    batch : int
+        Rows per step.
+    itemsize : int
+        Bytes per number.
+    draws_budget : int
+        Bytes of kept draws in memory; the rest is on disk.
     """
 
     members: int
@@ -78,12 +89,12 @@ class Workload:
 
     @property
     def copy(self) -> int:
-        """Bytes of all members' weights, once."""
+        """Bytes of one copy of all members' weights."""
         return self.members * (self.weights + self.brought) * self.itemsize
 
 
 def check_planned(method: Method, work: Workload, device: torch.device) -> int:
-    """The bytes that a fit will take; an error where they are not available."""
+    """The estimated bytes of a fit; an error if they are not available."""
     need = method.planned_bytes(work)
     what = f"{work.members} members" if work.members > 1 else "one member"
     if work.weights:
@@ -93,7 +104,7 @@ def check_planned(method: Method, work: Workload, device: torch.device) -> int:
 
 
 def require(need: int, device: torch.device, what: str, smaller: str) -> None:
-    """An error that gives the figure, where so many bytes are not available."""
+    """Raise an error with the figures if `need` bytes are not available."""
     free = free_memory(device)
     if need > free:
         raise MemoryBudgetError(
@@ -103,7 +114,7 @@ def require(need: int, device: torch.device, what: str, smaller: str) -> None:
 
 
 def _count(shapes: Any) -> int:
-    """Numbers in a row whose shape is a list of sizes, or in a tree of such."""
+    """Numbers in a row whose shape is a list of sizes, or a tree of such lists."""
     if isinstance(shapes, dict):
         return sum(map(_count, shapes.values()))
     if isinstance(shapes, list | tuple | torch.Size):

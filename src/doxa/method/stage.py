@@ -156,10 +156,10 @@ def noise_on_held_out(
     `name`; `score` returns the log-likelihood of rows, [M]. There is no stage if no rows are held
     out, or if the likelihood has no learned parameters.
 
-    Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m. If σ is estimated from m rows alone,
-    this estimate maximises the expected log-likelihood of a new row, and intervals have their
-    nominal coverage. Rows with weights w count as their effective number m, also relative to the
-    prior: σ² = Σ w e²/Σ w · m/(m − 2)."""
+    Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m. If σ is estimated from m rows
+    alone, this estimate maximises the expected log-likelihood of a new row, and intervals have
+    their nominal coverage. Rows with weights w count as their effective number m, also relative to
+    the prior: σ² = Σ w e²/Σ w · m/(m − 2)."""
     learned = [own for own in run.layout.names if own.startswith("likelihood.")]
     if run.data.validation is None or not learned:
         return

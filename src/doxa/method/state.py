@@ -1,4 +1,4 @@
-"""The state of a stage, its clock (step, learning rate, noise), and objectives with their gradients.
+"""The state of a stage, its clock (step, learning rate, noise), and objectives with gradients.
 
 An objective is a differentiable function from (run, params, batch, clock) to (value [M], changed
 state[, analytic gradient]). `params` is the state of the run's members. The run may contain only

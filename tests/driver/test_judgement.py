@@ -43,7 +43,7 @@ def test_intervals_that_are_too_narrow_are_said() -> None:
     """The noise is given, a third of what it is: 90 % intervals hold 42 %."""
     posterior = fitted(line(0.3), likelihood=doxa.Gaussian(0.1))
     assert posterior.status == "overconfident"
-    assert "90% intervals hold" in posterior.status.reason
+    assert "90% intervals contain" in posterior.status.reason
     assert posterior.diagnostics["held_out"]["coverage"] < 0.6
 
 
@@ -217,5 +217,5 @@ def test_a_rise_of_the_loss_is_not_that_of_the_state_that_was_kept() -> None:
         record = SimpleNamespace(history=history, status=Status())
         given: list[Any] = [SimpleNamespace(record=record), None]
         result: Any = SimpleNamespace(diverged={}, kept=None, stopped="")
-        finish._judge(*given, result, slice(0, 1))
+        finish._check_divergence(*given, result, slice(0, 1))
         assert record.status == said

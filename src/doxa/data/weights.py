@@ -1,13 +1,13 @@
-"""Weights of rows: which rows there are, how many rows they stand for, and averages under them.
+"""Weights of rows: checks, the effective number of rows, and weighted averages.
 
-A row of weight 0 is no row: `fit` removes it before it looks at anything else. In a posterior n is
-Σw. What is counted in rows (whether rows are enough, degrees of freedom, standard errors) is
+`fit` removes rows of weight 0 before anything else. In a posterior, n is Σw. Statistics that depend
+on a number of rows (minimum numbers of rows, degrees of freedom, standard errors) use
 
     m = (Σw)² / Σw²
 
-the effective number of rows (Kish 1965): it does not change where all weights are multiplied by a
-number, and is the number of rows where weights are equal. Weights that are equal change no average;
-what is computed from them is then, to the bit, what is computed without weights.
+the effective number of rows (Kish 1965). It does not change if all weights are multiplied by a
+constant, and is the number of rows if all weights are equal. With equal weights, all averages are
+equal, to the bit, to those without weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from doxa.errors import DataError, ShapeError
 
 
 def check_weights(weight: Tensor, total: int) -> Tensor:
-    """One finite, nonnegative weight for each of so many rows, not all of them zero; float64."""
+    """Check that there is one finite, nonnegative weight per row, and not all are zero; float64."""
     if weight.shape != (total,):
         raise ShapeError(f"sample_weight has shape {tuple(weight.shape)}, expected ({total},)")
     weight = weight.detach().to("cpu", torch.float64)
@@ -29,7 +29,7 @@ def check_weights(weight: Tensor, total: int) -> Tensor:
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise DataError(
-            f"sample_weight is {weight[row].item()} at row {row}; weights are finite and "
+            f"sample_weight is {weight[row].item()} at row {row}; weights must be finite and "
             "nonnegative"
         )
     if total and not bool(positive(weight).any()):
@@ -38,26 +38,26 @@ def check_weights(weight: Tensor, total: int) -> Tensor:
 
 
 def positive(weight: Tensor) -> Tensor:
-    """Which rows count: a weight that is 0 in single precision is 0."""
+    """The mask of rows with weight above 0; a weight that is 0 in single precision is 0."""
     return weight.float() > 0
 
 
 def equal(weight: Tensor | None) -> bool:
-    """Whether all rows count alike."""
+    """Whether all rows have the same weight."""
     return weight is None or weight.numel() == 0 or bool((weight == weight.flatten()[0]).all())
 
 
 def effective_rows(weight: Tensor) -> float:
-    """m = (Σw)²/Σw² of weights [N]; N where they are equal."""
+    """m = (Σw)²/Σw² of weights [N]; N if they are equal."""
     if equal(weight):
         return float(len(weight))
-    each = weight.double() / weight.double().max()  # no square is too large or too small
+    each = weight.double() / weight.double().max()  # avoids overflow and underflow of squares
     return float(each.sum().square() / each.square().sum())
 
 
 def per_effective_row(weight: Tensor | None) -> Tensor | None:
-    """Weights in proportion to those given, [N], that add up to the effective number of rows; None
-    where they are equal, and all would be 1."""
+    """The weights, [N], scaled to add up to the effective number of rows; None if they are equal,
+    because all would be 1."""
     if equal(weight):
         return None
     assert weight is not None
@@ -90,5 +90,5 @@ def number_of_rows(values: Tensor, weight: Tensor | None) -> float:
 
 
 def standard_error(values: Tensor, weight: Tensor | None, correction: int = 0) -> float:
-    """Of the mean of values [N]."""
+    """The standard error of the mean of values [N]."""
     return weighted_std(values, weight, correction) / math.sqrt(number_of_rows(values, weight))

@@ -22,9 +22,9 @@ from doxa.model.inspection import Start, fresh_rows, look
 
 
 def made_small(make: Callable[[], Functional], most: int) -> Functional:
-    """The module that `make` builds, after a check of its size. It is first built on the meta
-    device, where tensors have no memory, so that stored settings cannot describe a module with more
-    than `most` numbers."""
+    """The module that `make` builds, on the meta device, where tensors have shapes but no memory.
+    An error if it has more than `most` numbers: stored settings could describe a module that is too
+    large to build."""
     try:
         with torch.device("meta"):
             made = make()

@@ -141,7 +141,8 @@ def check_rows(one: Any, two: Any) -> None:
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise ModelError(
-                    "the network must return a tensor, or a tuple of tensors for several heads, not "
+                    "the network must return a tensor, or a tuple of tensors for several heads, "
+                    "not "
                     f"{type(leaf).__name__}"
                 )
             if leaf.ndim == 0 or leaf.shape[0] != count:

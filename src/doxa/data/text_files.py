@@ -63,7 +63,7 @@ def check_regular(path: Path) -> int:
     if stat.S_ISDIR(found.st_mode):
         raise DataError(f"{path} is a folder, not a table")
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{path} is not a regular file but a pipe, a device or similar")
+        raise DataError(f"{path} is no regular file but a pipe, a device or the like")
     return found.st_size
 
 

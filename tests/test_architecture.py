@@ -21,7 +21,7 @@ SOURCE = Path(doxa.__file__).parent
 # From left to right, as the data flows. Parts on one line may not import each other.
 LAYERS = [
     ["errors", "noise"],
-    ["checks", "data", "describe", "likelihoods", "linalg", "nets", "optim", "settings", "store"],
+    ["checks", "data", "describe", "likelihoods", "linalg", "nets", "optim", "store"],
     ["predictive", "priors"],
     ["model", "registry"],
     ["engine"],

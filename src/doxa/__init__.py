@@ -14,7 +14,7 @@ from doxa import errors, nets
 from doxa.density import Draws, sample, transforms
 from doxa.driver.runs import Runs, Sweep
 from doxa.engine import Engine
-from doxa.fit import fit
+from doxa.fit import Checkpoint, Compute, Training, fit
 from doxa.likelihoods import (
     Bernoulli,
     Categorical,
@@ -38,7 +38,6 @@ from doxa.priors import (
 )  # fmt: skip
 from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
-from doxa.settings import Checkpoint, Compute, Training
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import decide, diagnose, evaluate

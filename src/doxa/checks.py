@@ -1,4 +1,4 @@
-"""Numbers, places and functions that people pass to `fit`, checked by name before any work."""
+"""Checks of arguments: each function checks one value, and its errors name the argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(name: str, value: Any, least: int = 1) -> int:
 
 
 def budget(name: str, value: Any) -> int | None:
-    """Bytes, or None for what is decided elsewhere."""
+    """A number of bytes, or None for the default."""
     return None if value is None else whole(name, value, least=0)
 
 
@@ -40,7 +40,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def seed(name: str, value: Any) -> int:
-    """A whole number of any sign: noise is a function of it."""
+    """A whole number, positive or negative."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -49,28 +49,28 @@ def seed(name: str, value: Any) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A length of time, which may be none at all."""
+    """A duration in seconds, which may be zero."""
     return 0.0 if isinstance(value, int | float) and value == 0 else positive(name, value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, and nothing that could be taken for either."""
+    """True or False; no other value is converted."""
     if not isinstance(value, bool | np.bool_):
         raise MethodError(f"{name} must be True or False, not {value!r}")
     return bool(value)
 
 
 def functions(name: str, value: Any) -> tuple[Any, ...]:
-    """A list of things to call."""
+    """A list of callables."""
     if callable(value):
-        raise MethodError(f"{name} is a list of functions: {name}=[{_called(value)}]")
+        raise MethodError(f"{name} must be a list of functions: {name}=[{_called(value)}]")
     try:
         each = tuple(value)
     except TypeError:
         each = (value,)
     for one in each:
         if not callable(one):
-            raise MethodError(f"{name} is a list of functions, and {one!r} is none")
+            raise MethodError(f"{name} must be a list of functions, but {one!r} is not callable")
     return each
 
 
@@ -79,7 +79,7 @@ def _called(value: Any) -> str:
 
 
 def place(spec: Any) -> torch.device:
-    """A device that exists here and holds data."""
+    """A device that exists on this machine and can hold data."""
     try:
         device = torch.device(spec)
         torch.empty(0, device=device)
@@ -87,7 +87,7 @@ def place(spec: Any) -> torch.device:
         reason = (str(error).splitlines() or [""])[0]
         raise MethodError(f"device {spec!r} cannot be used here: {reason}") from error
     if device.type == "meta":
-        raise MethodError("the meta device holds no numbers; move the network to a real one")
+        raise MethodError("the meta device holds no data; move the network to a real device")
     return device
 
 

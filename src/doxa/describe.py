@@ -1,7 +1,7 @@
-"""What comes back of a fit, in words: for a prompt (`repr`) and for a notebook (HTML).
+"""Text descriptions of results: for the prompt (`repr`) and for notebooks (HTML).
 
-All words are here. A class inherits `Described` and says which of the functions below is its own;
-they read attributes only, and cost no more than a look at moments.
+All texts are in this module. A class inherits from `Described`, and its `described` method calls
+one of the functions below. They only read attributes, and cost no more than computing moments.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 
 from doxa.errors import DoxaError
 
-_MOST = 6  # names, runs or heads in a line
-# No colours: a notebook has its own, light or dark.
+_MOST = 6  # names, runs or heads per line
+# No colours: notebooks have light and dark themes.
 _TABLE = "border-collapse:collapse;font:13px/1.5 sans-serif;text-align:left;margin:.3em 0"
 _CELL = "text-align:left;vertical-align:top;padding:1px 1.2em 1px 0;max-width:46em"
 
 
 @dataclass(frozen=True)
 class Words:
-    """A title, what state it is in, and facts (name, value)."""
+    """A title, a status, and facts (name, value)."""
 
     title: str
     state: str
@@ -49,7 +49,7 @@ class Words:
 
 
 class Described:
-    """Something that a prompt and a notebook show in words."""
+    """Base of objects with a text description in a prompt and in a notebook."""
 
     @abstractmethod
     def described(self) -> Words: ...
@@ -62,7 +62,7 @@ class Described:
 
 
 def posterior(p: Any) -> Words:
-    """Of any kind: what it is, whether it can be trusted, what it was fitted to, what it has."""
+    """A posterior of any kind: its form, its status, its data, and its evidence or bound."""
     facts = [("made of", _form(p)), ("task", _task(p))]
     if (inputs := _inputs(p)) is not None:
         facts.append(("inputs", inputs))
@@ -72,7 +72,7 @@ def posterior(p: Any) -> Words:
         facts.append(("held out", _held_out(held)))
     if left := p.diagnostics.get("left_out"):
         facts.append(
-            ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'row')} left out")
+            ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'held-out row')}")
         )
     has = [
         f"{name} {number(value)}{_error(p, name)}"
@@ -83,13 +83,13 @@ def posterior(p: Any) -> Words:
 
 
 def _error(p: Any, name: str) -> str:
-    """The standard error of a number that is estimated by draws, where it is known."""
+    """The standard error of a number that is estimated from draws, if there is one."""
     error = p.diagnostics.get(f"{name}_error")
     return "" if error is None else f" ± {number(error)}"
 
 
 def predictive(p: Any) -> Words:
-    """Of any form: at how many rows, of what, and the range of its answers."""
+    """A predictive of any form: the number of rows, the likelihood, and the range of moments."""
     try:
         heads = p.heads
     except AttributeError:
@@ -99,9 +99,9 @@ def predictive(p: Any) -> Words:
 
 
 def sweep(s: Any) -> Words:
-    """How many runs, by what they differ, and how many of them are well."""
+    """A sweep: the number of runs, the settings in which they differ, and counts of statuses."""
     counts = Counter(str(p.status) for p in s)
-    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    statuses = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     splits = len({spec.split for spec in s.specs})
     names = sorted({name for spec in s.specs for name in spec.hyper})
     seeds = len({spec.seed for spec in s.specs})
@@ -112,11 +112,11 @@ def sweep(s: Any) -> Words:
     facts += [("seeds", str(seeds))] if seeds > 1 else []
     facts += [("runs", "sweep[0] … are posteriors; sweep.select(by=...) finds the best")]
     method = _method(s[0].method) if len(s) else "nothing"
-    return Words(f"Sweep of {plural(len(s), 'run')} by {method}", told, facts)
+    return Words(f"Sweep of {plural(len(s), 'run')} by {method}", statuses, facts)
 
 
 def draws(d: Any) -> Words:
-    """Chains of a log density."""
+    """Draws of MCMC chains from a log density."""
     shapes = [f"{name}{list(shape) if shape else ''}" for name, shape in d.shapes.items()]
     facts = [
         ("made of", f"{plural(d.members, 'chain')} of {plural(d.count, 'draw')}"),
@@ -135,7 +135,7 @@ def state(status: Any) -> str:
 
 
 def number(value: float) -> str:
-    """To three digits; thousands whole, with commas."""
+    """Three significant digits; thousands as whole numbers with commas."""
     shown = f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
     return shown.replace("-", "−")
 
@@ -155,10 +155,10 @@ def _method(method: Any) -> str:
     try:
         plain = type(method)().settings()
         own = {key: value for key, value in method.settings().items() if value != plain[key]}
-    except (TypeError, AttributeError, ValueError, DoxaError):  # a method of the user's own
+    except (TypeError, AttributeError, ValueError, DoxaError):  # a method defined by the user
         return f"{name}, {shown}"
-    told = ", ".join(f"{key}={value!r}" for key, value in own.items())
-    return f"{name} ({told})" if told else str(name)
+    settings = ", ".join(f"{key}={value!r}" for key, value in own.items())
+    return f"{name} ({settings})" if settings else str(name)
 
 
 def _title(p: Any) -> str:
@@ -169,7 +169,7 @@ def _title(p: Any) -> str:
 
 
 def _form(p: Any) -> str:
-    """Of how much it is made."""
+    """The numbers of members, draws or parts."""
     if p.kind == "mixture":
         weights = _listed([number(float(w)) for w in p.weights])
         return f"{plural(len(p.parts), 'part')}, weights {weights}"
@@ -210,7 +210,7 @@ def _fitted(found: dict[str, Any]) -> str:
 
 
 _SCORES = {
-    "log_prob": "log-likelihood a row", "gain": "gain over a constant",
+    "log_prob": "log-likelihood per row", "gain": "gain over a constant",
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
 }  # fmt: skip
 
@@ -246,16 +246,16 @@ def _one_predictive(p: Any) -> Words:
 def _components(p: Any) -> str:
     try:
         return plural(len(p.weights), "component")
-    except AttributeError:  # corrected predictions have none
+    except AttributeError:  # corrected predictions have no components
         return ""
 
 
-def _line(words: Words) -> str:
-    return "; ".join([words.title, *(f"{name} {value}" for name, value in words.facts[:-1])])
+def _line(text: Words) -> str:
+    return "; ".join([text.title, *(f"{name} {value}" for name, value in text.facts[:-1])])
 
 
 def _range(values: Tensor) -> str:
     low, high = (float(v) for v in (values.min(), values.max())) if values.numel() else (0.0, 0.0)
     if math.isnan(low) or math.isnan(high):
-        return "not a number in places"
+        return "NaN in places"
     return number(low) if low == high else f"{number(low)} … {number(high)}"

@@ -1,20 +1,33 @@
 """`fit`: from a network, data and a method to a posterior.
 
-This module puts the pieces together: it checks and places the data, expands runs and members into
-one stacked axis, chooses the engine, drives the method's stages and records what happened.
+`fit` reads and checks the data, moves them to the device, and stacks runs and members along one
+axis. It then chooses the engine and runs the method's stages (`doxa.driver`). The result is one
+posterior per run, with a record of the fit. `build_problem` makes a problem of the network, its
+likelihood and its prior; a likelihood that is not given is inferred from the targets and the
+network's outputs.
 
-What is believed before the data: the network, its likelihood and its prior, as a problem.
+Settings can be given in groups: how to train, where to compute, where to keep checkpoints.
+
+    doxa.fit(net, data, "map", training=doxa.Training(steps=2000, lr=1e-3),
+             compute=doxa.Compute(device="cuda", precision="bfloat16"),
+             checkpoint=doxa.Checkpoint("run/", every=60.0))
+
+Each field of a group is also a flat argument of `fit`: `steps=2000` and
+`training=Training(steps=2000)` mean the same. A setting that is given both ways is an error. A
+group can be stored and used for several fits.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +68,153 @@ from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
-from doxa.settings import Checkpoint, Compute, Training, grouped
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a network is trained. The fields are those arguments of `doxa.fit`.
+
+    Parameters
+    ----------
+    batch_size : int, optional
+        Rows per step. Default: the method's.
+    steps : int, optional
+        Optimisation steps. Give `steps` or `epochs`, not both. Default: the method's.
+    epochs : float, optional
+        Passes over the training rows.
+    lr : float, optional
+        Learning rate. Default: the method's.
+    schedule : str or callable
+        "constant", "cosine", "linear", or a function of the share of steps done.
+    optimizer : str or Optimizer
+        For example "adam".
+    patience : int
+        How many evaluations on held-out rows without improvement end the training.
+
+    Examples
+    --------
+    >>> import doxa
+    >>> doxa.Training(steps=500, lr=1e-2)
+    Training(steps=500, lr=0.01)
+    """
+
+    batch_size: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    lr: float | None = None
+    schedule: Any = "cosine"
+    optimizer: Any = "adam"
+    patience: int = 20
+
+    def __repr__(self) -> str:
+        return _changed(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Where and how tensors are computed. The fields are those arguments of `doxa.fit`.
+
+    Parameters
+    ----------
+    device : torch.device or str, optional
+        Default: the network's device.
+    dtype : torch.dtype, optional
+        Default: the network's floating-point type.
+    precision : {"full", "bfloat16"}
+        Precision of the network's products in training.
+    engine : str or Engine
+        "auto", or "stack" / "loop" with ":eager", ":traced", ":compiled" or ":graph".
+    draws_budget : int, optional
+        Bytes of memory for the draws that a sampler keeps; the rest is kept on disk.
+
+    Examples
+    --------
+    >>> import doxa
+    >>> doxa.Compute(device="cpu")
+    Compute(device='cpu')
+    """
+
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    precision: str = "full"
+    engine: Any = "auto"
+    draws_budget: int | None = None
+
+    def __repr__(self) -> str:
+        return _changed(self)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a fit is saved while it runs, and how often.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A fit that finds its own checkpoint there continues from it.
+    every : float
+        Seconds between two checkpoints.
+
+    Examples
+    --------
+    >>> import doxa
+    >>> doxa.Checkpoint("run/", every=60.0)
+    Checkpoint(folder='run/', every=60.0)
+    """
+
+    folder: str | Path
+    every: float = 30.0
+
+
+def _changed(group: Any) -> str:
+    """The group with the fields that differ from their defaults."""
+    given = [f for f in fields(group) if getattr(group, f.name) != f.default]
+    inner = ", ".join(f"{f.name}={getattr(group, f.name)!r}" for f in given)
+    return f"{type(group).__name__}({inner})"
+
+
+def grouped(function: Callable[P, R]) -> Callable[P, R]:
+    """For `fit`: the fields of groups become flat arguments before it is called.
+
+    A flat argument counts as given where it is passed, whatever its value; a field of a group where
+    it differs from its default.
+    """
+    default = inspect.signature(function).parameters
+
+    @wraps(function)
+    def flat(*args: P.args, **given: P.kwargs) -> R:
+        options: dict[str, Any] = given
+        for name, kind in (("training", Training), ("compute", Compute)):
+            group = options.pop(name, None)
+            if group is None:
+                continue
+            if not isinstance(group, kind):
+                raise MethodError(f"{name} must be doxa.{kind.__name__}(...), not {group!r}")
+            for field in fields(group):
+                value = getattr(group, field.name)
+                if value == field.default:
+                    continue
+                if field.name in options:
+                    raise MethodError(
+                        f"{field.name} is given twice: as {field.name}={options[field.name]!r} and "
+                        f"in {name}={group!r}; give it once"
+                    )
+                options[field.name] = value
+        place = options.get("checkpoint")
+        if isinstance(place, Checkpoint):
+            if "checkpoint_every" in options:
+                raise MethodError(
+                    f"checkpoint_every is given twice: as {options['checkpoint_every']!r} and in "
+                    f"checkpoint={place!r}; give it once"
+                )
+            options |= {"checkpoint": place.folder, "checkpoint_every": place.every}
+        return function(*args, **options)
+
+    assert {f.name for kind in (Training, Compute) for f in fields(kind)} <= set(default)
+    return flat
 
 
 class FitOptions(TypedDict, total=False):
@@ -158,47 +317,117 @@ def fit(
 
     Parameters
     ----------
-    model: a `Model`, an `nn.Module`, or None for methods that bring their own functions: gp, which
-        refuses a network, and linear, which takes the features of one.
-    data: (x, y) as arrays, tensors or frames (whose column names are kept), a map-style `Dataset`,
-        a `DataLoader` over one, or `doxa.data.Tasks` for methods that learn from tasks.
-    method: a name (see `doxa.methods()`) or a method object with its settings.
-    likelihood, prior, subset: as in `Model`, when `model` is a plain network. Without a likelihood
-        y and the network's outputs decide: class labels are categorical or bernoulli, which is
-        said; numbers are Gaussian.
-    members: how many are averaged in prediction, or the list of their ids; the method's default.
-    runs: splits, grids and seeds to fit side by side; the result is then a `Sweep`.
-    init: "fresh" re-initialises the network for every member, and says so where its weights look
-        trained; "given" starts from them; a posterior, or one for each run, from where its
-        members are (their BatchNorm statistics and what layers learned start anew).
-    validation: rows to stop on, to take the noise from, and to judge the fit by. "auto": methods
-        that can overfit hold out a part of the rows, each member another; None: every row is
-        trained on; a share of the rows or a pair (x, y): the same for all members.
-    patience: how many looks at these rows without gain end the training.
-    standardize: scale float inputs and continuous targets; predictions are in the units of y.
-        Without it, columns far from unit size are named in a warning.
-    sample_weight: one nonnegative weight per row; n is then their sum, and scales are weighted.
-        Rows of weight 0 are removed before anything else: they may hold NaN. What counts rows,
-        such as a standard error, counts (Σw)²/Σw² of them.
-    precision: "full", or "bfloat16": the network's products in training are of half precision, with
-        weights, likelihood and optimiser in float32; for methods that climb, on a GPU that is
-        made for it. Predictions are in full precision.
-    batch_size: rows a step, at most all of them; the method's default.
-    steps or epochs: how long to optimise; methods that sample have their own lengths.
-    lr, schedule, optimizer: "constant", "cosine" or "linear" (or a function of the share done).
-    checkpoint: a folder; a fit that finds its own checkpoint there goes on from it. It is locked
-        while the fit runs: a second fit there raises `FolderInUse`.
-    checkpoint_every: seconds between checkpoints.
-    draws_budget: bytes of memory for the draws that samplers keep, else a quarter of what is free;
-        past it they are kept and read on disk, and nothing else changes.
-    progress: show a bar, or a plain line now and then where standard error is no terminal;
-        default: the bar, where it is one.
-    engine: "auto", or "stack" / "loop", with ":eager", ":traced", ":compiled", ":graph".
-    callbacks: f(step, info), called now and then; one that returns True stops the run.
+    model : Model, nn.Module or None
+        The network. None is for methods that need no network, such as "gp" and "linear". "gp"
+        accepts no network; "linear" uses the features of a network if one is given. The network
+        that is passed is not changed.
+    data : tuple (x, y), Dataset, DataLoader or doxa.data.Tasks
+        The training rows. x and y are arrays, tensors or data frames; the column names of a frame
+        are kept. A `Dataset` must be map-style, and a `DataLoader` must iterate over one. `Tasks`
+        are for methods that learn from tasks, such as neural processes.
+    method : str, Method or type, default "map"
+        A name (see `doxa.methods()`), a method object with its settings, or a method class.
+    likelihood : str, Likelihood or tuple, default None
+        As in `Model`; only for a `model` that is a plain network or None. By default, the
+        likelihood is inferred from y and the network's outputs: "categorical" or "bernoulli" for
+        class labels, which is logged, and "gaussian" for numbers.
+    prior : Prior or dict, default None
+        As in `Model`; only for a `model` that is a plain network.
+    subset : str, tuple or callable, default None
+        The parameters that are uncertain, as in `Model`; only for a `model` that is a plain
+        network. None means all parameters.
+    members : int or sequence of int, default None
+        The number of members, or the list of their ids. Predictions are averaged over members.
+        None means the method's default.
+    runs : Runs, default None
+        Splits, grids and seeds that are fitted side by side. The result is then a `Sweep`.
+    seed : int, default 0
+        The seed of all random numbers: initial weights, the order of the rows, the choice of the
+        held-out rows, and the noise of the method. With `runs` that give no seeds, the split of
+        number i uses seed + i.
+    init : {"fresh", "given"}, Posterior or sequence of Posterior, default "fresh"
+        Where the weights start. "fresh": the network is re-initialised for each member, with a
+        warning if its weights look trained. "given": each member starts from the network's
+        weights. A posterior, or one posterior per run: each member starts from the point of the
+        same member there; BatchNorm statistics and other buffers that layers learned start anew.
+    validation : {"auto"}, None, float or tuple (x, y), default "auto"
+        The held-out rows. They are used for early stopping, for the noise level, and to evaluate
+        the fit. "auto": methods that can overfit hold out a part of the rows, a different part for
+        each member. None: all rows are used for training. A fraction of the rows, or a pair
+        (x, y): the same held-out rows for all members.
+    patience : int, default 20
+        Training stops after this number of validations without improvement.
+    standardize : bool, default False
+        Whether to standardise floating-point inputs and continuous targets. Predictions are in
+        the units of y. If False, a warning names the columns that are far from unit scale.
+    sample_weight : array-like of shape [N], default None
+        One nonnegative weight per row. The number of rows n is then the sum of the weights, and
+        standardisation is weighted. Rows of weight 0 are removed first, so they may contain NaN.
+        Statistics that depend on a number of rows, such as standard errors, use the effective
+        number (Σw)²/Σw².
+    device : torch.device or str, default None
+        The device of the fit. None means the device of the network, or the CPU without a network.
+    dtype : torch.dtype, default None
+        The floating-point type of weights and data. None means the type of the network. Without a
+        network, it is the type of the first float32 or float64 input, or float32.
+    precision : {"full", "bfloat16"}, default "full"
+        With "bfloat16", the network's matrix products in training are in half precision; weights,
+        likelihood and optimiser stay in float32. This is for methods that follow stochastic
+        gradients, on a GPU with fast bfloat16. Predictions are always in full precision.
+    batch_size : int, default None
+        Rows per step, at most all of them. None means the batch size of the `DataLoader` if `data`
+        is one, else the method's default.
+    steps : int, default None
+        The number of optimisation steps. None means the method's default. Samplers have settings
+        of their own for the number of steps. Give `steps` or `epochs`, not both.
+    epochs : float, default None
+        The number of passes over the rows, in place of `steps`.
+    lr : float, default None
+        The learning rate. None means the method's default.
+    schedule : str or callable, default "cosine"
+        The learning rate over time: "constant", "cosine" or "linear", each also with the prefix
+        "warmup-", or a function from the fraction of steps done to a multiplier of `lr`.
+    optimizer : {"adam", "sgd"} or Optimizer, default "adam"
+        The optimiser, by name or as an object with its settings.
+    training : Training, default None
+        The settings of training as a group, in place of the flat arguments.
+    compute : Compute, default None
+        Device, type, precision and engine as a group, in place of the flat arguments.
+    checkpoint : str, Path or Checkpoint, default None
+        A folder for checkpoints. If it contains a checkpoint of the same fit, the fit resumes from
+        it. The folder is locked while the fit runs: a second fit there raises `FolderInUse`.
+    checkpoint_every : float, default 30.0
+        Seconds between checkpoints.
+    draws_budget : int, default None
+        Bytes of memory for the draws that samplers keep. Draws beyond the budget are kept in a
+        file on disk and read from there; the results are the same. None means a quarter of the
+        free memory.
+    progress : bool, default None
+        Whether to show progress: a bar if standard error is a terminal, otherwise plain lines at
+        growing intervals. None means to show the bar on a terminal, and nothing otherwise.
+    engine : str or Engine, default "auto"
+        How members are computed. "stack": all members at once; "loop": one after the other;
+        "auto": chosen by rule. "stack" and "loop" may have a suffix for how a step is executed:
+        ":eager", ":traced", ":compiled" or ":graph".
+    callbacks : sequence of callable, default ()
+        Functions `f(step, info)`, called about 100 times per stage at most. `info` is a dictionary
+        of lists with one number per member, such as the loss. A function that returns True stops
+        the run.
 
     Returns
     -------
-    A `Posterior`, or a `Sweep` of them when `runs` is given.
+    Posterior or Sweep
+        The posterior, or a `Sweep` with one posterior per run if `runs` is given.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import doxa
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    >>> posterior = doxa.fit(net, (x, torch.sin(3 * x)), "deep-ensemble", members=2, steps=100)
+    >>> posterior.predict(x).mean.shape
+    torch.Size([64, 1])
     """
     began = time.monotonic()
     fresh, begin = _start(init)
@@ -270,7 +499,7 @@ def fit(
 
 
 def _start(init: Any) -> tuple[bool, Tensor | None]:
-    """Whether weights start anew, and where they start if earlier posteriors say so."""
+    """Whether weights are re-initialised; and the starting points, if `init` is posteriors."""
     if isinstance(init, str) and init in ("fresh", "given"):
         return init == "fresh", None
     earlier: Any = [init] if isinstance(init, Posterior) else init
@@ -282,11 +511,11 @@ def _start(init: Any) -> tuple[bool, Tensor | None]:
     )
 
 
-def _batch_size(asked: int | None, method: Method, data: Data, problem: Problem) -> int:
+def _batch_size(size: int | None, method: Method, data: Data, problem: Problem) -> int:
     lengths = [len(rows) for rows in data.rows]
-    # Short runs are padded with rows of weight 0, which BatchNorm would count all the same.
+    # Short runs are padded with rows of weight 0. BatchNorm would count these rows too.
     largest = min(lengths) if problem.joins_rows else max(lengths)
-    return max(1, min(asked or method.default_batch, largest))
+    return max(1, min(size or method.default_batch, largest))
 
 
 def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) -> int:
@@ -303,7 +532,7 @@ def build_problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
     specs: Sequence[RunSpec],
 ) -> tuple[Problem, Likelihood, Inferred | None]:  # fmt: skip
-    """What is fitted, under which likelihood, and how that was inferred where none was given."""
+    """The problem, its likelihood, and how the likelihood was inferred (None if it was given)."""
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
     prior_moments = problem.model
     noise_model = (
@@ -324,7 +553,7 @@ def _problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
     specs: Sequence[RunSpec],
 ) -> tuple[Problem, Inferred | None]:  # fmt: skip
-    """What is fitted, and how its likelihood was inferred where none was given."""
+    """The problem, and how its likelihood was inferred (None if it was given)."""
     if model is None:
         if method.needs_network:
             raise ModelError(
@@ -342,24 +571,24 @@ def _problem(
     else:
         prior_moments = Model(model, likelihood, prior, subset or "all")
     inferred = None
-    if not any("likelihood" in spec.hyper for spec in specs):  # else the grid gives them
+    if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:
             prior_moments, inferred = infer_likelihood(
                 prior_moments, given.x, given.y, given.source is None
             )
         except ModelError as error:
             raise error if given.tasks is None else _for_tasks(method, error) from error
-    if type(method).prepare is not Method.prepare:  # it asks which layers there are
+    if type(method).prepare is not Method.prepare:  # `prepare` needs the network's layers
         prior_moments = looked_at(prior_moments, given.x)
     return Network(prior_moments), inferred
 
 
 def _for_tasks(method: Method, error: ModelError) -> ModelError:
-    """Why a network cannot take tasks."""
-    words = (
-        "the data are tasks, which a network is given as context_x, context_y, context and "
-        'target_x: write one that takes these, or use a neural process ("cnp", "tnp", …) with '
-        f"None in place of the network ({error})"
+    """The error for a network that does not accept tasks as input."""
+    message = (
+        "the data are tasks, and the network's inputs are then context_x, context_y, context and "
+        "target_x: pass a network with these arguments, or use a neural process "
+        f'("cnp", "tnp", …) with None in place of the network ({error})'
     )
-    alone = f"{method.name} brings its own network: pass None in its place"
-    return ModelError(words if method.needs_network else alone)
+    alone = f"{method.name} has its own network: pass None in place of the network"
+    return ModelError(message if method.needs_network else alone)

@@ -1,28 +1,25 @@
 """Random numbers as a pure function of (seed, purpose, member, step).
 
-A counter is hashed, not a stream advanced: the i-th number of member m at step t is
+`Noise` hashes a counter; there is no stream with a state. The i-th number of member m at step t is
 
     mix(mix(i + a) ^ b),   (a, b) = mixes of t, the call within the step, and a key of 96 bits
 
 with `mix` a full-avalanche bijection of 32-bit words and the key a digest of seed, purpose and
-member id. Nothing is checkpointed, nothing depends on chunk size, engine, device or on which other
-members run, and the whole computation can be traced, compiled or captured in a CUDA graph. Two
-streams coincide only if two digests do, and normals reach ±6.7.
+member id. Nothing is checkpointed. The numbers do not depend on chunk size, engine, device, or on
+the other members. The whole computation can be traced, compiled or captured in a CUDA graph. Two
+streams are equal only if two digests are equal. Normals reach ±6.7.
 
-Random numbers of a stage's steps on the CPU, drawn some steps ahead by the machine's generator.
-
-The counter hash of `doxa.noise` can be captured in a graph, which a GPU needs, but is some forty
-small operations: beside the step of a small network that is as much as the gradient itself. Here
-each member fills a block of the next steps' numbers with a generator seeded by (seed, stage,
-member, call, block): still a pure function of the step, so that nothing random is checkpointed and
-no member depends on which others run. (The generator takes 32 bits of the seed: two of many
-thousand blocks may hold the same numbers.)
-
-Very long runs of small networks use the hash after all (`worthwhile`): they are compiled, and a
+`PrefetchedNoise` draws the random numbers of a stage on the CPU, for a block of steps at a time.
+The counter hash can be captured in a graph, which a GPU needs, but it takes about forty small
+operations; for a small network this is as much time as the gradient. Here each member fills a block
+of steps with a generator seeded by (seed, stage, member, call, block). The numbers are still a pure
+function of the step, so no random state is checkpointed and members do not depend on each other.
+(The generator uses 32 bits of the seed: two of many thousand blocks may have the same numbers.)
+Very long runs of small networks use the hash (`worthwhile`), because they are compiled, and a
 compiler makes one loop of it.
 
-A recorded step cannot draw for itself: `listening` notes what a step asks for, and `giving` hands
-those numbers in as arguments.
+A recorded step cannot draw random numbers itself: `listening` records the requests of a step, and
+`giving` passes the numbers as arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
-_SMALL = 1 << 18  # bytes of a draw that is kept, of 64: at most 16 MB
+_SMALL = 1 << 18  # largest size in bytes of a cached draw; 64 draws are cached, at most 16 MB
 
 
 def digest(*parts: object) -> int:
@@ -54,21 +51,23 @@ def generator(*parts: object) -> torch.Generator:
 
 
 class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
-    """Within it, what torch draws without a generator comes from one of this context's own, seeded
-    by `parts`: the numbers that the default generator would give after that seed.
+    """A context in which torch draws random numbers from its own generator, seeded by `parts`. The
+    numbers are those of the default generator with that seed.
 
-    For code that takes no generator: `reset_parameters`, a constructor, a forward pass. The context
-    belongs to its thread. The default generator is neither read nor moved, so threads do not see
-    each other's draws. Operations inside a library's kernel that accept no generator (fused
-    attention with dropout, cuDNN's recurrent layers) still draw from the default one of a GPU.
+    It is for code that takes no generator: `reset_parameters`, a constructor, a forward pass. The
+    context belongs to its thread. The default generator is neither read nor changed, so threads do
+    not affect each other. Operations inside a library's kernel that accept no generator (fused
+    attention with dropout, cuDNN's recurrent layers) still use the default generator of a GPU.
 
     Parameters
     ----------
-    parts: what the draws are for, as in `digest`.
+    parts : object
+        The purpose of the draws, as in `digest`.
 
     Attributes
     ----------
-    drew: whether anything was drawn so far.
+    drew : bool
+        Whether random numbers were drawn in this context.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -106,7 +105,7 @@ def _draws(func: Any) -> bool:
 
 @cache
 def _with_generator(func: Any) -> Any:
-    """The overload of an operation that takes a generator, itself or another; None if none does."""
+    """The overload of an operation that takes a generator; None if there is none."""
     names = [a.name for a in func._schema.arguments]
     if "generator" in names:
         return func
@@ -121,7 +120,7 @@ def _with_generator(func: Any) -> Any:
 def _dropout(
     x: Tensor, p: float, train: bool | None, *, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Fused dropout, which takes no generator: the output and what is kept."""
+    """Fused dropout, which takes no generator: the output and the mask of kept entries."""
     p = 0.0 if train is False else p
     kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1.0 - p, generator=generator)
     return x * kept * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), kept
@@ -145,8 +144,16 @@ class Noise:
 
     Parameters
     ----------
-    seed, purpose: what the numbers are for; different purposes are independent.
-    members: global ids, one a row; a member's numbers depend on its own id only.
+    seed : int
+        The seed.
+    purpose : str
+        The purpose of the numbers; different purposes are independent.
+    members : sequence
+        Global ids, one per row; the numbers of a member depend only on its own id.
+    device : torch.device
+        The device of the numbers.
+    dtype : torch.dtype
+        The floating-point type of the numbers.
     """
 
     def __init__(
@@ -171,11 +178,11 @@ class Noise:
         return self._derived((members.start, members.stop), self.members[members])
 
     def expand_particles(self, k: int) -> Noise:
-        """Numbers for k particles of every member, each with a key of its own."""
+        """Numbers for k particles per member, each with its own key."""
         return self._derived(k, [f"{member}/{j}" for member in self.members for j in range(k)])
 
     def _derived(self, key: object, members: Sequence[object]) -> Noise:
-        """Made once: a step that is captured must not send keys to a GPU."""
+        """A derived source, cached: a captured step must not send keys to a GPU."""
         if key not in self._sources:
             new = Noise(self.seed, self.purpose, members, self.device, self.dtype)
             self._sources[key] = new
@@ -187,11 +194,11 @@ class Noise:
         return self._counters[size]
 
     def uniform(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
-        """[M, *shape] in (0, 1]; of several steps [T] at once, [T, M, *shape]."""
+        """Uniforms [M, *shape] in (0, 1]; for several steps [T] at once, [T, M, *shape]."""
         return self._hashed(shape, *self.keys(step, call))
 
     def keys(self, step: Tensor | int, call: int) -> tuple[Tensor, Tensor]:
-        """(a, b), with which counters are hashed: [M] each; of several steps [T], [T, M]."""
+        """(a, b) of the counter hash: [M] each; for several steps [T], [T, M]."""
         if isinstance(step, int):
             step = torch.tensor(step, dtype=torch.int32, device=self.device)
         base, key, last = self._keys.unbind(1)
@@ -207,11 +214,11 @@ class Noise:
         return u.reshape(*a.shape, *shape)
 
     def rowwise(self, kind: str, shape: Sequence[int], step: Tensor | int, call: int) -> Tensor:
-        """[M, rows, ...]: a row's numbers do not depend on how many rows come after it."""
+        """[M, rows, ...]: the numbers of a row do not depend on the number of rows after it."""
         return self.rows(kind, shape, *self.keys(step, call))
 
     def rows(self, kind: str, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
-        """The same, of the keys of a step."""
+        """The same, from the keys of a step."""
         if kind == "uniform":
             return self._hashed(shape, a, b)
         rows, size = shape[0], math.prod(shape[1:])
@@ -226,7 +233,7 @@ class Noise:
         return self.normal(shape, step // 2, call) * sign.to(self.dtype)
 
     def normal(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
-        """[M, *shape] standard normals, by Box and Muller in pairs; of several steps [T] at once,
+        """[M, *shape] standard normals, in pairs by Box and Muller; for several steps [T] at once,
         [T, M, *shape]."""
         size = math.prod(shape)
         half = (size + 1) // 2
@@ -236,7 +243,7 @@ class Noise:
 
 
 def _normals(u: Tensor, v: Tensor) -> Tensor:
-    """Twice as many normals as either has uniforms (Box & Muller), side by side."""
+    """Normals from two tensors of uniforms (Box & Muller), twice as many along the last axis."""
     radius = (-2.0 * u.log()).sqrt()
     angle = v * (2.0 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
@@ -246,9 +253,10 @@ def repeated(
     kind: str, seed: int, purpose: str, members: Sequence[str], shape: Sequence[int],
     device: torch.device, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """What such a `Noise` draws first, "normal" or "uniform", [M, *shape]; not to be written to.
+    """The first draw of such a `Noise`, "normal" or "uniform", [M, *shape]. It must not be
+    overwritten.
 
-    Predictions of a posterior ask for the same numbers in every call: the last small draws are kept
+    Predictions of a posterior use the same numbers in each call, so the last small draws are cached
     in this process.
     """
     asked = (kind, seed, purpose, tuple(members), tuple(shape), device, dtype)
@@ -265,27 +273,27 @@ def _drawn(
 
 
 @lru_cache(64)
-@torch.inference_mode(False)  # whoever asks first: others may differentiate
+@torch.inference_mode(False)  # the draw is cached, and later callers may differentiate
 def _kept(*asked: Any) -> Tensor:
     return _drawn(*asked)
 
 
-_STEPS = 64  # in a block at most
-_NUMBERS = 1 << 14  # in a member's block, where one step needs fewer
-_LONG = 10_000  # steps from which a small network's step is likely to be compiled
-_LARGE = 1 << 17  # weights of all members from which drawing is faster all the same
-_MANY = 1 << 14  # alternating numbers from which a draw serves eight steps, not two
-_WINDOWS = 4  # places in a row where these steps begin to read it
+_STEPS = 64  # steps in a block, at most
+_NUMBERS = 1 << 14  # numbers in a member's block, if one step needs fewer
+_LONG = 10_000  # steps from which the step of a small network is likely to be compiled
+_LARGE = 1 << 17  # weights of all members from which drawing ahead is faster in any case
+_MANY = 1 << 14  # alternating numbers from which a draw is used for eight steps, not two
+_WINDOWS = 4  # positions in a row at which these steps start to read
 
 
 def worthwhile(weights: int, steps: int) -> bool:
-    """Whether a stage's numbers are drawn ahead: a rule about the work, so that the same run sees
-    the same numbers however its steps are executed."""
+    """Whether the numbers of a stage are drawn ahead. The rule depends on the amount of work only,
+    so that a run has the same numbers in all modes of execution."""
     return steps < _LONG or weights >= _LARGE
 
 
 class Request(NamedTuple):
-    """What a step asks for: which members' source, the distribution, the shape, which call."""
+    """A request of a step: the source of its members, the distribution, the shape, and the call."""
 
     source: tuple[object, ...]
     kind: str
@@ -314,10 +322,10 @@ class PrefetchedNoise:
         return self._number("normal", shape, step, call)
 
     def alternating(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
-        """[M, *shape] standard normals; at an odd step minus those of the step before. Drawing many
-        of them takes longer than all that is done with them, so that three more pairs of steps have
-        the same numbers, each a quarter of a row further on: a place's are still normal, and
-        uncorrelated over pairs of steps."""
+        """[M, *shape] standard normals; at an odd step, minus those of the step before. Drawing
+        many of them takes longer than using them. So the next three pairs of steps use the same
+        numbers, each shifted by a quarter of a row: at each position they are still normal, and
+        uncorrelated between pairs of steps."""
         return self._number("alternating", shape, step, call)
 
     def uniform(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
@@ -325,8 +333,9 @@ class PrefetchedNoise:
         return self._number("uniform", shape, step, call)
 
     def rowwise(self, kind: str, shape: Sequence[int], step: Tensor, call: int) -> Tensor:
-        """Noise a row is hashed: a row's numbers do not depend on how many rows come after it. What
-        it is hashed with is found ahead: half of the hash's operations, however few the rows."""
+        """Noise per row uses the hash, so that the numbers of a row do not depend on the number of
+        rows after it. The keys of the hash are computed ahead, which saves half of its
+        operations."""
         return self.noise.rows(kind, shape, *self._number("keys", (2,), step, call).unbind(-1))
 
     def select_members(self, members: slice) -> PrefetchedNoise:
@@ -350,7 +359,7 @@ class PrefetchedNoise:
         return self._readers[request](int(step))
 
     def reader(self, request: Request) -> Callable[[int], Tensor]:
-        """What a request gets at a step, as a function of the step."""
+        """The numbers of a request, as a function of the step."""
         source, size = self._root._sources[request.source], math.prod(request.shape)
         length = max(1, min(_STEPS, _NUMBERS // max(1, size)))
         if request.kind == "alternating":
@@ -367,7 +376,8 @@ class PrefetchedNoise:
         return read
 
     def _alternating(self, request: Request, length: int) -> Callable[[int], Tensor]:
-        """Both signs are held, and a row goes on where it began: a step copies nothing."""
+        """Both signs are stored, and each row is continued with its beginning, so that a step
+        copies nothing."""
         row = request.shape[-1]
         many = row >= _MANY
         windows = _WINDOWS if many else 1
@@ -410,7 +420,7 @@ class PrefetchedNoise:
 
     @contextmanager
     def listening(self) -> Iterator[dict[Request, None]]:
-        """Note what is asked for."""
+        """Record all requests."""
         self._asked = {}
         try:
             yield self._asked
@@ -419,7 +429,7 @@ class PrefetchedNoise:
 
     @contextmanager
     def giving(self, numbers: Mapping[Request, Tensor]) -> Iterator[None]:
-        """Answer from these, and from nothing else."""
+        """Return only these numbers for requests."""
         self._given = numbers
         try:
             yield

@@ -24,7 +24,7 @@ _fusing: ContextVar[bool] = ContextVar("fusing", default=True)
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Updates as plain operations: what a compiler fuses with the rest of the step."""
+    """Use plain operations in updates, which a compiler can fuse with the rest of the step."""
     token = _fusing.set(False)
     try:
         yield
@@ -47,8 +47,8 @@ class Adam:
         self, params: State, grads: State, state: State, rate: Tensor, t: Tensor,
         owned: bool = False,
     ) -> State:  # fmt: skip
-        """The entries of the state that change: the named tensors, and what is remembered of each.
-        `owned` tensors may be overwritten."""
+        """The entries of the state that change: the named tensors and their moments. If `owned`,
+        the tensors may be overwritten."""
         m, v = ([state[f"optim.{kind}.{name}"] for name in params] for kind in ("m", "v"))
         single = all(value.dtype == torch.float32 for value in params.values())
         if rate.ndim == 0 and single and _fusing.get():
@@ -71,7 +71,7 @@ class Adam:
         self, params: State, grads: State, m: list[Tensor], v: list[Tensor], rate: Tensor,
         t: Tensor, owned: bool,
     ) -> State:  # fmt: skip
-        """The same in one kernel: one pass over memory, and no launches between."""
+        """The same update in one kernel, with a single pass over memory."""
         own = (lambda values: values) if owned else (lambda values: [x.clone() for x in values])
         values, m, v = own(list(params.values())), own(m), own(v)
         torch._fused_adam_(
@@ -113,7 +113,7 @@ def _zeros(kind: str, params: State) -> State:
 
 
 def _like(rate: Tensor, value: Tensor) -> Tensor:
-    """[] as it is, [M, 1] with as many axes as the value."""
+    """A rate [] unchanged; a rate [M, 1] with as many axes as the value."""
     return rate if rate.ndim == 0 else rate.reshape(-1, *(1,) * (value.ndim - 1)).to(value.dtype)
 
 
@@ -130,10 +130,15 @@ def optimizer(spec: str | Optimizer) -> Optimizer:
 
 
 def schedule(spec: str | Callable[[float], float], steps: int) -> Tensor:
-    """Multipliers of the rate for each step, [steps].
+    """Multipliers of the learning rate for each step, [steps].
 
-    "constant", "cosine" (to zero), "linear" (to zero), each with "warmup-" in front for a rise over
-    the first 5 %, or a function of the fraction done.
+    Parameters
+    ----------
+    spec : str or callable
+        "constant", "cosine" (to zero) or "linear" (to zero), each also with the prefix "warmup-"
+        for a linear rise over the first 5 %; or a function of the fraction of steps done.
+    steps : int
+        The number of steps.
     """
     at = torch.arange(steps, dtype=torch.float64) / max(1, steps)
     if callable(spec):
@@ -153,7 +158,7 @@ def schedule(spec: str | Callable[[float], float], steps: int) -> Tensor:
 
 
 def _multiplier(spec: Callable[[float], float], done: float) -> float:
-    """What a schedule of the user's own gives, a finite number."""
+    """The value of a user's schedule, checked to be a finite number."""
     value = spec(done)
     try:
         number = float(value)

@@ -72,7 +72,7 @@ def test_a_member_is_the_same_alone_and_with_others(
     x, _ = trained_regression.data()
     caplog.set_level(logging.WARNING, "doxa")
     together = fit(trained_regression, kind, members=3)
-    frozen = "buffers stay as the network was given" in caplog.text
+    frozen = "buffers keep the values of the given network" in caplog.text
     alone = fit(trained_regression, kind, members=[1])
     rounding = trained_regression.fast.rounding
     mine = own_buffers(together, 1)

@@ -414,7 +414,7 @@ def test_large_arrays_stay_where_they_are(
     patch(monkeypatch, "cast", watched)
     with caplog.at_level(logging.INFO, "doxa"):
         again = doxa.fit(net, (source, y), steps=5, members=2)
-    assert "read by the batch" in caplog.text
+    assert "each batch is moved to the device" in caplog.text
     assert max(copied) < N
     same(again, plain)
     same(doxa.fit(net, (source, y), steps=5, standardize=True, members=2), scaled)

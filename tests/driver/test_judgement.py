@@ -43,7 +43,7 @@ def test_intervals_that_are_too_narrow_are_said() -> None:
     """The noise is given, a third of what it is: 90 % intervals hold 42 %."""
     posterior = fitted(line(0.3), likelihood=doxa.Gaussian(0.1))
     assert posterior.status == "overconfident"
-    assert "90% intervals hold" in posterior.status.reason
+    assert "90% intervals contain" in posterior.status.reason
     assert posterior.diagnostics["held_out"]["coverage"] < 0.6
 
 

@@ -58,7 +58,7 @@ def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
         likelihood, rows = posterior.base_likelihood, posterior.diagnostics["left_out"]["rows"]
         assert rows == 3 * len(data[0]) // 10
         said = posterior.diagnostics["left_out"]["likelihood"]
-        assert f"{said}, by {rows} rows left out" in repr(posterior)
+        assert f"{said}, by {rows} held-out rows" in repr(posterior)
         posterior.save(tmp_path / likelihood.name)
         net = torch.nn.Linear(1, 1 if likelihood.name == "student-t" else 2, bias=False)
         loaded = doxa.load(tmp_path / likelihood.name, net)

@@ -231,7 +231,7 @@ class Stream(Dataset[Any]):
 
 def test_a_stream_does_not_say_how_many_classes_there_are() -> None:
     rows = Stream(10**8, 40, lambda x: int(x[0] > 0))
-    with pytest.raises(DataError, match="how many classes"):
+    with pytest.raises(DataError, match="number of classes"):
         doxa.fit(None, rows, doxa.SparseGP(inducing=4), likelihood="categorical", steps=2)
     assert rows.read < 100
 

@@ -165,7 +165,7 @@ def test_batch_norm_without_statistics_is_warned_about(caplog: pytest.LogCapture
             return self.layer(self.norm(x[:, None])[:, 0])
 
     doxa.fit(Grid(), table(), steps=3)
-    assert "depends on the rows it is made with" in caplog.text
+    assert "depends on the other rows of the call" in caplog.text
 
 
 @pytest.mark.parametrize("optimizer, lr", [("sgd", 1e4), ("adam", 1e6), ("sgd", 1e30)])

@@ -53,7 +53,7 @@ def test_outputs_that_are_never_numbers(name: str) -> None:
     posterior = fit(lambda net, x: net.second(net.first(x)) * torch.nan, name)
     assert posterior.status == "diverged"
     assert "2 of 2 members" in posterior.status.reason
-    assert "outputs finite where the fit starts" in posterior.status.reason
+    assert "outputs are finite at the start" in posterior.status.reason
 
 
 @pytest.mark.slow

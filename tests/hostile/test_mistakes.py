@@ -186,7 +186,7 @@ def test_a_likely_mistake_is_said(name: str, caplog: pytest.LogCaptureFixture) -
 
 def test_outputs_that_are_no_numbers_are_in_the_status() -> None:
     posterior = fit(After(lambda h: h * nan))
-    assert posterior.status == "diverged" and "outputs finite" in posterior.status.reason
+    assert posterior.status == "diverged" and "outputs are finite" in posterior.status.reason
 
 
 def test_what_a_callback_raises_is_its_own() -> None:

@@ -61,7 +61,7 @@ METHODS: dict[str, Row] = {
         lambda: doxa.sample(lambda p: -p["a"] ** 2, {"a": 0.0}, "hmc", leapfrog=3), UnknownSetting,
         r"doxa\.HMC\(leapfrog=3\)",
     ),
-    "too many settings": (lambda: doxa.MAP(*range(99)), UnknownSetting, "MAP has .* name them"),
+    "too many settings": (lambda: doxa.MAP(*range(99)), UnknownSetting, "MAP has .* by keyword"),
     "draws as a word": (
         lambda: doxa.HMC(draws="many"), MethodError, "draws must be a whole number",
     ),

@@ -103,7 +103,7 @@ def test_an_objective_of_the_wrong_shape_is_refused() -> None:
     def total(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         return plain(run, params, batch, clock)[0].sum(), {}
 
-    with pytest.raises(MethodError, match=r"one value a member, \[3\]"):
+    with pytest.raises(MethodError, match=r"one value per member, \[3\]"):
         fit(total)
 
 

@@ -136,8 +136,8 @@ def test_a_checkpoint_belongs_to_the_output_that_was_named(tmp_path: Path) -> No
         (lambda f, h: {"a": f, "b": h}, ("categorical", "gaussian"), None, r"output=\('a', 'b'\)"),
         (lambda f, h: Answer(hidden=f), "categorical", "logits", "'logits'; there are 'hidden'"),
         (lambda f, h: {}, "categorical", None, "there are none"),
-        (lambda f, h: f, "categorical", "logits", "names no outputs"),
-        (lambda f, h: (f, h), "categorical", "logits", "names no outputs"),
+        (lambda f, h: f, "categorical", "logits", "has no named outputs"),
+        (lambda f, h: (f, h), "categorical", "logits", "has no named outputs"),
         (lambda f, h: {"a": f, "b": 3}, "categorical", "b", "not int"),
     ],
 )

@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_a_network_beside_tasks_is_named() -> None:
     tasks = Tasks([(torch.rand(6, 1), torch.rand(6, 1)) for _ in range(12)])
-    with pytest.raises(ModelError, match="cnp brings its own network: pass None"):
+    with pytest.raises(ModelError, match="cnp has its own network: pass None"):
         doxa.fit(doxa.nets.mlp(1, 1, (3,)), tasks, "cnp")
     with pytest.raises(ModelError, match=r'are tasks.* a neural process \("cnp", "tnp"'):
         doxa.fit(doxa.nets.mlp(1, 1, (3,)), tasks, "map")

@@ -1,4 +1,4 @@
-"""What goes in: rows, checked, standardised and handed out in batches."""
+"""The data of a fit: rows that are read, checked, standardised and split into batches."""
 
 from doxa.data.batches import (
     Ask,

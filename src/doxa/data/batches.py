@@ -1,16 +1,16 @@
-"""Rows of R runs on a device, and what a step sees of them.
+"""The rows of R runs (`Data`), and the batches of a stage (`Batch`, `Source`, `Feed`).
 
-Small data lies on the device and is indexed there; what is larger stays where it is and is read by
-the batch.
+Small data sets are moved to the device and indexed there. Larger ones stay where they are, and
+batches are read from them.
 
-How a stage gets its rows: a source says which, and opens a feed of batches.
+A source opens a feed of batches for a stage:
 
-    mini          random rows, every row once an epoch
-    independent   random rows with replacement: batches that know nothing of each other
-    all           every row, every step
-    pass          every row once, in order; the feed says how many steps that takes
-    held-out      the rows that are not trained on, in order, again and again
-    tasks         random tasks, each cut into a context and targets (`doxa.data.tasks`)
+    mini          random rows, each row once per epoch
+    independent   random rows with replacement: batches are independent
+    all           all rows in each step
+    pass          each row once, in order; the feed has the number of steps
+    held-out      the held-out rows in order, repeatedly
+    tasks         random tasks, each split into a context and targets (`doxa.data.tasks`)
 
 The batch at step t is a pure function of (seed, stage, member, t): data order needs no checkpoint.
 """
@@ -42,7 +42,7 @@ class Batch:
     scale: Tensor  # [M], rows in the data set / rows in the batch
     weight: Tensor | None = None  # [B] or [M, B]
     shared: bool = True
-    points: Tensor | None = None  # of tasks: which points are to be predicted, [B, N] or [M, B, N]
+    points: Tensor | None = None  # for tasks: mask of the target points, [B, N] or [M, B, N]
 
     def members(self, s: slice) -> Batch:
         """The rows of some members."""
@@ -57,7 +57,7 @@ class Batch:
         return Batch(pick(self.x), pick(self.y), self.scale[s], weight, False, points)
 
     def expand_particles(self, k: int) -> Batch:
-        """The same rows for each of k particles of every member: M·k in place of M."""
+        """The same rows for each of k particles per member: M·k in place of M."""
         again: Callable[[Tensor], Tensor] = lambda t: t.repeat_interleave(k, 0)  # noqa: E731
         weight = self.weight
         if weight is not None and weight.ndim > 1:
@@ -69,17 +69,17 @@ class Batch:
         return Batch(x, y, again(self.scale), weight, False, points)
 
     def drawn(self, k: int) -> Batch:
-        """For a network that gives k outputs for each row of x, side by side: each stands for a
-        k-th of the row."""
+        """The batch for a network that returns k adjacent outputs per row of x: each has 1/k of the
+        row's weight."""
         if self.points is not None:
-            raise ValueError("rows that are tasks have no several outputs")
+            raise ValueError("tasks cannot have several outputs per row")
         lead = 0 if self.shared else 1
         y = tree_map(lambda t: t.repeat_interleave(k, lead), self.y)
         weight = None if self.weight is None else self.weight.repeat_interleave(k, -1)
         return replace(self, y=y, weight=weight, scale=self.scale / k)
 
     def padded(self, k: int) -> Batch:
-        """With as many rows more, of weight 0, as make their number a multiple of k."""
+        """The batch, padded with rows of weight 0 to a multiple of k rows."""
         lead, rows = 0 if self.shared else 1, batch_rows(self)
         over = -rows % k  # rows to add
         if not over:
@@ -95,8 +95,8 @@ class Batch:
         return Batch(x, y, self.scale, weight, self.shared, points)
 
     def split(self, k: int) -> Batch:
-        """Every member's rows dealt out to its k particles in turns, so that it does not matter
-        which rows only pad the batch; where they do not come out even, more of those are added."""
+        """The rows of each member, distributed to its k particles in turn, so that padding rows are
+        spread evenly. Padding rows are added if the number is not a multiple of k."""
         even = self.padded(k)
         lead = 0 if even.shared else 1
 
@@ -115,19 +115,19 @@ class Batch:
 
 
 def batch_rows(batch: Batch) -> int:
-    """How many rows each member sees."""
+    """The number of rows of each member."""
     leaf = tree_flatten(batch.x)[0][0]
     return int(leaf.shape[0 if batch.shared else 1])
 
 
 @dataclass
 class Data:
-    """Rows of R runs, on a device.
+    """The rows of R runs, on a device.
 
-    x, y: tensors [N, ...], or [R·N, ...] when every run has its own scales (`banked`); on the
-        device and in the type of the fit, unless `lazy`.
-    rows: the row numbers of each split; validation: those held out of it. A run is one split, or
-        several whose members each hold out another part; `owners` then says whose a split is.
+    x and y are tensors [N, ...], or [R·N, ...] if each run has its own scales (`banked`). They are
+    on the device and in the type of the fit, unless `lazy`. `rows` are the row numbers of each
+    split, and `validation` its held-out rows. A run has one split, or several if its members hold
+    out different parts; `owners` then has the run of each split.
     """
 
     x: Inputs
@@ -138,14 +138,14 @@ class Data:
     dtype: torch.dtype
     total: int
     validation: list[Tensor] | None = None
-    weight: Tensor | None = None  # [N], or [M, N] where the method has some of its own
+    weight: Tensor | None = None  # [N], or [M, N] if the method has its own weights
     banked: bool = False
-    lazy: bool = False  # x and y lie as they were given: cast and standardised by the batch
+    lazy: bool = False  # x and y stay as given: each batch is cast and standardised
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
-    tasks: Any = False  # a row is a set of points: the tasks
+    tasks: Any = False  # the tasks, if a row is a set of points
     owners: Sequence[int] = ()  # the run of each split
-    given_weight: Tensor | None = None  # the user's, [N], by which held-out rows count
+    given_weight: Tensor | None = None  # the user's weights, [N], used for held-out rows
 
     has_rows = True
 
@@ -154,23 +154,23 @@ class Data:
             self.given_weight = self.weight
 
     def run_of(self, split: int) -> int:
-        """Whose scales a split has."""
+        """The run of a split."""
         return self.owners[split] if self.owners else split
 
     def members(self, part: Any) -> Data:
-        """For some of the members, where each has weights of its own."""
+        """The data for some of the members, if members have different weights."""
         if self.weight is None or self.weight.ndim == 1:
             return self
         return replace(self, weight=self.weight[part])
 
     @property
     def place(self) -> torch.device:
-        """Where the rows lie, which is where they are picked."""
+        """The device of the rows, where they are indexed."""
         leaves = tree_flatten(self.x)[0]
         return torch.device("cpu") if self.source is not None else leaves[0].device
 
     def take(self, index: Tensor, run: Tensor | None = None) -> tuple[Inputs, Any]:
-        """Rows by number, in fitted units; `run` (broadcastable to index) says whose scales."""
+        """Rows by number, in fitted units; `run` (broadcastable to index) selects the scales."""
         if self.source is not None:
             x, y = self.source.take(index)
             shape = tuple(index.shape)
@@ -188,7 +188,7 @@ class Data:
         return self._place(x), self._place(y)
 
     def _standardised(self, x: Inputs, y: Any, axes: int, run: Tensor) -> tuple[Inputs, Any]:
-        """Rows by the scales of their runs; `axes` of the rows come from the index."""
+        """Rows standardised with the scales of their runs; `axes` is the number of index axes."""
         count = len(self.scales)
 
         def scale(t: Tensor, *pairs: Tensor) -> Tensor:
@@ -218,12 +218,12 @@ class Data:
         return self.take(self.validation[s], torch.tensor(self.run_of(s)))
 
     def held_out_rows(self) -> Data:
-        """What is held out in place of what is fitted, with the user's weights."""
+        """The held-out rows in place of the training rows, with the user's weights."""
         assert self.validation is not None
         return replace(self, rows=self.validation, weight=self.given_weight)
 
     def weight_of(self, rows: Tensor) -> Tensor | None:
-        """The user's weights of some rows; None where there are none."""
+        """The user's weights of some rows; None if there are none."""
         if self.given_weight is None:
             return None
         return self.given_weight[rows.to(self.given_weight.device)]
@@ -242,7 +242,7 @@ class Data:
 
 @dataclass(frozen=True)
 class NoData:
-    """What a bare log density is sampled with: there are no rows."""
+    """The data of a bare log density: there are no rows."""
 
     device: torch.device
     dtype: torch.dtype
@@ -255,7 +255,7 @@ class NoData:
 
 
 class Feed(Protocol):
-    """Batches by the step. `steps`: how many there are, None where the stage decides."""
+    """Batches by step. `steps` is their number, or None if the stage has the number of steps."""
 
     steps: int | None
 
@@ -264,8 +264,8 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """Who asks for rows: the members' splits and keys, how many rows at a time, for which stage,
-    and for how many steps at most, where that is known."""
+    """A request for batches: the splits and keys of the members, the batch size, the stage, and the
+    largest number of steps, if there is one."""
 
     data: Data
     split_of: Sequence[int]
@@ -285,8 +285,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Mini(Source):
-    """Random rows. independent: with replacement, else every row once an epoch. shuffled: in
-    another order at every step also where a batch holds all rows."""
+    """Random rows. independent: with replacement, else each row once per epoch. shuffled: a new
+    order at each step, even if a batch contains all rows."""
 
     independent: bool = False
     shuffled: bool = False
@@ -300,7 +300,7 @@ class Mini(Source):
 
 @dataclass(frozen=True)
 class All(Source):
-    """Every row, every step."""
+    """All rows in each step."""
 
     def open(self, ask: Ask) -> Feed:
         return Pass(ask.data, ask.split_of, repeats=True)
@@ -308,7 +308,7 @@ class All(Source):
 
 @dataclass(frozen=True)
 class OnePass(Source):
-    """Every row once, in order."""
+    """Each row once, in order."""
 
     def open(self, ask: Ask) -> Feed:
         return Pass(ask.data, ask.split_of, ask.size)
@@ -316,7 +316,7 @@ class OnePass(Source):
 
 @dataclass(frozen=True)
 class HeldOut(Source):
-    """The rows that were held out, in order, again and again."""
+    """The held-out rows in order, repeatedly."""
 
     def open(self, ask: Ask) -> Feed:
         return Pass(ask.data.held_out_rows(), ask.split_of, 1024, repeats=True)
@@ -329,16 +329,16 @@ SOURCES: dict[str, Source] = {
 
 
 def source(spec: str | Source) -> Source:
-    """A source from its name, or itself."""
+    """A source from its name, or the source itself."""
     if isinstance(spec, Source):
         return spec
     if spec not in SOURCES:
-        raise MethodError(f"a stage asks for unknown rows {spec!r}; known: {sorted(SOURCES)}")
+        raise MethodError(f"unknown source of rows {spec!r}; there are {sorted(SOURCES)}")
     return SOURCES[spec]
 
 
 class NoRows:
-    """Batches that hold nothing: there is no data set."""
+    """Empty batches, for problems without a data set."""
 
     steps: int | None = None
 
@@ -350,8 +350,8 @@ class NoRows:
 
 
 class Batches:
-    """Minibatches for stacked members: `batch(t)`, gathered a block of steps at a time, and no
-    more of them than there are `most` steps."""
+    """Mini-batches for stacked members, `batch(t)`. Blocks of steps are gathered together, and no
+    more than `most` steps."""
 
     steps: int | None = None
 
@@ -367,7 +367,7 @@ class Batches:
         self.size = max(self.sizes)
         self.per_epoch = [c // own for c, own in zip(self.counts, self.sizes, strict=True)]
         self.stage = stage
-        self.independent = independent  # rows with replacement, else every row once an epoch
+        self.independent = independent  # rows with replacement, else each row once per epoch
         self.shuffled = shuffled
         self.scale = torch.tensor(
             [c / own for c, own in zip(self.counts, self.sizes, strict=True)],
@@ -379,7 +379,7 @@ class Batches:
             self._real = real.to(data.device, data.dtype)
         self._place = data.place
         self._runs = torch.tensor([data.run_of(s) for s in self.split_of], device=self._place)
-        self._orders: dict[int, tuple[int, Tensor]] = {}  # the epoch that each member is in
+        self._orders: dict[int, tuple[int, Tensor]] = {}  # current epoch of each member, its order
         self._ahead: tuple[int, Tensor] | None = None  # row numbers of the next steps
         self._block: tuple[int, Any, Any, Tensor | None] | None = None
         x, y = data.take(data.rows[0][:1], torch.tensor(0))
@@ -393,7 +393,7 @@ class Batches:
         """The rows of member m in the order of an epoch."""
         rows = self.data.rows[self.split_of[m]]
         if self.sizes[m] == self.counts[m] and not self.shuffled:
-            return rows  # a batch holds all rows, in whatever order
+            return rows  # a batch contains all rows: the order does not matter
         if m not in self._orders or self._orders[m][0] != epoch:
             g = generator("batches", 0, self.stage, self.keys[m], epoch)
             if self.independent:
@@ -419,8 +419,8 @@ class Batches:
         return torch.stack(columns, dim=1)
 
     def _numbers(self, t: int) -> Tensor:
-        """Row numbers of the block that starts at t, where the rows lie: many blocks are sent
-        there at once, because each sending waits for a GPU to finish."""
+        """Row numbers of the block that starts at t, on the device of the rows. Many blocks are
+        sent at once, because each transfer waits for the GPU."""
         if self._ahead is None or not self._ahead[0] <= t < self._ahead[0] + self.span:
             start = t - t % self.span
             self._ahead = (start, self.index(start, self.span).to(self._place))
@@ -447,8 +447,8 @@ class Batches:
 
 
 class Pass:
-    """Every row exactly once, in order, in `count` batches, or again and again; short runs are
-    padded with weight 0."""
+    """Each row exactly once, in order, in `count` batches, or repeatedly. Short runs are padded
+    with rows of weight 0."""
 
     def __init__(
         self, data: Data, split_of: Sequence[int], size: int | None = None, repeats: bool = False

@@ -1,23 +1,23 @@
-"""The rows that a fit used, as one 64-bit hash per row: whether given rows are among them.
+"""The rows that a fit used, as one 64-bit hash per row, to test whether given rows are among them.
 
-Recalibration and conformal prediction need rows that the fit has not seen. Rows are compared by x
+Recalibration and conformal prediction need rows that the fit has not used. Rows are compared by x
 and y together, rounded to float32. Equal rows may also occur by chance, as in a table of a few
-categories. Their share q among fresh rows is estimated from the fitted rows themselves, as the
-share of those that have a twin among the others (Good and Turing: leave one row out, and it is a
-fresh row), plus a margin for how uncertain that is,
+categories. Their fraction q among new rows is estimated from the fitted rows, as the fraction of
+rows with a duplicate among the other rows (Good and Turing: a row that is held out is a new row for
+the others), plus a margin for the uncertainty of the estimate,
 
-    q = (d + 6 √(d + 1)) / k,    d rows of k have a twin.
+    q = (d + 6 √(d + 1)) / k,    d rows of k have a duplicate.
 
-Twins come in pairs and larger groups, so that the margin is larger than that of d independent
-rows: fresh rows of tables with 20 to 20,000 kinds of rows are then taken for fitted ones in less
-than 0.3 % of fits to 20 rows, and hardly ever with more.
+Duplicates occur in pairs and larger groups, so the margin is larger than for d independent rows.
+With it, new rows of tables with 20 to 20,000 kinds of rows are taken for fitted rows in less than
+0.3 % of fits to 20 rows, and almost never in fits to more rows.
 
-Of n given rows, m match. If s is the share of the fitted rows whose hashes are kept, then
+Of n given rows, m match. If s is the fraction of the fitted rows whose hashes are kept, then
 
     E[m] = n q + u s (1 − q)
 
-where u of the n rows are fitted ones. The n rows count as fitted if m exceeds n q by three standard
-deviations, and the estimate of u is a tenth of n at least.
+where u of the n rows are fitted rows. The n rows count as fitted if m exceeds n q by three standard
+deviations, and the estimate of u is at least a tenth of n.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_ROWS = 2**20  # whose hashes are kept, and
-MOST_NUMBERS = 2**24  # in x and y, that are hashed: of more rows a random part
+MOST_ROWS = 2**20  # rows whose hashes are kept, at most
+MOST_NUMBERS = 2**24  # numbers of x and y that are hashed, at most; of more, a random part
 _BLOCK = 2**21  # numbers that are hashed at a time
-_SHARE = 0.1  # of the given rows: fewer fitted ones change a calibration by little
+_SHARE = 0.1  # fraction of the given rows; fewer fitted rows change a calibration little
 
 
 @dataclass(frozen=True)
 class FittedRows:
-    """hashes: sorted, int64 [k]. total: of how many rows they are a part."""
+    """Hashes of fitted rows: sorted, int64 [k], of `total` rows."""
 
     hashes: Tensor
     total: int
 
     @classmethod
     def of(cls, x: Any, y: Any, index: Tensor | None = None) -> FittedRows:
-        """Of trees of tensors with rows first; index: the numbers of those that were used."""
+        """The hashes of trees of tensors with rows first; `index` has the numbers of used rows."""
         parts = [*_leaves(x), *_leaves(y)]
         rows = torch.arange(len(parts[0])) if index is None else index.cpu()
         total, width = len(rows), sum(math.prod(part.shape[1:]) for part in parts)
@@ -64,7 +64,7 @@ class FittedRows:
         return len(self.hashes) / self.total
 
     def overlap(self, x: Any, y: Any) -> int:
-        """How many of these rows the fit used, as estimated; 0 where chance may explain it."""
+        """The estimated number of these rows that the fit used; 0 if chance can explain it."""
         hashes = self.hashes.cpu()
         given = row_hashes(x, y)
         n, k = len(given), len(hashes)
@@ -87,8 +87,8 @@ class FittedRows:
 
 
 def row_hashes(x: Any, y: Any, index: Tensor | None = None) -> Tensor:
-    """int64 [N] of rows of x and y: Σ_j w_j a_j mod 2⁶⁴ over the numbers w of a row, with fixed
-    odd multipliers a. A number has the same w whichever type it is of."""
+    """Hashes of rows of x and y, int64 [N]: Σ_j w_j a_j mod 2⁶⁴ over the numbers w of a row, with
+    fixed odd multipliers a. The value w of a number does not depend on its type."""
     parts = [*_leaves(x), *_leaves(y)]
     rows = torch.arange(len(parts[0])) if index is None else index
     total = torch.zeros(len(rows), dtype=torch.int64)
@@ -105,8 +105,8 @@ def row_hashes(x: Any, y: Any, index: Tensor | None = None) -> Tensor:
 
 
 def _words(values: Tensor) -> Tensor:
-    """The bits of numbers as float64, of floats rounded to float32 first; both halves folded, as
-    the lower is zero for most."""
+    """The bits of numbers as float64; floats are first rounded to float32. Both halves are
+    combined, because the lower one is mostly zero."""
     values = values.float() if values.is_floating_point() else values
     bits = (values.double() + 0.0).view(torch.int64)  # −0 becomes 0
     return bits ^ (bits >> 32)
@@ -121,7 +121,7 @@ def _multipliers(first: int, count: int) -> Tensor:
 
 
 def _leaves(tree: Any) -> Iterator[Tensor]:
-    """The tensors of a tree, those of a dict in the order of their names."""
+    """The tensors of a tree; those of a dict in alphabetical order of the keys."""
     if isinstance(tree, dict):
         for name in sorted(tree):
             yield from _leaves(tree[name])

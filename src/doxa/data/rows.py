@@ -1,21 +1,18 @@
-"""Rows from what people pass: tensors, arrays, frames, memmaps, datasets; checked.
+"""Reading and checking rows: tensors, arrays, data frames, memory maps, datasets and loaders.
 
-Frames: tables whose columns and rows have names, of whichever library.
+A data frame is any object with `columns`, `to_numpy` and columns by name; no library is imported
+for it. The inputs of a Dataset or a DataLoader are joined in the order of its rows (`gathered`).
 
-Nothing is imported for them: a frame is what has `columns`, `to_numpy` and columns by name.
+Weights of rows: checks, the effective number of rows, and weighted averages.
 
-Inputs that come in batches: a Dataset or a DataLoader, joined in the order of its rows.
-
-Weights of rows: which rows there are, how many rows they stand for, and averages under them.
-
-A row of weight 0 is no row: `fit` removes it before it looks at anything else. In a posterior n is
-Σw. What is counted in rows (whether rows are enough, degrees of freedom, standard errors) is
+`fit` removes rows of weight 0 before anything else. In a posterior, n is Σw. Statistics that depend
+on a number of rows (minimum numbers of rows, degrees of freedom, standard errors) use
 
     m = (Σw)² / Σw²
 
-the effective number of rows (Kish 1965): it does not change where all weights are multiplied by a
-number, and is the number of rows where weights are equal. Weights that are equal change no average;
-what is computed from them is then, to the bit, what is computed without weights.
+the effective number of rows (Kish 1965). It does not change if all weights are multiplied by a
+constant, and is the number of rows if all weights are equal. With equal weights, all averages are
+equal, to the bit, to those without weights.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from doxa.errors import DataError, MemoryBudgetError, ShapeError
 
 
 def check_weights(weight: Tensor, total: int) -> Tensor:
-    """One finite, nonnegative weight for each of so many rows, not all of them zero; float64."""
+    """Check that there is one finite, nonnegative weight per row, and not all are zero; float64."""
     if weight.shape != (total,):
         raise ShapeError(f"sample_weight has shape {tuple(weight.shape)}, expected ({total},)")
     weight = weight.detach().to("cpu", torch.float64)
@@ -55,7 +52,7 @@ def check_weights(weight: Tensor, total: int) -> Tensor:
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise DataError(
-            f"sample_weight is {weight[row].item()} at row {row}; weights are finite and "
+            f"sample_weight is {weight[row].item()} at row {row}; weights must be finite and "
             "nonnegative"
         )
     if total and not bool(positive(weight).any()):
@@ -64,26 +61,26 @@ def check_weights(weight: Tensor, total: int) -> Tensor:
 
 
 def positive(weight: Tensor) -> Tensor:
-    """Which rows count: a weight that is 0 in single precision is 0."""
+    """The mask of rows with weight above 0; a weight that is 0 in single precision is 0."""
     return weight.float() > 0
 
 
 def equal(weight: Tensor | None) -> bool:
-    """Whether all rows count alike."""
+    """Whether all rows have the same weight."""
     return weight is None or weight.numel() == 0 or bool((weight == weight.flatten()[0]).all())
 
 
 def effective_rows(weight: Tensor) -> float:
-    """m = (Σw)²/Σw² of weights [N]; N where they are equal."""
+    """m = (Σw)²/Σw² of weights [N]; N if they are equal."""
     if equal(weight):
         return float(len(weight))
-    each = weight.double() / weight.double().max()  # no square is too large or too small
+    each = weight.double() / weight.double().max()  # avoids overflow and underflow of squares
     return float(each.sum().square() / each.square().sum())
 
 
 def per_effective_row(weight: Tensor | None) -> Tensor | None:
-    """Weights in proportion to those given, [N], that add up to the effective number of rows; None
-    where they are equal, and all would be 1."""
+    """The weights, [N], scaled to add up to the effective number of rows; None if they are equal,
+    because all would be 1."""
     if equal(weight):
         return None
     assert weight is not None
@@ -116,35 +113,35 @@ def number_of_rows(values: Tensor, weight: Tensor | None) -> float:
 
 
 def standard_error(values: Tensor, weight: Tensor | None, correction: int = 0) -> float:
-    """Of the mean of values [N]."""
+    """The standard error of the mean of values [N]."""
     return weighted_std(values, weight, correction) / math.sqrt(number_of_rows(values, weight))
 
 
-_MOST = 12  # names in a message
+_MOST = 12  # names in a message, at most
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a table's columns and rows are called, where it says so."""
+    """The names of a table's columns and rows, if it has any."""
 
     columns: tuple[str, ...] | None = None
     index: Any = None  # row labels, by position
 
     @classmethod
     def of(cls, value: Any) -> Names:
-        """Of a frame or a series; of anything else, none."""
+        """The names of a frame or a series; other objects have none."""
         if not hasattr(value, "to_numpy"):
             return cls()
         index = getattr(value, "index", None)
         return cls(columns_of(value), None if callable(index) else index)
 
     def row(self, i: int) -> str:
-        """ "row 3", counted from 0, with its label where that is another."""
+        """ "row 3", counted from 0, with its label if that is different."""
         label = i if self.index is None else self.index[i]
         return f"row {i}" if label == i else f"row {i} (index {_plain(label)!r})"
 
     def place(self, i: int, at: Sequence[int]) -> str:
-        """A row and what is in it: "row 3, column 'age'"."""
+        """A position as text: "row 3, column 'age'"."""
         if not at:
             return self.row(i)
         if len(at) == 1 and self.columns is not None:
@@ -153,7 +150,7 @@ class Names:
 
 
 def _plain(label: Any) -> Any:
-    """A label as Python shows it, not as its library does; dates as text."""
+    """A label as a plain Python object; dates as text."""
     value = label.item() if isinstance(label, np.generic) else label
     return value if isinstance(value, int | float | str | tuple) else str(value)
 
@@ -163,7 +160,7 @@ def is_frame(value: Any) -> bool:
 
 
 def columns_of(value: Any) -> tuple[str, ...] | None:
-    """The names of a frame's columns; None where they are no words, such as 0, 1, 2."""
+    """The names of a frame's columns; None if they are not strings, such as 0, 1, 2."""
     if not is_frame(value):
         return None
     names = tuple(value.columns)
@@ -171,7 +168,8 @@ def columns_of(value: Any) -> tuple[str, ...] | None:
 
 
 def in_order(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
-    """A frame with the columns of the fit, in its order; what has no names is taken by position."""
+    """A frame with the columns of the fit, in the order of the fit. Without names, columns are used
+    by position."""
     given = columns_of(frame)
     if columns is None or given is None or given == tuple(columns):
         return frame
@@ -179,16 +177,16 @@ def in_order(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
     missing = [name for name in columns if name not in given]
     extra = [name for name in given if name not in columns]
     lacks = f"lacks the column{'s' if len(missing) > 1 else ''} {_listed(missing)}"
-    said = [lacks] if missing else []
-    said += [f"has {_listed(extra)}, which the fit did not see"] if extra else []
-    if said:
-        advice = "" if missing else f"; select what it saw: {what}[posterior.columns]"
-        raise DataError(f"{what} {' and '.join(said)}{advice}")
+    problems = [lacks] if missing else []
+    problems += [f"has {_listed(extra)}, which the fit did not use"] if extra else []
+    if problems:
+        advice = "" if missing else f"; select the columns of the fit: {what}[posterior.columns]"
+        raise DataError(f"{what} {' and '.join(problems)}{advice}")
     return frame[list(columns)]
 
 
 def numbers(frame: Any, what: str) -> np.ndarray[Any, Any]:
-    """A frame as an array; columns that are no numbers are named, all at once."""
+    """A frame as an array; the error names all columns that are not numeric."""
     check_once(tuple(frame.columns), what)
     array = np.asarray(frame.to_numpy())
     if array.dtype.kind in "biufc":
@@ -203,13 +201,13 @@ def numbers(frame: Any, what: str) -> np.ndarray[Any, Any]:
         raise DataError(
             f"{what} has {'a column' if one else 'columns'} of other things than numbers: "
             f"{', '.join(bad[:_MOST])}{', …' if len(bad) > _MOST else ''}; encode "
-            f"{'it' if one else 'them'} first, or fit the file from the shell, which does"
+            f"{'it' if one else 'them'} first, or use the command line, which encodes columns"
         )
     return np.column_stack(list(parts.values()))
 
 
 def _column(series: Any) -> np.ndarray[Any, Any]:
-    """One column; numbers that may be missing are NaN where they are."""
+    """One column; missing numbers are NaN."""
     column = np.asarray(series)
     if column.dtype.kind == "O" and getattr(series.dtype, "kind", "O") in "biuf":
         return np.asarray(series.to_numpy(dtype=float, na_value=np.nan))
@@ -229,12 +227,12 @@ def _listed(names: Sequence[str]) -> str:
 Inputs = Any
 
 
-BLOCK_BYTES = 32 << 20  # how much is gathered at once
+BLOCK_BYTES = 32 << 20  # bytes that are gathered at once
 
 
 def free_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that can be had on a device now: on a CPU what the system calls available, file caches
-    included, and no more than what a container or a limit on this process leaves."""
+    """Bytes of memory that are available on a device. On a CPU this is the system's available
+    memory, with file caches, limited by the container and by the limits of this process."""
     device = torch.device(device)
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -252,7 +250,7 @@ def _system_memory() -> int:
 
 
 def _start_of(path: str) -> bytes:
-    """The first bytes of a file: every prediction asks, and a `Path` takes ten times as long."""
+    """The first bytes of a file. Each prediction calls this, and `Path` is ten times slower."""
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, 256)
@@ -262,14 +260,14 @@ def _start_of(path: str) -> bytes:
 
 @cache
 def _container_limit() -> int | None:
-    """The memory limit of a control group (cgroup v2); None where there is none."""
+    """The memory limit of a control group (cgroup v2); None if there is none."""
     with suppress(OSError, ValueError):
         return int(_start_of("/sys/fs/cgroup/memory.max"))
     return None
 
 
 def _container_memory() -> int | None:
-    """What that limit leaves; file caches can be given back."""
+    """The memory left under that limit; file caches count as available."""
     limit = _container_limit()
     if limit is None:
         return None
@@ -282,7 +280,7 @@ def _container_memory() -> int | None:
 
 
 def _process_memory() -> int | None:
-    """What a limit on this process's addresses leaves (`ulimit -v`)."""
+    """The memory left under the address-space limit of this process (`ulimit -v`)."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -303,7 +301,7 @@ class Rows(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self.collate = collate
-        self.kept: Tensor | None = None  # the rows of the dataset that there are; None: all
+        self.kept: Tensor | None = None  # numbers of the rows of the dataset in use; None: all
 
     def __len__(self) -> int:
         return len(self.dataset) if self.kept is None else len(self.kept)  # type: ignore[arg-type]
@@ -319,7 +317,7 @@ class Rows(Dataset[Any]):
             raise DataError(f"the dataset's rows cannot be put into one batch: {error}") from error
         if not isinstance(rows, tuple | list) or len(rows) != 2:
             raise DataError(
-                "a dataset must give pairs (x, y); several inputs go in a dict or tuple"
+                "a dataset must return pairs (x, y); put several inputs into a dict or tuple"
             )
         x, y = as_tensors(rows[0], "x"), as_tensors(rows[1], "y")
         check_finite(x, "x", numbers)
@@ -328,7 +326,7 @@ class Rows(Dataset[Any]):
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
-    """A tensor from what people pass; memmaps are not read."""
+    """A tensor from an array-like object; memory maps are not read."""
     if isinstance(value, Tensor):
         if value.is_meta or value.layout != torch.strided:
             kind = "meta" if value.is_meta else str(value.layout)
@@ -348,7 +346,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 def _from_array(value: Any, what: str) -> Tensor:
     if value is None:
-        raise DataError(f"{what} is None: it must be an array of numbers, one row an example")
+        raise DataError(f"{what} is None: it must be an array of numbers, one row per example")
     if hasattr(value, "toarray") and hasattr(value, "nnz"):  # scipy
         raise DataError(f"{what} is a sparse {type(value).__name__}: pass {what}.toarray()")
     if is_frame(value):
@@ -371,11 +369,11 @@ def _from_array(value: Any, what: str) -> Tensor:
 
 
 class _Readable:
-    """The memory of a read-only array, such as a mapped file, of which torch would warn: nothing
-    here writes into what the caller passed. (Filters of warnings belong to all threads.)"""
+    """The memory of a read-only array, such as a mapped file, without torch's warning: this library
+    never writes into the caller's arrays. (A warning filter would affect all threads.)"""
 
     def __init__(self, array: Any) -> None:
-        self._array = array  # kept as long as its memory is used
+        self._array = array  # referenced as long as its memory is used
         interface = dict(array.__array_interface__)
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
@@ -390,17 +388,17 @@ def as_tensors(value: Any, what: str) -> Any:
 
 
 def _is_pack(value: Any) -> bool:
-    """Several arrays, rather than one written as nested lists."""
+    """Whether a value is several arrays, and not one array as nested lists."""
     if not isinstance(value, tuple | list) or not value:
         return isinstance(value, dict)
     return getattr(value[0], "ndim", 0) > 0 or _is_pack(value[0])
 
 
 class Read(NamedTuple):
-    """Tensors, or a source to read from when the rows stay where they are, and their weights.
+    """Tensors, or a source to read rows from, and the weights of the rows.
 
-    Rows of weight 0 are not among them: `kept` [N] says which of those that were passed are, None
-    where that is all of them.
+    Rows of weight 0 are removed. `kept` [N] is the mask of the rows that remain, or None if all
+    remain.
     """
 
     x: Any
@@ -411,15 +409,15 @@ class Read(NamedTuple):
 
 
 def parse(data: Any) -> tuple[Any, Any, Rows | None]:
-    """(x, y, source): tensors, or a source to read from when the rows stay where they are."""
+    """(x, y, source): tensors, or a source to read rows from."""
     return read(data)[:3]
 
 
 def read(data: Any, sample_weight: Any = None) -> Read:
-    """Rows of whatever people pass, without those of weight 0, which are not looked at."""
+    """The rows of the data, without rows of weight 0, which are not checked."""
 
     def weighed(total: int) -> tuple[Tensor | None, Tensor | None]:
-        """The weights of the rows that have one, and which these are, where some have none."""
+        """The weights above 0, and the mask of their rows (None if all rows have one)."""
         if sample_weight is None:
             return None, None
         weight = check_weights(as_tensor(sample_weight, "sample_weight"), total)
@@ -429,8 +427,8 @@ def read(data: Any, sample_weight: Any = None) -> Read:
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset):
             raise DataError(
-                "a DataLoader over an IterableDataset has no rows to pick: batches here are a "
-                "function of the step; pass a map-style Dataset"
+                "a DataLoader over an IterableDataset has no rows to pick by number, which batches "
+                "need; pass a map-style Dataset"
             )
         collates = data.batch_size is not None
         source = Rows(data.dataset, data.collate_fn if collates else default_collate)
@@ -455,7 +453,7 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         return Read(x, y, None, weight, kept)
     else:
         file = isinstance(data, str | os.PathLike)
-        advice = "; files of tables are fitted from the shell: doxa fit FILE --target y"
+        advice = "; for files of tables, use the command line: doxa fit FILE --target y"
         raise DataError(
             "data must be a pair (x, y), a Dataset, a DataLoader or Tasks, not "
             f"{type(data).__name__}{advice if file else ''}"
@@ -474,13 +472,13 @@ def read(data: Any, sample_weight: Any = None) -> Read:
 
 
 def _check_room(tree: Any, share: float) -> None:
-    """A share of the rows of arrays, which may lie on disk, can be copied into memory."""
+    """Check that a fraction of the rows, which may be on disk, fits into memory."""
     size = share * sum(t.numel() * t.element_size() for t in tree_flatten(tree)[0])
     if size > free_memory() // 2:
         raise MemoryBudgetError(
-            f"rows of weight 0 are removed by a copy of the others, of {size / 2**30:.3g} GiB, and "
-            f"{free_memory() / 2**30:.3g} GiB are free: write these rows to a file of their own, "
-            "or pass a Dataset, which is read by the batch"
+            f"removing rows of weight 0 needs a copy of the others, {size / 2**30:.3g} GiB, and "
+            f"{free_memory() / 2**30:.3g} GiB are free: write these rows to another file, or pass "
+            "a Dataset, which is read in batches"
         )
 
 
@@ -497,7 +495,7 @@ def rows_of(tree: Any, what: str) -> int:
 
 
 def check_lengths(x: Any, y: Any) -> None:
-    """There are rows, and as many of y as of x."""
+    """Check that there are rows, and as many of y as of x."""
     total = rows_of(x, "x")
     if total == 0:
         raise DataError("x has no rows (N = 0)")
@@ -509,10 +507,11 @@ def check_finite(
     tree: Any, what: str, numbers: Tensor | None = None, dtype: torch.dtype | None = None,
     names: Names | None = None,
 ) -> None:  # fmt: skip
-    """Raise naming the first row and column that is NaN or infinite, or would be in `dtype`.
+    """Raise an error with the first row and column that is NaN or infinite, also after conversion
+    to `dtype`.
 
-    `numbers` are the rows' own numbers, where they are not 0, 1, 2…; `names` what a frame calls
-    its rows and columns.
+    `numbers` are the numbers of the rows, if they are not 0, 1, 2…; `names` are the names of rows
+    and columns of a frame.
     """
     for leaf in [tree] if isinstance(tree, Tensor) else tree_flatten(tree)[0]:
         if not leaf.is_floating_point() or leaf.numel() == 0:
@@ -534,7 +533,7 @@ def check_finite(
 
 
 def cast(t: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """Floats to the model's type; integers and booleans pass."""
+    """Convert floats to the model's type; integers and booleans stay as they are."""
     return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
 
@@ -543,10 +542,10 @@ _BATCH = 1024
 
 
 def gathered(x: Any) -> Any:
-    """The inputs of a Dataset or DataLoader as tensors, batch after batch; anything else as it is.
+    """The inputs of a Dataset or DataLoader, joined to tensors; any other value as it is.
 
-    Of a pair the first is x. What would give predictions in another order than the rows, leave
-    some out, or never end, is refused.
+    The first entry of a pair is x. It is an error if batches would change the order of the rows,
+    drop rows, or never end.
     """
     if not isinstance(x, DataLoader | Dataset):
         return x
@@ -557,7 +556,7 @@ def gathered(x: Any) -> Any:
         rows += rows_of(part, "a batch")
         if rows > length:
             raise DataError(
-                f"the dataset gives more rows than its length, {length}: where to stop?"
+                f"the dataset returns more rows than its length, {length}: correct its __len__"
             )
         if not parts:
             size = length * sum(t[:1].nbytes for t in tree_flatten(part)[0])
@@ -572,8 +571,8 @@ def gathered(x: Any) -> Any:
 
 
 def blocks(x: Any, rows: int) -> Iterator[Any]:
-    """The inputs in their order, so many rows at a time (a DataLoader: in its own batches), of
-    which one block is held; of a dataset's pairs the first is x."""
+    """The inputs in order, `rows` at a time (a DataLoader: in its own batches). Only one block is
+    in memory. The first entry of a dataset's pairs is x."""
     if isinstance(x, DataLoader):
         _check_order(x)
         yield from map(_inputs, _read(iter(x)))
@@ -589,12 +588,12 @@ def _check_order(loader: DataLoader[Any]) -> None:
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if isinstance(sampler, _SHUFFLES):
         raise DataError(
-            "the DataLoader shuffles: predictions would stand in another order than its rows; "
+            "the DataLoader shuffles: predictions would be in another order than its rows; "
             "pass one with shuffle=False"
         )
     if loader.drop_last and loader.batch_size and _length(loader.dataset) % loader.batch_size:
         raise DataError(
-            f"the DataLoader leaves out its last {_length(loader.dataset) % loader.batch_size} "
+            f"the DataLoader drops its last {_length(loader.dataset) % loader.batch_size} "
             "rows: pass one with drop_last=False"
         )
 
@@ -609,14 +608,14 @@ def _length(dataset: Any) -> int:
 
 
 def _read(batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches as they come, and what goes wrong on the way as an error of the data."""
+    """The batches; an exception of the dataset is raised as a `DataError`."""
     while True:
         try:
             batch = next(batches)
         except StopIteration:
             return
         except Exception as error:  # whatever the user's dataset raises
-            raise DataError(f"the dataset fails to give its rows: {error}") from error
+            raise DataError(f"the dataset failed to return its rows: {error}") from error
         yield batch
 
 
@@ -625,8 +624,8 @@ def _inputs(batch: Any) -> Any:
     if isinstance(batch, tuple | list):
         if len(batch) not in (1, 2):
             raise DataError(
-                f"a batch has {len(batch)} parts, not x or (x, y); several inputs go in a dict or "
-                "tuple"
+                f"a batch has {len(batch)} parts, not x or (x, y); put several inputs into a dict "
+                "or tuple"
             )
         batch = batch[0]
     return as_tensors(batch, "x")

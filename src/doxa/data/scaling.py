@@ -15,13 +15,13 @@ from doxa.data.rows import Inputs, rows_a_block
 
 log = logging.getLogger("doxa")
 
-_FAR = 100.0  # standard deviations of the rows fitted
+_FAR = 100.0  # standard deviations of the fitted rows
 _LARGE, _SMALL = 10.0, 1 / 30  # root mean squares that are far from 1
 
 
 @dataclass(frozen=True)
 class Standardisation:
-    """Locations and scales of one run: fitted = (value − loc) / scale. None leaves it alone."""
+    """Locations and scales of one run: fitted = (value − loc) / scale. None means no change."""
 
     x_loc: Any = None
     x_scale: Any = None
@@ -47,7 +47,8 @@ class Standardisation:
 
 
 def scaled(t: Tensor, loc: Tensor, scale: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """(t − loc) / scale in double precision, since an offset may take all digits of a float32."""
+    """(t − loc) / scale in double precision, because a large offset can use all digits of a
+    float32."""
     if not t.is_floating_point():
         return t
     dtype = dtype or t.dtype
@@ -64,9 +65,9 @@ def scaled(t: Tensor, loc: Tensor, scale: Tensor, dtype: torch.dtype | None) -> 
 def standardise(
     x: Inputs, y: Any, rows: Sequence[Tensor], scale_y: bool, weight: Tensor | None = None
 ) -> list[Standardisation]:
-    """Scales of each run from its own training rows: columns for matrices, one number beyond.
+    """Scales of each run from its own training rows: per column for matrices, otherwise one number.
 
-    weight: of each row, [N] or more; a row of weight 0 changes nothing.
+    `weight` has one entry per row, [N] or more; a row of weight 0 changes nothing.
     """
 
     def moments(t: Tensor, index: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -76,11 +77,11 @@ def standardise(
         constant = scale <= 1e-12 * (loc.abs() + 1e-300)
         if constant.any():
             columns = constant.nonzero().flatten().tolist() if constant.ndim else "all"
-            said.setdefault(f"{name}: constant column {columns} gets scale 1")
+            messages.setdefault(f"{name}: constant column {columns} gets scale 1")
         return loc, torch.where(constant, torch.ones_like(scale), scale)
 
     scales = []
-    said: dict[str, None] = {}  # once for all runs
+    messages: dict[str, None] = {}  # each is logged once for all runs
     leaves, spec = tree_flatten(x)
     for index in _counted(rows, weight):
         pairs = [moments(t, index, "x") for t in leaves]
@@ -89,21 +90,21 @@ def standardise(
         if scale_y and isinstance(y, Tensor):
             y_loc, y_scale = moments(y, index, "y")
         scales.append(Standardisation(x_loc, x_scale, y_loc, y_scale))
-    for words in said:
-        log.warning(words)
+    for message in messages:
+        log.warning(message)
     return scales
 
 
 def warn_unscaled(
     x: Inputs, y: Any, rows: Tensor, scale_y: bool, weight: Tensor | None = None
 ) -> None:
-    """Say which columns that nothing standardises are far from the unit size that priors, first
-    weights and learning rates are made for.
+    """Warn of columns that are not standardised and far from unit scale. Priors, initial weights
+    and learning rates are designed for unit scale.
 
-    Of a column's root mean square more than 10 is large: a weight of the prior's size then moves a
-    hidden unit by ten of its own widths (pixels of 0 to 255, years, prices). Small is said of a
-    whole input only, where no column has 1/30: a small column among others may be a rare one, as
-    an indicator or a pixel at the edge. 10,000 rows are looked at.
+    A root mean square above 10 is large: a weight of the size of the prior then moves a hidden unit
+    by ten times its width (pixels of 0 to 255, years, prices). Small scales are reported only for a
+    whole input, if all columns are below 1/30: a single small column may be a rare indicator, or a
+    pixel at the edge. At most 10,000 rows are used.
     """
     index = rows[:: -(-len(rows) // 10_000)]
     if weight is not None:
@@ -122,17 +123,17 @@ def warn_unscaled(
             columns = ", ".join(map(str, far[:5])) + (", …" if len(far) > 5 else "")
             where = f"column {columns}" if t.ndim == 2 and len(size) > 1 else "its numbers"
             log.warning(
-                "%s: %s of size %.3g, far from the 1 that priors and learning rates are made for; "
-                "pass standardize=True, or scale it", name, where, float(size[far].max()),
+                "%s: %s of scale %.3g; priors and learning rates are designed for scale 1: pass "
+                "standardize=True, or scale it", name, where, float(size[far].max()),
             )  # fmt: skip
 
 
 def warn_far(x: Inputs, columns: Sequence[Any] | None = None) -> None:
-    """Say which columns of new rows, in fitted units, are far from all that were fitted.
+    """Warn of columns of new rows, in fitted units, that are far from all fitted rows.
 
-    Of n rows none is more than √(n − 1) standard deviations from their mean: what lies a hundred
-    away is unlike any of ten thousand, and often a code for a missing value. Networks are as sure
-    there as anywhere.
+    No row of n is more than √(n − 1) standard deviations from their mean. So a row at a distance of
+    100 is unlike any row of ten thousand; often it contains a code for a missing value. Networks
+    may be overconfident at such rows.
     """
     for t in tree_flatten(x)[0]:
         if not t.is_floating_point() or t.numel() == 0:
@@ -145,15 +146,16 @@ def warn_far(x: Inputs, columns: Sequence[Any] | None = None) -> None:
         worst = max(far, key=lambda k: float(most[k]))
         column = worst if columns is None else repr(columns[worst])
         log.warning(
-            "x: %d of %d rows are unlike all that were fitted (row %d is %s%.3g standard "
-            "deviations from their mean): what is predicted there is a guess, however sure it "
-            "looks", int((size > _FAR).any(1).sum()), len(t), int(row[worst]),
+            "x: %d of %d rows are far from all fitted rows (row %d is %s%.3g standard "
+            "deviations from their mean): predictions for them are not reliable, even with a small "
+            "uncertainty", int((size > _FAR).any(1).sum()), len(t), int(row[worst]),
             f"in column {column} " if t.ndim == 2 else "", float(most[worst]),
         )  # fmt: skip
 
 
 def _counted(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
-    """Each run's rows that have a weight; all where none has, which is refused later."""
+    """The rows of each run with a weight above 0; all rows if there are none, which is an error
+    later."""
     if weight is None:
         return list(rows)
     positive = weight.cpu() > 0
@@ -181,7 +183,7 @@ def _mean_and_std(t: Tensor, index: Tensor, weight: Tensor | None) -> tuple[Tens
     shares = [own[part].double() / total for part in parts]
 
     def average(of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Σ share · of(row): over rows, and the mean over what else is averaged."""
+        """Σ share · of(row) over rows, and the mean over all other averaged axes."""
         sums = torch.zeros((), dtype=torch.float64, device=t.device)
         for part, share in zip(parts, shares, strict=True):
             values = of(t[part.to(t.device)].double())

@@ -1,11 +1,11 @@
-"""Toy data for the demo, examples and tests: simulated, seeded, no files, no network.
+"""Simulated data for the demo, examples and tests: seeded, without files or network access.
 
-Tasks drawn from Gaussian processes: what neural processes are compared on.
+`gp_tasks` draws tasks from Gaussian processes, a common benchmark of neural processes:
 
     x ~ U(−2, 2),   y ~ N(0, s² k(x/ℓ) + 0.02² I),   ℓ ~ U(0.1, 0.6),   s ~ U(0.1, 1)
 
-with 3 to 46 points in the context and 3 or more targets, 49 at most in all: the protocol of Nguyen
-& Grover (2022), who took it from Kim et al. (2019). Sizes are drawn for each task.
+with 3 to 46 points in the context and at least 3 targets, at most 49 points in total. This is the
+protocol of Nguyen & Grover (2022), from Kim et al. (2019). Sizes are drawn for each task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-GAP = (-1.2, 1.6)  # where `gap_regression` has no observations
+GAP = (-1.2, 1.6)  # the interval in which `gap_regression` has no observations
 GAP_NOISE = 0.15
 
 
@@ -39,7 +39,7 @@ def gap_function(x: Array) -> Array:
 def gap_regression(n: int = 80, seed: int = 0, inside: bool = False) -> Points:
     """y = sin(1.2 x) + 0.35 x + ε, ε ~ N(0, 0.15²), with no x between −1.2 and 1.6.
 
-    `inside=True` gives points from the gap alone: what a fit could not see.
+    `inside=True` returns points from the gap only.
     """
     rng = np.random.default_rng([seed, int(inside)])
     if inside:
@@ -76,9 +76,16 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
 def gp_tasks(
     kernel: str = "rbf", points: int = 50, noise: float = 0.02
 ) -> Callable[[torch.Generator, int], tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """What `doxa.data.TaskSampler` draws with: x [T, N, 1], y [T, N, 1] and the masks of the
-    context and the targets. kernel: "rbf" or "matern" (ν = 5/2). points: N, one more than a task
-    has."""
+    """A function for `doxa.data.TaskSampler`: it draws x [T, N, 1], y [T, N, 1] and the masks of
+    context and targets.
+
+    Parameters
+    ----------
+    kernel : {"rbf", "matern"}
+        The kernel; "matern" has ν = 5/2.
+    points : int
+        N, one more than the largest number of points of a task.
+    """
     k = KERNELS[kernel]
 
     def draw(g: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,22 +1,20 @@
-"""Tasks: sets of points of uneven size, for methods that learn to learn.
+"""Tasks: sets of points of different sizes, for meta-learning methods.
 
-A row of the data set is a task. Tasks are padded to the longest and masked; what a network is given
-is a dict,
+A row of the data set is a task. Tasks are padded to the longest one and masked. The input of a
+network is a dict,
 
     context_x [B, N, D], context_y [B, N, O], context [B, N] (1 where a point is in the context),
     target_x [B, N, D]
 
-and what it must predict are the points outside the context: `Batch.points` [B, N] says which.
-Which points are the context is drawn anew at every step, between one point and all but one.
+and the network predicts the points outside the context, the mask `Batch.points` [B, N]. The context
+is drawn at each step: between one point and all points but one.
 
-A folder of CSV files as tasks: a file is a task, a line one of its points.
+    Tasks          a list of tasks, or a folder of CSV files (one file per task, one line per point)
+    TaskSampler    new tasks at each step, drawn by a function
+    pixel_tasks    images as tasks: a pixel is a point, x its position and y its value
 
-Tasks without end: a function draws them, anew at every step.
-
-Tasks are drawn some steps ahead, by a generator seeded with (seed, stage, member, block of steps):
-the tasks of step t are the same whenever they are asked for, so that a fit is resumed bit by bit.
-
-Images as tasks: a pixel is a point, its place is x and its value y.
+`TaskSampler` draws the tasks of a block of steps together, with a generator seeded by (seed, stage,
+member, block). The tasks of step t are always the same, so that a fit can be resumed bit for bit.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ from doxa.noise import Noise, digest
 def read_folder(
     folder: str | Path, target: str | Sequence[str], drop: Sequence[str] = ()
 ) -> list[tuple[Tensor, Tensor]]:
-    """(x, y) of each file, in the order of their names. The first line names the columns, which
-    are the same in every file and hold numbers; all that are neither the target nor dropped are
-    inputs."""
+    """(x, y) of each file, in the order of the file names. The first line has the names of the
+    columns, which must be the same in all files and numeric. All columns except targets and dropped
+    columns are inputs."""
     files = sorted(Path(folder).glob("*.csv"))
     if not files:
         raise DataError(f"{folder} holds no .csv file")
@@ -70,7 +68,10 @@ def read_folder(
             for columns in (inputs, targets)
         )  # fmt: skip
         if len(x) < 2:
-            raise DataError(f"{file.name} has {len(x)} rows: one to learn from and one to predict")
+            raise DataError(
+                f"{file.name} has {len(x)} rows: a task needs at least two, one for the context "
+                "and one to predict"
+            )
         tasks.append((x, y))
     return tasks
 
@@ -95,7 +96,7 @@ def _number(row: Sequence[str], at: int, name: str, file: Path, line: int) -> fl
 
 
 class Tasks:
-    """A list of tasks (x [n, D], y [n, O]), each with two points or more."""
+    """A list of tasks (x [n, D], y [n, O]), each with at least two points."""
 
     def __init__(self, tasks: Iterable[tuple[Any, Any]]) -> None:
         self.tasks = [_task(i, *task) for i, task in enumerate(tasks)]
@@ -109,22 +110,22 @@ class Tasks:
     def from_folder(
         cls, folder: str | Path, target: str | Sequence[str], drop: Sequence[str] = ()
     ) -> Tasks:
-        """Every CSV file of a folder as a task: see `doxa.data.tasks`."""
+        """Each CSV file of a folder as a task: see `doxa.data.tasks`."""
         return Tasks(read_folder(folder, target, drop))
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def some(self, kept: Tensor) -> Tasks:
-        """Those that a mask says."""
+        """The tasks selected by a mask."""
         return Tasks(task for task, own in zip(self.tasks, kept.tolist(), strict=True) if own)
 
     def feed(self, ask: Ask) -> Feed:
-        """Batches of them for a stage."""
+        """Batches of tasks for a stage."""
         return TaskBatches(ask)
 
     def padded(self) -> tuple[dict[str, Tensor], Tensor]:
-        """x as the network is given it, with all points in the context, and y [T, N, O]."""
+        """The network's input x with all points in the context, and y [T, N, O]."""
         longest = max(len(x) for x, _ in self.tasks)
         x, y = (torch.stack([_longer(task[i], longest) for task in self.tasks]) for i in range(2))
         real = torch.stack([_longer(x.new_ones(len(own)), longest) for own, _ in self.tasks])
@@ -133,7 +134,7 @@ class Tasks:
     def scales(
         self, rows: Sequence[Tensor], scale_y: bool, weight: Tensor | None = None
     ) -> list[Standardisation]:
-        """Of each run's tasks, over all of their points together; weight: of each task."""
+        """The scales of each run's tasks, over all points; `weight` has one entry per task."""
         found = []
         for index in rows:
             own = [self.tasks[int(i)] for i in index]
@@ -146,7 +147,7 @@ class Tasks:
 
 
 def padded_scales(one: Standardisation) -> Standardisation:
-    """Scales of points as those of padded tasks."""
+    """The scales of points in the shape of padded tasks."""
     zero, unit = torch.zeros(()).double(), torch.ones(()).double()
     y_loc, y_scale = (zero, unit) if one.y_loc is None else (one.y_loc, one.y_scale)
     loc = {"context_x": one.x_loc, "context_y": y_loc, "context": zero, "target_x": one.x_loc}
@@ -165,7 +166,10 @@ def _task(i: int, x: Any, y: Any) -> tuple[Tensor, Tensor]:
             "[n, D] and [n, O], of one length"
         )
     if len(x) < 2:
-        raise DataError(f"task {i} has {len(x)} points: one for the context and one to predict")
+        raise DataError(
+            f"task {i} has {len(x)} points: a task needs at least two, one for the context and one "
+            "to predict"
+        )
     check_finite(x, f"x of task {i}")
     check_finite(y, f"y of task {i}")
     return x, y
@@ -176,7 +180,7 @@ def _longer(t: Tensor, length: int) -> Tensor:
 
 
 def cut(batch: Batch, context: Tensor) -> Batch:
-    """A batch whose points all lie in the context, cut by the mask `context`: what is left are the
+    """A batch with all points in the context, split by the mask `context`: the other points are the
     targets."""
     real = batch.x["context"]
     context = real * context
@@ -189,7 +193,7 @@ def cut(batch: Batch, context: Tensor) -> Batch:
 
 
 def halved(batch: Batch) -> Batch:
-    """Every task's first half as its context: for scores that should not depend on chance."""
+    """The batch with the first half of each task as its context, for deterministic scores."""
     real = batch.x["context"]
     half = (real.sum(-1, keepdim=True) / 2).ceil()
     return cut(batch, (real.cumsum(-1) <= half).to(real.dtype))
@@ -212,7 +216,7 @@ class TaskBatches:
 
 
 def random_context(real: Tensor, noise: Noise, t: int, shared: bool) -> Tensor:
-    """A mask of 1 … count − 1 of each task's real points, [(M,) B, N]; any number is as likely."""
+    """A mask of 1 … count − 1 of each task's real points, [(M,) B, N]; the number is uniform."""
     draws = noise.uniform((real.shape[-2], real.shape[-1] + 1), t)  # [M, B, N + 1]
     draws = draws[0] if shared else draws
     count = real.sum(-1, keepdim=True)
@@ -223,7 +227,7 @@ def random_context(real: Tensor, noise: Noise, t: int, shared: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class RandomTasks(Source):
-    """Random tasks, every task once an epoch, each cut into context and targets."""
+    """Random tasks, each task once per epoch, split into context and targets."""
 
     def open(self, ask: Ask) -> Feed:
         if not ask.data.tasks:
@@ -234,25 +238,28 @@ class RandomTasks(Source):
 SOURCES["tasks"] = RandomTasks()
 
 
-# From a generator, on whose device tensors are to be, and how many tasks: x [T, N, D] and
-# y [T, N, O], and if it likes the masks [T, N] of the context and of the targets.
+# A function of a generator, on whose device the tensors must be, and the number of tasks. It
+# returns x [T, N, D], y [T, N, O], and optionally the masks [T, N] of the context and the targets.
 Draw = Callable[[torch.Generator, int], Sequence[Tensor]]
 
 _BLOCK = 64  # steps that are drawn at once
-_NO_WEIGHTS = "fresh tasks have no weights: leave sample_weight out"
+_NO_WEIGHTS = "sampled tasks have no weights: do not pass sample_weight"
 
 
 class TaskSampler(Tasks):
-    """Fresh tasks by the step.
+    """New tasks at each step.
 
     Parameters
     ----------
-    draw: f(generator, count) gives (x [count, N, D], y [count, N, O]), whose points are cut into
-        context and targets at random; or (x, y, context, targets) with masks [count, N] of ones
-        and zeros, where the cut is part of the task. It draws from the generator alone, on its
-        device (`generator.device`).
-    seed: of the tasks, besides that of the fit.
-    look: how many tasks are drawn beforehand, to learn shapes and scales from.
+    draw : callable
+        A function f(generator, count) that returns (x [count, N, D], y [count, N, O]), whose points
+        are split into context and targets at random; or (x, y, context, targets) with masks
+        [count, N] of ones and zeros, if the split is part of the task. It must use only the
+        generator for random numbers, on the generator's device (`generator.device`).
+    seed : int
+        The seed of the tasks, in addition to the seed of the fit.
+    look : int
+        The number of tasks that are drawn in advance, to find shapes and scales.
     """
 
     def __init__(self, draw: Draw, seed: int = 0, look: int = 256) -> None:
@@ -263,7 +270,7 @@ class TaskSampler(Tasks):
         return self.look
 
     def drawn(self, key: tuple[object, ...], count: int, device: torch.device) -> list[Tensor]:
-        """x, y, and the masks where the function gives them; always the same for a key."""
+        """x, y, and the masks if the function returns them; always the same for a key."""
         g = torch.Generator(device)
         g.manual_seed(digest("tasks", self.seed, *key) & 0xFFFFFFFF)
         parts = list(self.draw(g, count))
@@ -271,8 +278,8 @@ class TaskSampler(Tasks):
         if ranks not in ([3, 3], [3, 3, 2, 2]) or any(len(part) != count for part in parts):
             shapes = [list(part.shape) for part in parts]
             raise DataError(
-                f"a sampler of tasks was asked for {count} and gave {shapes}: it must be "
-                "x [tasks, N, D], y [tasks, N, O] and, if at all, masks [tasks, N] of the context "
+                f"a sampler of tasks returned {shapes} for {count} tasks: it must return "
+                "x [tasks, N, D], y [tasks, N, O] and optionally masks [tasks, N] of the context "
                 "and of the targets"
             )
         return parts
@@ -300,7 +307,7 @@ class TaskSampler(Tasks):
 
 
 class SampledTasks:
-    """Batches of fresh tasks for stacked members."""
+    """Batches of newly sampled tasks for stacked members."""
 
     steps: int | None = None
 
@@ -344,8 +351,8 @@ class SampledTasks:
 
 
 def places(height: int, width: int, spacing: float = 1.0) -> Tensor:
-    """Row and column of every pixel, [height·width, 2], `spacing` apart, about the middle one: so
-    they lie on a lattice of 1/spacing points a unit."""
+    """Row and column of each pixel, [height·width, 2], at distance `spacing`, relative to the
+    middle pixel: a lattice with 1/spacing points per unit."""
     rows, columns = (torch.arange(n) - n // 2 for n in (height, width))
     return spacing * torch.cartesian_prod(rows, columns).float()
 
@@ -353,9 +360,9 @@ def places(height: int, width: int, spacing: float = 1.0) -> Tensor:
 def pixel_tasks(
     images: Tensor, points: int, context: tuple[int, int], spacing: float = 1.0
 ) -> Callable[[torch.Generator, int], tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """What `doxa.data.TaskSampler` draws with, of images [N, H, W] (bytes, or numbers): `points`
-    pixels of an image, of which the first are the context, between the two numbers of `context`,
-    and the others the targets."""
+    """A function for `doxa.data.TaskSampler` from images [N, H, W] (bytes or numbers). A task is
+    `points` pixels of an image. The first of them are the context, a number between the two of
+    `context`; the others are the targets."""
     _, height, width = images.shape
     table, at = images.flatten(1), places(height, width, spacing)
     there: dict[torch.device, tuple[Tensor, Tensor]] = {}

@@ -1,19 +1,20 @@
-"""Files of tables that others wrote: which of them are read, and which text cells are escaped.
+"""Reading files of tables from unknown sources, and escaping of text cells.
 
-Only regular files are read: a pipe, a device or a folder is an error and never waited for. A
-compressed file, and a Parquet file, may unpack to 256 MiB or to 50 times its size, whichever is
-more (`MOST_UNPACKED`, `MOST_GROWTH`): a table of text becomes 3 to 20 times smaller, a file that is
-made to fill the memory 1,000 times and more. A larger table is unpacked by its owner: a file that
-is not compressed may take a third of the machine's memory.
+Only regular files are read. A pipe, a device or a folder is an error at once. A compressed file, or
+a Parquet file, may unpack to 256 MiB or to 50 times its size, whichever is more (`MOST_UNPACKED`,
+`MOST_GROWTH`). A table of text compresses by a factor of 3 to 20; a file that is made to fill the
+memory by a factor of 1,000 and more. The user must unpack a larger table: an uncompressed file may
+take a third of the machine's memory.
 
-A spreadsheet program runs a cell that begins with = + - @ (or a tab or line break) as a formula.
-So text that begins so and is no number is written with an apostrophe before it, and read without:
+A spreadsheet program runs a cell that begins with = + - @ (or a tab or line break) as a formula. So
+text that begins with these and is not a number is written with an apostrophe before it, and read
+without it:
 
     cell        =1+1    -a    @x    -3.5    'tis    '=1+1
     in a file   '=1+1   '-a   '@x   -3.5    'tis    ''=1+1
 
-Text that begins with apostrophes and one of these characters gets one more, so that every text
-comes back as it was.
+Text that begins with apostrophes and one of these characters gets one more apostrophe, so that
+reading restores every text.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def unescape(text: str) -> str:
 
 
 def has_escaped(text: str) -> bool:
-    """Whether some cell of a whole file may be escaped."""
+    """Whether a cell of a whole file may be escaped."""
     return _ESCAPED.search(text) is not None
 
 
 def check_regular(path: Path) -> int:
-    """The size of a file in bytes; DataError where it is none that can be read to its end."""
+    """The size of a file in bytes; DataError if it is not a regular, readable file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:
@@ -67,12 +68,12 @@ def check_regular(path: Path) -> int:
 
 
 def most_unpacked(size: int) -> int:
-    """Bytes that a compressed file of a size may unpack to."""
+    """The largest number of bytes that a compressed file of this size may unpack to."""
     return max(MOST_UNPACKED, MOST_GROWTH * size)
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole of a regular file, where the memory can hold a table of its size."""
+    """The content of a regular file; an error if memory is too small for a table of its size."""
     size = check_regular(path)
     check_memory(size, path)
     try:
@@ -82,7 +83,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_memory(size: int, path: Path) -> None:
-    """Refuse a table of so many bytes where it would not fit into the machine's memory."""
+    """Raise an error if a table of `size` bytes would not fit into the machine's memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

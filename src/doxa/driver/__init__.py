@@ -1,4 +1,4 @@
-"""The loop: members and runs, progress made, kept draws, interrupts, the finish."""
+"""The training loop: data and runs before it, steps and checkpoints in it, validation after it."""
 
 from doxa.driver.loop import Driver
 from doxa.driver.setup import Callback, Options

@@ -1,8 +1,9 @@
-"""How far a fit is: a bar on a terminal, a line now and then where there is none.
+"""Progress of a fit: a bar on a terminal, plain lines elsewhere.
 
-On a narrow terminal the bar, the count and the time left stay; figures and the time spent give way,
-and then names. Elsewhere (a log file, a CI job) lines are plain text: at the start, after
-10 s, 20 s more, 40 s more… (at most ten minutes apart), and at the end.
+On a narrow terminal, the figures and the time spent are dropped first, and then the names. The bar,
+the count and the time left always stay. Elsewhere (a log file, a CI job) the output is lines of
+plain text: at the start, after 10 s, 20 s later, 40 s later… (at most ten minutes apart), and at
+the end.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ FIRST_SECONDS, MOST_SECONDS = 10.0, 600.0
 
 
 def shown(name: str, total: int, done: int = 0) -> Shown:
-    """On standard error, which is a terminal or not."""
+    """A progress display on standard error: a bar if it is a terminal, otherwise lines."""
     return (Bar if sys.stderr.isatty() else Lines)(name, total, done)
 
 
 def figures(values: Mapping[str, Any]) -> list[str]:
-    """What a step said, each as a mean over members: ["loss 0.31"]."""
+    """The statistics of a step, each as a mean over members: ["loss 0.31"]."""
     found = []
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
@@ -35,7 +36,7 @@ def figures(values: Mapping[str, Any]) -> list[str]:
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """A line of a terminal that is drawn again and again (rich)."""
+    """A progress bar on one line of a terminal (rich)."""
 
     def __init__(self, name: str, total: int, done: int = 0, console: Any = None) -> None:
         from rich.console import Console
@@ -53,7 +54,7 @@ class Bar(AbstractContextManager["Bar"]):
             console=self._console, transient=True, refresh_per_second=10,
         )  # fmt: skip
         self._task = self._bar.add_task(
-            "", total=total, completed=done, **self._words(done, "", {})
+            "", total=total, completed=done, **self._texts(done, "", {})
         )
 
     def __enter__(self) -> Bar:
@@ -64,13 +65,13 @@ class Bar(AbstractContextManager["Bar"]):
         if time.monotonic() - self._last < 0.1:
             return
         self._last = time.monotonic()
-        self._bar.update(self._task, completed=done, **self._words(done, stage, values))
+        self._bar.update(self._task, completed=done, **self._texts(done, stage, values))
 
     def advance_to(self, done: int) -> None:
         self._bar.update(self._task, completed=done)
 
-    def _words(self, done: int, stage: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What stands left and right of the bar, as much as there is room for."""
+    def _texts(self, done: int, stage: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The texts to the left and right of the bar, as far as they fit on the line."""
         spent = time.monotonic() - self._began
         count = f"{done:,}/{self.total:,}"
         rest = f"{count} {left_words(spent, done - self._from, self.total - done)}"
@@ -95,7 +96,7 @@ class Bar(AbstractContextManager["Bar"]):
 
 
 class Lines(AbstractContextManager["Lines"]):
-    """Lines of plain text, further and further apart."""
+    """Lines of plain text at growing intervals."""
 
     def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
         self.name, self.total, self._done, self._from = name, total, done, done
@@ -106,7 +107,7 @@ class Lines(AbstractContextManager["Lines"]):
 
     def __enter__(self) -> Lines:
         at = f", from step {self._done:,}" if self._done else ""
-        self._say(f"{self.total:,} steps{at}")
+        self._write(f"{self.total:,} steps{at}")
         return self
 
     def show(self, done: int, stage: str, values: Mapping[str, Any]) -> None:
@@ -117,14 +118,14 @@ class Lines(AbstractContextManager["Lines"]):
         self._pause = min(2 * self._pause, MOST_SECONDS)
         self._next = now + self._pause
         left = left_words(now - self._began, done - self._from, self.total - done)
-        said = [f"step {done:,} of {self.total:,}", left, stage, *figures(values)]
-        self._say(", ".join(word for word in said if word))
+        parts = [f"step {done:,} of {self.total:,}", left, stage, *figures(values)]
+        self._write(", ".join(part for part in parts if part))
 
     def advance_to(self, done: int) -> None:
         self._done = done
 
-    def _say(self, words: str) -> None:
-        self._stream.write(f"{self.name}: {words}\n")
+    def _write(self, message: str) -> None:
+        self._stream.write(f"{self.name}: {message}\n")
         self._stream.flush()
 
     def __exit__(
@@ -134,14 +135,14 @@ class Lines(AbstractContextManager["Lines"]):
         tb: TracebackType | None,
     ) -> None:
         how = "done" if kind is None else "stopped"
-        self._say(f"{how} at step {self._done:,} after {clock(time.monotonic() - self._began)}")
+        self._write(f"{how} at step {self._done:,} after {clock(time.monotonic() - self._began)}")
 
 
 Shown = Bar | Lines
 
 
 def left_words(spent: float, done: int, missing: int) -> str:
-    """The time left at the pace so far, where one is known."""
+    """The time left at the pace so far, or "-:--:-- left" before the first step."""
     if done <= 0:
         return "-:--:-- left"
     return f"{clock(spent / done * missing)} left"

@@ -1,4 +1,4 @@
-"""What a fit came to: the posterior of each run, its record, and whether it can be trusted."""
+"""The end of a fit: the posterior of each run, with its record and its status."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def run_fit(
     run: Run, method: Method, options: Options, specs: Sequence[RunSpec],
     checkpoint: str | Path | None, began: float,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
-    """Drive a method to its posteriors, one a run; from its checkpoint, where there is one, and
-    then by the engine that wrote it. The checkpoint's folder is this fit's alone until it ends."""
+    """Run a method's stages and return its posteriors, one per run.
+
+    If there is a checkpoint, the fit resumes from it with the engine that wrote it. The folder of
+    the checkpoint is locked until the fit ends.
+    """
     if checkpoint is None:
         return _run_fit(run, method, options, specs, began)
     with store.exclusive(checkpoint):
@@ -60,7 +63,7 @@ def _run_fit(
 def _posterior(
     run: Run, method: Method, result: Progress, spec: RunSpec, rows: slice, seconds: float
 ) -> Posterior:
-    """Of one run, whose members are `rows`, with its record."""
+    """The posterior of one run, whose members are `rows`, with its record."""
     part = run.select_members(rows)
     posterior = method.finish(part, slice_state(result.state, rows), result.draws(rows))
     record = posterior.record
@@ -89,7 +92,7 @@ def _posterior(
             evaluate_held_out(posterior, each, run)
         if method.shrinks and record.status == "ok" and not run.data.tasks:
             check_prior_collapse(posterior, part)
-        if result.best_step:  # how the history's sums over held-out rows are to be read
+        if result.best_step:  # needed to interpret the sums over held-out rows in the history
             held = run.data.held_out_rows().total_weight(run.split_of)
             record.diagnostics["stopping"] = {
                 "kept_step": result.best_step[rows], "rows": held.tolist()[rows],
@@ -98,7 +101,7 @@ def _posterior(
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:
-    """The record of one run's members."""
+    """The history of one run's members."""
     plain = {k: list(v) for k, v in history.items() if k in ("step", "stage")}
     series = {
         k: [[t, v[rows]] for t, v in values] for k, values in history.items() if k not in plain
@@ -107,15 +110,19 @@ def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:
 
 
 def _check_divergence(posterior: Posterior, run: Run, result: Progress, rows: slice) -> None:
-    """Say so when members broke down, or the loss ended far above where it began. Draws belong
-    above it: the log joint of p weights lies p/2 below its maximum on average; twice that is
-    allowed, for their step sizes."""
+    """Set the status "diverged" if members became non-finite or the loss ended far above its start.
+
+    Draws of a sampler are expected to have a higher loss than the optimum: on average, the log
+    joint of p weights is p/2 below its maximum. Twice that is allowed, because of step sizes."""
     gone = {m - rows.start: t for m, t in result.diverged.items() if rows.start <= m < rows.stop}
     if gone:
         first = min(gone.values())
         advice = "try a smaller learning rate"
-        if first == 1:  # nothing can be said of a rate yet
-            advice = "are the outputs finite where the fit starts? If so, a smaller learning rate"
+        if first == 1:  # the learning rate may not be the cause
+            advice = (
+                "check that the network's outputs are finite at the start; if they are, try a "
+                "smaller learning rate"
+            )
         reason = (
             f"{len(gone)} of {rows.stop - rows.start} members became non-finite, the first by step "
             f"{first}; their last finite state is used; {advice}"
@@ -124,7 +131,8 @@ def _check_divergence(posterior: Posterior, run: Run, result: Progress, rows: sl
         return
     losses = posterior.record.history.get("loss")
     looks = posterior.record.history.get("validation")
-    best = bool(losses and looks and looks[-1][0] >= losses[-1][0])  # is kept, not the last state
+    # With early stopping, the best state is kept, and not the last one.
+    best = bool(losses and looks and looks[-1][0] >= losses[-1][0])
     if losses and not best and posterior.record.status == "ok":
         start, end = max(losses[0][1]), max(losses[-1][1])
         least = min(max(v) for _, v in losses)

@@ -1,17 +1,16 @@
-"""The loop: stages, steps, validation, the non-finite guard, checkpoints, progress.
+"""The training loop: stages, steps, early stopping, checkpoints and progress.
 
-The driver knows no method. It hands each stage its batches and clock, keeps draws, watches each
-member, and can stop at any instant: everything that changes is in the checkpoint, and everything
-else (data order, noise) is a function of the seed and the step.
+`Driver` runs the stages of any method. It passes batches and a clock to each step, keeps draws, and
+checks that each member stays finite. A fit can be interrupted between any two steps and resumed bit
+for bit: everything that changes is in the checkpoint, and everything else (the order of the rows,
+the noise) is a function of the seed and the step.
 
-What a fit has come to: everything that changes while it runs, all of it checkpointed, and where
-its draws are kept.
-
-Early stopping: the rows that are held out say when training has gone on long enough.
-
-Ctrl-C between steps, where everything that changes is consistent and can be checkpointed.
-
-Checkpoints of a fit: what is saved between two steps, and gone on from bit for bit.
+    DrawsInMemory, storage   where kept draws are stored: in memory or in a file
+    Progress                 everything that changes during a fit; the content of a checkpoint
+    EarlyStopping            scores on held-out rows, and the best state of each member
+    Interrupts               Ctrl-C, deferred to the end of a step
+    save, resumed, …         checkpoints of a fit
+    Driver                   the loop itself
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ log = logging.getLogger("doxa")
 
 
 class DrawsInMemory:
-    """Draws in memory, as posteriors keep them: [members, capacity, size], filled as they come."""
+    """Draws in memory, in the layout of posteriors: [members, capacity, size], filled in order."""
 
     def __init__(self, capacity: int, theta: Tensor) -> None:
         self.values = theta.new_empty(theta.shape[0], capacity, theta.shape[1])
@@ -62,8 +61,8 @@ class DrawsInMemory:
         self.count += 1
 
     def tensor(self, rows: slice = slice(None)) -> Tensor:
-        """Some members' draws so far, [K, count, size]; of a part a copy, which does not hold the
-        others'."""
+        """The draws so far of some members, [K, count, size]. A subset of the members is a copy,
+        so that it does not keep the memory of the others alive."""
         part = self.values[rows, : self.count]
         return part if len(part) == len(self.values) else part.clone()
 
@@ -71,9 +70,13 @@ class DrawsInMemory:
 def storage(
     theta: Tensor, draws: int, budget: int | None, folder: Path | None, saved: Sequence[int] | None
 ) -> DrawsInMemory | DrawsFile:
-    """For so many draws of theta [M, P]: in memory, in a file past the budget (None: a quarter of
-    what is free), and in the checkpoints' folder where there is one, so that no checkpoint writes
-    them again. `saved`: where the file of the checkpoint stood."""
+    """Storage for a number of draws of theta [M, P].
+
+    Draws within the budget are kept in memory, and larger ones in a file. The default budget is a
+    quarter of the free memory. If there is a folder for checkpoints, draws are always in a file in
+    that folder, so that checkpoints do not write them again. `saved` is the position in the file
+    at the time of the checkpoint.
+    """
     size = draws * theta.nbytes
     if budget is None:
         budget = free_memory(theta.device) // 4
@@ -99,11 +102,11 @@ def storage(
 
 @dataclass
 class Progress:
-    """What a fit has come to: all of it is checkpointed."""
+    """Everything that changes during a fit. All of it is in the checkpoint."""
 
     state: State
-    kept: DrawsInMemory | DrawsFile | None = None  # None where no stage keeps any
-    shape: tuple[int, ...] = ()  # of a draw of particles, (K, P)
+    kept: DrawsInMemory | DrawsFile | None = None  # None if no stage keeps draws
+    shape: tuple[int, ...] = ()  # (K, P) if a draw is K particles
     stats: dict[str, list[Tensor]] = field(default_factory=dict)  # Info beside each kept draw, [M]
     stage: int = 0
     t: int = 0
@@ -112,17 +115,17 @@ class Progress:
     modes: dict[str, list[Any]] = field(default_factory=dict)  # {stage: [steps, mode]}
     history: dict[str, list[Any]] = field(default_factory=dict)
     good: State = field(default_factory=dict)  # the last state known to be finite
-    best: State = field(default_factory=dict)  # the best state on validation, of this stage
+    best: State = field(default_factory=dict)  # the best state of this stage on held-out rows
     best_score: list[float] = field(default_factory=list)
     best_step: list[int] = field(default_factory=list)  # when each member was best
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stopped: str = ""
-    saved: list[int] | None = None  # of a checkpoint: where its file of draws stood
-    recorded: dict[str, Any] | None = None  # of a checkpoint: how parts of a step are executed
+    saved: list[int] | None = None  # in a checkpoint: the position in the file of draws
+    recorded: dict[str, Any] | None = None  # in a checkpoint: how parts of a step are executed
 
     def keep(self, theta: Tensor, info: Info) -> None:
-        """Store a draw and what the step that made it said of it."""
+        """Store a draw, and the statistics of the step that produced it."""
         assert self.kept is not None
         self.kept.append(theta.flatten(1))
         for name, value in info.items():
@@ -130,8 +133,8 @@ class Progress:
                 self.stats.setdefault(name, []).append(value.detach().clone())
 
     def draws(self, rows: slice) -> Tensor | None:
-        """What some members kept, [T, K, P], a view of [K, T, P] as posteriors keep it, or
-        [T, K, particles, P]; on disk where it exceeds the budget of memory."""
+        """The kept draws of some members: [T, K, P], a view of the layout [K, T, P] of posteriors,
+        or [T, K, particles, P]. They are on disk if they exceed the memory budget."""
         if not self.kept:
             return None
         drawn = self.kept.tensor(rows)
@@ -193,19 +196,22 @@ def finite_members(state: State, names: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Looks at the held-out rows now and then, keeps each member's best state, and says when no
-    member may improve: `patience` looks have passed without a gain of any."""
+    """Scores the held-out rows at intervals, and keeps the best state of each member.
+
+    A member has finished after `patience` validations without improvement. Training stops when all
+    members have finished.
+    """
 
     run: Run
     method: Method
     patience: int
-    intervals: list[int]  # steps between the looks of each member
-    steps: int  # of the stage, after which all are looked at
+    intervals: list[int]  # steps between the validations of each member
+    steps: int  # of the stage; all members are validated after the last one
 
     @classmethod
     def of(cls, run: Run, method: Method, steps: int, patience: int) -> EarlyStopping | None:
-        """A look an epoch of each member's rows, and a hundredth of the stage at least; None where
-        there is nothing to look at."""
+        """One validation per epoch of each member's rows, or every hundredth of the stage if that
+        is longer. None if there are no held-out rows."""
         data = run.data
         if not isinstance(data, Data) or data.validation is None:
             return None
@@ -214,8 +220,9 @@ class EarlyStopping:
         return cls(run, method, patience, [epochs[s] for s in run.split_of], steps)
 
     def ends(self, at: Progress) -> bool:
-        """Score the current parameters on the held-out rows, if some member is due; True when none
-        may improve. A member that is not due, has waited long enough or diverged keeps its best."""
+        """Score the current parameters on the held-out rows, if a member is due. True when all
+        members have finished. A member that is not due, has finished or has diverged keeps its
+        best state."""
         due = [at.t == self.steps or at.t % interval == 0 for interval in self.intervals]
         if not any(due):
             return False
@@ -257,16 +264,16 @@ class EarlyStopping:
 
 
 class Interrupts:
-    """Whether Ctrl-C was pressed, for the loop to act on."""
+    """Whether Ctrl-C was pressed; the loop checks it between steps."""
 
     pending = False
 
     @contextmanager
     def deferred(self) -> Iterator[Interrupts]:
-        """Turns the first Ctrl-C into `pending`; a second one is immediate.
+        """The first Ctrl-C sets `pending`; a second one raises KeyboardInterrupt at once.
 
-        Only while the block runs, only in the main thread, and only where Python's own handler is
-        in place: a program with a handler of its own keeps it.
+        This holds inside the `with` block, in the main thread, and only if Python's default handler
+        is installed. A program with its own handler keeps it.
         """
         before = signal.getsignal(signal.SIGINT)
         main = threading.current_thread() is threading.main_thread()
@@ -287,14 +294,14 @@ class Interrupts:
 
 
 def save(run: Run, options: Options, at: Progress, stage: Stage | None = None) -> None:
-    """All that changes; of a stage that records parts of its steps, how they are executed."""
+    """Write a checkpoint: the progress, and how the stage executes the parts it records."""
     assert options.checkpoint is not None
     recorded = None if stage is None else stage.recorded
     at.recorded = None if recorded is None else recorded.memory()
     if isinstance(at.kept, store.DrawsFile):
-        at.kept.sync()  # before the checkpoint that counts on them
+        at.kept.sync()  # first: the checkpoint refers to these draws
     tensors, progress = at.to_checkpoint()
-    engine = run.engine  # what of it decides the bits of a result
+    engine = run.engine  # only the fields that affect the bits of a result are saved
     meta = {
         "fingerprint": options.fingerprint, "progress": progress,
         "engine": {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk},
@@ -305,7 +312,8 @@ def save(run: Run, options: Options, at: Progress, stage: Stage | None = None) -
 def stop_with_checkpoint(
     run: Run, options: Options, at: Progress, stage: Stage | None = None
 ) -> NoReturn:
-    """Act on Ctrl-C: between steps, so that what is saved resumes bit for bit."""
+    """Stop after Ctrl-C. This is called between steps, so that the checkpoint resumes bit for
+    bit."""
     if options.checkpoint is not None:
         try:
             save(run, options, at, stage)
@@ -316,7 +324,7 @@ def stop_with_checkpoint(
 
 
 def resumed(run: Run, found: store.Checkpoint) -> Progress:
-    """Where a fit stood."""
+    """The progress of a fit, from its checkpoint."""
     log.info("resuming at step %d", found.step)
     tensors = {k: v.to(run.device) for k, v in found.tensors.items()}
     with store.decoding(f"the checkpoint of step {found.step}"):
@@ -324,7 +332,7 @@ def resumed(run: Run, found: store.Checkpoint) -> Progress:
 
 
 def saved_engine(engine: Engine, found: store.Checkpoint, place: object) -> Engine:
-    """The engine that wrote the checkpoint: of it, what decides the bits of a result."""
+    """The engine, with the fields that affect the bits of a result taken from the checkpoint."""
     with store.decoding(place):
         saved = found.meta["engine"]
         if not (
@@ -333,12 +341,12 @@ def saved_engine(engine: Engine, found: store.Checkpoint, place: object) -> Engi
             and isinstance(saved["native"], bool)
             and (saved["chunk"] is None or (type(saved["chunk"]) is int and saved["chunk"] > 0))
         ):
-            raise ValueError(f"{saved!r} is no engine")
+            raise ValueError(f"{saved!r} is not an engine")
         return replace(engine, **saved)
 
 
 def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Checkpoint | None:
-    """The newest checkpoint, if there is one; another fit's is an error."""
+    """The newest checkpoint, or None. A checkpoint of another fit is an error."""
     found = checkpoint.latest()
     if found is not None and found.meta.get("fingerprint") != fingerprint:
         raise MethodError(
@@ -355,7 +363,7 @@ class Driver:
         self.run = run
         self.method = method
         self.options = options
-        self.product = 0.0  # the largest matrix product of the method's own
+        self.product = 0.0  # multiplications in the method's own largest matrix product
         self._saved_at = time.monotonic()
         self._interrupts = Interrupts()
 
@@ -377,10 +385,10 @@ class Driver:
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
         ]
-        told = shown(self.method.name, sum(lengths), at.done) if self.options.progress else None
+        shows = shown(self.method.name, sum(lengths), at.done) if self.options.progress else None
         saves = self.options.checkpoint is not None
         waits = self._interrupts.deferred() if saves else nullcontext()
-        with told or nullcontext() as bar, waits:
+        with shows or nullcontext() as bar, waits:
             for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
                 if i < at.stage:
                     continue
@@ -444,7 +452,7 @@ class Driver:
             if stopping is not None and stopping.ends(at):
                 log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
                 break
-            if stop and feed.steps is None:  # what was added up over half the rows is of no use
+            if stop and feed.steps is None:  # a pass over all rows must not end halfway
                 break
             waited = time.monotonic() - self._saved_at
             if self.options.checkpoint and waited >= self.options.checkpoint_seconds:
@@ -463,7 +471,8 @@ class Driver:
         self, stage: Stage, at: Progress, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,
         ahead: PrefetchedNoise | None,
     ) -> Executor:  # fmt: skip
-        """As asked for, as the checkpoint says, or by the rule about the work."""
+        """The mode of execution: from the checkpoint, from the engine, or by the rule on the amount
+        of work."""
         if at.t > 0 and at.mode is not None:
             return Executor(step, at.mode, ahead)
         if not stage.capturable:
@@ -474,15 +483,15 @@ class Driver:
         return choose_executor(step, trial, self.run, len(ticks), ahead)
 
     def _rates(self, steps: int) -> Tensor:
-        """The learning rate of each step: [steps], or [steps, M, 1] where runs differ."""
+        """The learning rate of each step: [steps], or [steps, M, 1] if runs differ."""
         run = self.run
         shape = schedule(self.options.schedule, steps).to(run.device)
         return run.rates(shape).to(run.dtype)
 
     def _tick(self, stage: Stage, at: Progress, info: Info, bar: Shown | None) -> bool:
-        """Record for people and tell callbacks; True to end the stage.
+        """Record the history, update the bar and call the callbacks. True ends the stage.
 
-        Later stages still run, as far as they must for a posterior to come out.
+        Later stages still run, as far as the posterior needs them.
         """
         values = {name: value.detach().cpu().tolist() for name, value in info.items()}
         at.history.setdefault("step", []).append(at.done)
@@ -500,20 +509,19 @@ class Driver:
                     stop = True
                     at.stopped = at.stopped or f"a callback stopped the run at step {at.done}"
             except KeyboardInterrupt:
-                self._interrupts.pending = True  # as if pressed: stop once this step is complete
+                self._interrupts.pending = True  # as for Ctrl-C: stop when this step is complete
         return stop
 
     def _guard(self, stage: Stage, at: Progress, before: State, info: Info) -> None:
-        """Members whose trained tensors went non-finite go back to their last good state, and are
-        named.
+        """Reset members with non-finite tensors to their last good state, and log a warning.
 
-        The state `before` the step is the good one: its loss is what `info` says, while the new
-        state may be finite and its loss not."""
+        The good state is the one `before` the step: `info` has the loss of that state. The new
+        state may be finite and have a non-finite loss."""
         fine = finite_members(at.state, stage.over)
         for name in ("loss", "log_density"):
             if name in info:
                 fine = fine & torch.isfinite(info[name]).to(fine.device)
-        fine[list(at.diverged)] = False  # it stays where it was, as it would alone
+        fine[list(at.diverged)] = False  # it keeps its state, as it would in a fit of its own
         if bool(fine.all()):
             at.good = before
             return

@@ -1,7 +1,7 @@
 """Runs: cross-validation splits, grids and seeds as one stacked fit.
 
-Members are averaged in prediction; runs never are. `fit(..., runs=Runs(...))` gives a `Sweep`, and
-`sweep[r]` an ordinary posterior.
+Predictions are averaged over members, but never over runs. `fit(..., runs=Runs(...))` returns a
+`Sweep`, and `sweep[r]` is an ordinary posterior.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from doxa.errors import DataError, MethodError, Unavailable
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: its rows (None for all), its hyper-parameters and its seed."""
+    """One run: its rows (None means all), its hyper-parameters and its seed."""
 
     rows: Tensor | None = None
     hyper: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     split: int = 0
-    mask: int | None = None  # how long the mask was that gave the rows, where one did
+    mask: int | None = None  # the length of the mask, if the rows were given as a mask
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,17 @@ class Runs:
 
     Parameters
     ----------
-    rows: a list of row numbers or masks (training rows of each split), which may differ in length.
-    grid: {field: values}; a field of the method, "lr", "prior" (of one family) or "likelihood"
-        (the given noise levels of a `Gaussian`).
-    seeds: the seeds to repeat with; default: the seed given to `fit`, plus the split's number, so
-        that a spread over splits holds the fits' own noise. Seeds that are given are every split's.
-    per_split: {field: one value for each row set}: what was chosen for each split before.
+    rows : sequence of array-like, default None
+        The training rows of each split, as row numbers or as a mask. Splits may differ in length.
+        None means one split with all rows.
+    grid : dict of str to sequence, default None
+        The values of each field. A field is a setting of the method, "lr", "prior" (priors of one
+        family) or "likelihood" (`Gaussian` with different given noise levels).
+    seeds : sequence of int, default None
+        The seeds, each used for all splits. By default the split of number i has the seed of `fit`
+        plus i, so that the spread over splits includes the random variation of the fits.
+    per_split : dict of str to sequence, default None
+        One value of a field per split, such as a setting that was chosen for each split before.
     """
 
     rows: Sequence[Any] | None = None
@@ -55,11 +60,11 @@ class Runs:
         grid = self.grid or {}
         for name, value in [*grid.items(), ("seeds", self.seeds)]:
             if value is not None and (not hasattr(value, "__len__") or isinstance(value, str)):
-                raise MethodError(f"{name} of runs is a list of values, not {value!r}")
+                raise MethodError(f"{name} of runs must be a list of values, not {value!r}")
         values = [*grid.values(), splits, [seed] if self.seeds is None else self.seeds]
         if any(len(v) == 0 for v in values):
             raise MethodError(
-                "runs are empty: give at least one split, one value a field, one seed"
+                "runs are empty: give at least one split, one value per field and one seed"
             )
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
         own = self._own(len(splits), grid)
@@ -73,11 +78,11 @@ class Runs:
 
     def _row_sets(self) -> Sequence[Any]:
         if not hasattr(self.rows, "__len__"):
-            raise DataError(f"rows of runs is a list of row sets, not {self.rows!r}")
+            raise DataError(f"rows of runs must be a list of row sets, not {self.rows!r}")
         return self.rows or ()
 
     def _own(self, splits: int, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-        """What each split has for itself."""
+        """The values of `per_split` for each split."""
         given = self.per_split or {}
         for name, values in given.items():
             if name in grid:
@@ -88,11 +93,11 @@ class Runs:
 
 
 def _numbers(rows: Any) -> tuple[Tensor, int | None]:
-    """Row numbers from numbers or a mask, and how long the mask is."""
+    """Row numbers from numbers or a mask, and the length of the mask."""
     given = as_tensor(rows, "a run's rows")
     if given.ndim != 1:
         raise DataError(
-            f"a run's rows are a list of numbers or a mask, not of shape {list(given.shape)}"
+            f"a run's rows must be a list of numbers or a mask, not of shape {list(given.shape)}"
         )
     if given.dtype == torch.bool:
         return given.nonzero()[:, 0], len(given)
@@ -118,12 +123,12 @@ class Sweep(describe.Described):
         return iter(self._posteriors)
 
     def __getattr__(self, name: str) -> Any:
-        """What a posterior has, a sweep has not: runs are never averaged."""
+        """A sweep has no attributes of a posterior, because runs are never averaged."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise Unavailable(
-            f"a Sweep has no {name!r} of its own: it holds one posterior a run, which are never "
-            "averaged; take one, sweep[0], or the best, sweep.select(by=...)"
+            f"a Sweep has no {name!r}: it holds one posterior per run, and runs are never "
+            "averaged; use one run, sweep[0], or the best, sweep.select(by=...)"
         )
 
     def described(self) -> describe.Words:
@@ -134,8 +139,19 @@ class Sweep(describe.Described):
         return [dict(spec.hyper) for spec in self.specs]
 
     def score(self, by: str = "validation") -> list[float]:
-        """What `select` ranks: "validation" (mean log predictive), "evidence", "elbo", or
-        "objective" (what MC dropout ascends; it leaves out what depends on the prior's scale)."""
+        """The score of each run, by which `select` ranks the runs.
+
+        Parameters
+        ----------
+        by : {"validation", "evidence", "elbo", "objective"}, default "validation"
+            "validation" is the mean log predictive density of the held-out rows. "objective" is
+            the objective of MC dropout, which lacks the terms that depend on the prior's scale.
+
+        Returns
+        -------
+        list of float
+            One score per run.
+        """
         names = {
             "validation": "validation", "evidence": "log_evidence", "elbo": "elbo",
             "objective": "objective",
@@ -144,7 +160,7 @@ class Sweep(describe.Described):
             raise MethodError(f"select by one of {sorted(names)}, not {by!r}")
         if by == "objective" and any("prior" in spec.hyper for spec in self.specs):
             raise MethodError(
-                "the objective leaves out what depends on the prior's scale, so that it cannot "
+                "the objective lacks the terms that depend on the prior's scale, so it cannot "
                 "choose a prior: select by validation"
             )
         scores: list[Any] = [getattr(posterior, names[by], None) for posterior in self]
@@ -154,15 +170,27 @@ class Sweep(describe.Described):
         return [float(score) for score in scores]
 
     def select(self, by: str = "validation") -> Any:
-        """The best run; with several row sets, a `Sweep` of the best run of each."""
+        """The posterior of the best run, or with several splits a `Sweep` of the best run of each.
+
+        Parameters
+        ----------
+        by : {"validation", "evidence", "elbo", "objective"}, default "validation"
+            The score, as in `score`.
+        """
         chosen = self._best(self.score(by))
         if len(chosen) == 1:
             return self[chosen[0]]
         return Sweep([self[r] for r in chosen], [self.specs[r] for r in chosen])
 
     def table(self, by: str = "validation") -> list[dict[str, Any]]:
-        """A row a run: its hyper-parameters, split and seed where there are several, its score, and
-        whether `select` takes it."""
+        """One row per run: its hyper-parameters, its split and seed if there are several, its
+        score, and whether `select` chooses it.
+
+        Parameters
+        ----------
+        by : {"validation", "evidence", "elbo", "objective"}, default "validation"
+            The score, as in `score`.
+        """
         scores = self.score(by)
         chosen = self._best(scores)
         several = [
@@ -176,7 +204,7 @@ class Sweep(describe.Described):
         ]  # fmt: skip
 
     def _best(self, scores: list[float]) -> list[int]:
-        """The best run of each split; one whose score is not a number is never better."""
+        """The best run of each split. A run whose score is NaN is never better than another."""
         best: dict[int, int] = {}
         for r, spec in enumerate(self.specs):
             before = best.get(spec.split)

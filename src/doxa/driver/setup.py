@@ -1,18 +1,17 @@
-"""What the caller of a fit decides about its loop.
+"""Preparation of a fit: options, held-out rows, data on the device, stacked members, the engine.
 
-Rows that are held out of a fit, to stop in time and to judge it by.
+    Options                         the caller's options for the training loop
+    Splits, hold_out                training rows and held-out rows of each run and member
+    Given, prepare_data             from the data as passed to checked, standardised rows
+    stack                           runs × members as one axis M, with starting points and priors
+    select_engine                   the requested engine, or one chosen by rule, tried on a few rows
+    fingerprint                     identifies a fit, so that only the same fit resumes a checkpoint
 
-By default every member holds out a part of its own: a run's rows are cut into K parts at random,
-and member m does not see part m mod K. Together the members see every row, and every row is seen
-by none of those that are judged by it. A share or a pair that the user gives is held out of all.
-
-From what a caller passes to checked, standardised rows on a device, for all runs.
-
-Runs × members as one axis M: who starts where, with which hyper-parameters and prior.
-
-Which engine a fit runs on: as asked for, or by the rule, tried on a few rows.
-
-What tells one fit from another, so that a checkpoint is only gone on from by the same fit.
+Held-out rows are used for early stopping and to evaluate the fit. By default each member holds out
+its own part: the rows of a run are split at random into K parts, and member m is not trained on
+part m mod K. Together the members are trained on all rows, and each row is evaluated only with
+members that were not trained on it. A fraction or a pair (x, y) given by the user is held out from
+all members.
 """
 
 from __future__ import annotations
@@ -65,38 +64,38 @@ Callback = Callable[[int, dict[str, Any]], Any]
 
 @dataclass
 class Options:
-    """What the caller of `fit` decided about the loop itself."""
+    """The options of `fit` that concern the training loop."""
 
     schedule: Any = "cosine"
     patience: int = 20
     checkpoint: store.Checkpoints | None = None
-    found: store.Checkpoint | None = None  # to go on from
+    found: store.Checkpoint | None = None  # to resume from
     checkpoint_seconds: float = 30.0
     callbacks: Sequence[Callback] = ()
     progress: bool = False
     fingerprint: str = ""
-    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of the free
+    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
 
 
-FEWEST = 10  # held-out rows, by their effective number: fewer say nothing about when to stop
+FEWEST = 10  # effective number of held-out rows; fewer are too few for early stopping
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What each split is fitted to and judged by: row numbers, and whose it is.
+    """Training rows and held-out rows of each split, as row numbers.
 
-    A run is one split, or one for each part that a member holds out.
+    A run has one split, or one split for each part that its members hold out.
     """
 
     rows: list[Tensor]
     held_out: list[Tensor] | None = None
     owners: Sequence[int] = ()  # the run of each split; (): split r is run r
-    of: Sequence[int] = ()  # the split of each run and member, runs × members; (): its run's
+    of: Sequence[int] = ()  # the split of each run and member, runs × members; (): that of its run
 
 
 def parts(rows: int) -> int:
-    """Into how many parts so many rows are cut: tenths, but of twenty rows or fifths where there
-    are few, and twentieths where there are many."""
+    """The number of parts for a number of rows: 10; 20 from 10,000 rows; and for few rows such
+    that a part has 20 rows, but at least 5 parts."""
     return 20 if rows >= 10_000 else min(10, max(5, rows // 20))
 
 
@@ -104,8 +103,8 @@ def own_parts(
     rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int],
     weight: Tensor | None = None,
 ) -> Splits | None:  # fmt: skip
-    """A part for each member, or None where the rows of some run are too few to spare any; weight:
-    of each row, [N]."""
+    """A held-out part for each member, or None if a run has too few rows. `weight` has one entry
+    per row, [N]."""
     sizes = [len(own) if weight is None else int(effective_rows(weight[own])) for own in rows]
     if min(size // parts(size) for size in sizes) < FEWEST:
         return None
@@ -131,14 +130,14 @@ def own_parts(
 
 
 def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
-    """The same random share of each run's rows, held out of all its members."""
+    """A random fraction of each run's rows, held out from all its members."""
     kept, held = [], []
     for own, seed in zip(rows, seeds, strict=True):
         count = round(size * len(own))
         if not 0 < count < len(own):
             raise DataError(
                 f"validation={size} of {len(own)} rows leaves {len(own) - count} to train on and "
-                f"{count} to validate on; it is a share between 0 and 1, or a pair (x, y)"
+                f"{count} to validate on; it must be a fraction between 0 and 1, or a pair (x, y)"
             )
         order = torch.randperm(len(own), generator=generator("validation", seed))
         kept.append(own[order[count:].sort().values])
@@ -149,7 +148,7 @@ def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
 def appended(
     x: Any, y: Any, rows: list[Tensor], given: Any, prepare: Callable[[Any], Any]
 ) -> tuple[Any, Any, Splits]:
-    """Rows of the user's own, appended to the data set's."""
+    """The data set with the user's validation rows appended."""
     vx, vy, _ = parse(given)
     start, count = rows_of(x, "x"), rows_of(vx, "validation x")
     if count == 0 or rows_of(vy, "validation y") != count:
@@ -169,14 +168,14 @@ def hold_out(
     x: Any, y: Any, rows: list[Tensor], validation: Any, members: Sequence[int], streamed: bool,
     prepare: Callable[[Any], Any], seeds: Sequence[int], weight: Tensor | None = None,
 ) -> tuple[Any, Any, Splits]:  # fmt: skip
-    """The data with what is held out: "auto" (a part for each member), a share or a pair; weight:
-    of each row, [N]."""
+    """The data and the held-out rows. `validation` is "auto" (a part for each member), a fraction
+    or a pair; `weight` has one entry per row, [N]."""
     if isinstance(validation, str) and validation == "auto":
         return x, y, own_parts(rows, members, seeds, weight) or Splits(rows)
     if isinstance(validation, int | float | str):
         return x, y, share(rows, float(checks.positive("validation", validation)), seeds)
     if streamed:
-        raise DataError("validation as a pair needs data as a pair; pass a share instead")
+        raise DataError("validation as a pair needs data as a pair; pass a fraction instead")
     return appended(x, y, rows, validation, prepare)
 
 
@@ -184,7 +183,7 @@ log = logging.getLogger("doxa")
 
 
 class Given(NamedTuple):
-    """Rows as they were passed: all of them, or the first of a source that holds the others."""
+    """The rows as passed to `fit`: all rows, or the first rows of a source that has the others."""
 
     x: Any
     y: Any
@@ -192,12 +191,12 @@ class Given(NamedTuple):
     total: int
     tasks: Tasks | None
     names: tuple[Names, Names]  # of x and y
-    weight: Tensor | None = None  # of each row, [total], all above 0
-    kept: Tensor | None = None  # which of the rows passed have a weight, where some have none
+    weight: Tensor | None = None  # one per row, [total], all above 0
+    kept: Tensor | None = None  # mask of the passed rows with weight above 0; None: all of them
 
     @classmethod
     def read(cls, data: Any, sample_weight: Any = None) -> Given:
-        """What was passed, without rows of weight 0: from here on there are none."""
+        """Read the data and remove rows of weight 0."""
         x, y, source, weight, kept = read(data, sample_weight)
         if source is None:
             check_lengths(x, y)
@@ -210,7 +209,7 @@ class Given(NamedTuple):
         return cls(x, y, source, total, tasks, names, weight, kept)
 
     def rows_of_run(self, spec: RunSpec) -> Tensor:
-        """The numbers of a run's rows among those that have a weight."""
+        """The numbers of a run's rows, counted among the rows of weight above 0."""
         if spec.rows is None:
             return torch.arange(self.total)
         if self.kept is None:
@@ -229,8 +228,8 @@ def prepare_data(
     validation: Any, standardize: bool, device: torch.device, dtype: torch.dtype | None,
     members: Sequence[int],
 ) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
-    """Checked, standardised rows on the device; who is fitted to which; the network's output shape;
-    x's row shape."""
+    """Checked and standardised rows on the device; the splits; the output shape of the network; the
+    shape of one row of x."""
     x, y, source, total, tasks, names, given_weight, kept = given
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
@@ -240,18 +239,20 @@ def prepare_data(
     check_finite(y, "y", numbers, dtype, names[1])
     inputs = tree_map(lambda t: list(t.shape[1:]), x)
     if model is not None:
-        if model.output is None:  # not seen yet, or rewritten since
+        if model.output is None:  # not built yet, or rewritten since
             model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
         output = model.output
     else:
         if source is not None and isinstance(likelihood, Categorical):
             raise DataError(
-                "the first rows of a stream do not say how many classes there are: pass the rows "
-                "at hand, or a network"
+                "the number of classes cannot be inferred from the first rows of a stream: pass x "
+                "and y in memory, or a network"
             )
         output = likelihood.outputs(y) if isinstance(y, Tensor) else (1,)
     if tasks and getattr(likelihood, "per_output", False):
-        raise DataError("points of a task share one noise level: per_output is not for tasks")
+        raise DataError(
+            "the points of a task share one noise level: per_output is not available for tasks"
+        )
     prepare = lambda y: likelihood.prepare_targets(y, output)  # noqa: E731
     try:
         y = prepare(y)
@@ -274,7 +275,7 @@ def prepare_data(
         x, y, splits = hold_out(
             x, y, rows, validation, members, streamed, prepare, seeds, given_weight
         )
-    rows = rows if splits.owners else splits.rows  # every row of a run is seen by some member
+    rows = rows if splits.owners else splits.rows  # with owners, some member is trained on each row
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)
     weight = None
@@ -283,7 +284,7 @@ def prepare_data(
     if standardize:
         if source is not None:
             raise DataError(
-                "standardize=True needs the rows at hand; scale a streamed Dataset itself"
+                "standardize=True needs the rows in memory; scale the rows in a streamed Dataset"
             )
         scale_y = likelihood.scales_targets
         scaled = tasks and tasks.scales(rows, scale_y, weight)
@@ -310,8 +311,8 @@ def prepare_data(
 
 
 def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list[FittedRows | None]:
-    """The rows that each run used: those it was given, some of which may be held out to stop by,
-    and those of `validation`. None where they are not at hand."""
+    """The rows that each run used: its own rows, some of which may be held out for early stopping,
+    and the rows of `validation`. None if the rows are not in memory."""
     if given.source is not None or given.tasks is not None:
         return [None] * len(specs)
     more = None
@@ -326,11 +327,11 @@ def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list
 
 
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
-    """Whether the rows take less than a quarter of what is free on the device: they move there."""
+    """Whether the rows take less than a quarter of the device's free memory, and can be moved."""
     size = copies * sum(t.numel() * t.element_size() for t in tree_flatten((x, y))[0])
     if size < free_memory(device) // 4:
         return True
-    log.info("the data (%.3g GiB) stays where it is and is read by the batch", size / 2**30)
+    log.info("the data (%.3g GiB) stay in place; each batch is moved to the device", size / 2**30)
     return False
 
 
@@ -342,14 +343,14 @@ def _check_classes(y: Any, likelihood: Likelihood) -> None:
             seen = seen[seen != ignored]
         if len(seen) < 2:
             raise DataError(
-                f"y holds one class only ({seen.tolist()}): there is nothing to tell apart"
+                f"y holds one class only ({seen.tolist()}): there is nothing to classify"
             )
 
 
 def _rows(spec: RunSpec, rows: Tensor, total: int) -> Tensor:
-    """Those of a run, checked."""
+    """The rows of a run, checked."""
     if spec.mask is not None and spec.mask != total:
-        raise DataError(f"a run's mask has {spec.mask} entries, the data {total} rows")
+        raise DataError(f"a run's mask has {spec.mask} entries, but the data have {total} rows")
     outside = rows[(rows < 0) | (rows >= total)]
     if rows.numel() == 0 or outside.numel():
         found = f", not {int(outside[0])}" if outside.numel() else ""
@@ -362,7 +363,7 @@ def _rows(spec: RunSpec, rows: Tensor, total: int) -> Tensor:
 def _weights(
     given: Tensor, numbers: Tensor | None, extent: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """On the device, and 1 for rows of the user's own that were appended."""
+    """The weights on the device, with 1 for appended validation rows."""
     weight = given.to(device, dtype)
     if not bool(torch.isfinite(weight).all()):
         at = int((~torch.isfinite(weight)).nonzero()[0, 0])
@@ -371,7 +372,7 @@ def _weights(
     return torch.cat([weight, weight.new_ones(extent - len(weight))])
 
 
-OBJECTS = ("prior", "likelihood")  # what a grid may hold besides numbers
+OBJECTS = ("prior", "likelihood")  # fields of a grid whose values are not numbers
 
 
 def stack(
@@ -388,10 +389,10 @@ def stack(
     ):
         raise ModelError("the network has no trainable parameter: requires_grad is False on all")
     if problem.batch_norm:
-        _say_batch_norm(problem.net)
+        _log_batch_norm(problem.net)
     if problem.model is not None and problem.model.written:
         names = ", ".join(problem.model.written[:5])
-        log.info("training changes the buffers %s: each member keeps its own", names)
+        log.info("training changes the buffers %s: each member has its own copy", names)
     hyper: dict[str, Tensor] = {}
     priors: list[Any] | None = None
     if any(spec.hyper for spec in specs):
@@ -419,7 +420,7 @@ def stack(
 
 
 def _with_weights(run: Run, method: Method, weights: Tensor) -> Run:
-    """Row weights that the method has for each member, times the user's."""
+    """The run with the method's row weights for each member, times the user's weights."""
     data = run.rows
     if weights.shape != (run.size, data.total):
         raise MethodError(
@@ -442,18 +443,18 @@ def member_ids(members: int | Sequence[int] | None, method: Method) -> list[int]
     return ids
 
 
-def _say_batch_norm(model: Model) -> None:
+def _log_batch_norm(model: Model) -> None:
     if model.momenta:
-        log.info("the network has BatchNorm: each member keeps running statistics of its own")
+        log.info("the network has BatchNorm: each member has its own running statistics")
     else:
         log.warning(
-            "the network has BatchNorm without running statistics: a prediction depends on the "
-            "rows it is made with"
+            "the network has BatchNorm without running statistics: the prediction of a row depends "
+            "on the other rows of the call"
         )
 
 
 def _initial(run: Run) -> Tensor:
-    """Where the weights of each member start, [M, P]."""
+    """The initial weights of each member, [M, P]."""
     model = run.problem.model
     if model is None:
         return torch.zeros(run.size, 0, device=run.device, dtype=run.dtype)
@@ -467,11 +468,11 @@ def _initial(run: Run) -> Tensor:
 
 
 def _begun(run: Run, begin: Tensor) -> Tensor:
-    """Where earlier fits ended, checked: one row for each run and member."""
+    """The points of earlier posteriors, checked: one row for each run and member."""
     if begin.shape != (run.size, run.layout.size):
         raise MethodError(
-            f"init: the posteriors hold {begin.shape[0]} points of {begin.shape[1]} weights, and "
-            f"the fit has {run.size} members (of all runs) with {run.layout.size}"
+            f"init: the posteriors have {begin.shape[0]} points of {begin.shape[1]} weights, but "
+            f"the fit has {run.size} members (of all runs) of {run.layout.size} weights"
         )
     return begin.to(run.device, run.dtype).clone()
 
@@ -479,7 +480,8 @@ def _begun(run: Run, begin: Tensor) -> Tensor:
 def _hyper(
     method: Method, specs: Sequence[RunSpec], count: int, data: Data, rated: bool
 ) -> tuple[dict[str, Tensor], list[Any] | None]:
-    """Hyper-parameters that differ between runs, [M] each; priors are handed over as objects."""
+    """Hyper-parameters that differ between runs, [M] each; and the priors of the runs, as
+    objects."""
     fields = sorted({name for spec in specs for name in spec.hyper})
     known = {*method.settings(), "lr", *OBJECTS}
     unknown = [name for name in fields if name not in known]
@@ -502,7 +504,7 @@ def _hyper(
         try:
             values = [float(spec.hyper[name]) for spec in specs for _ in range(count)]
         except (TypeError, ValueError) as error:
-            raise MethodError(f"a grid stacks numbers only; {name} has {error}") from error
+            raise MethodError(f"values of a grid must be numbers; {name}: {error}") from error
         given = (spec.hyper[name] for spec in specs)
         for value in {one.item() if isinstance(one, Tensor) else one for one in given}:
             if name == "lr":
@@ -522,13 +524,13 @@ def _bound_prior(problem: Problem, priors: list[Any] | None, count: int) -> Boun
 
 
 def _check_likelihood(own: Likelihood, common: Likelihood, output: Any) -> None:
-    """A run's may differ in the given noise of a Gaussian, which every member has as a number of
-    its own; a step reads everything else from the model's likelihood."""
+    """The likelihoods of runs may differ only in the given noise of a Gaussian. Each member has its
+    own number for the noise; a step reads everything else from the model's likelihood."""
     learned = common.parameters(output).keys()
     if type(own) is not type(common) or own.parameters(output).keys() != learned:
         raise MethodError(
-            f"a grid of likelihoods keeps to the model's family and to what it learns: "
-            f"{own!r} cannot stand beside {common!r}"
+            f"likelihoods of a grid must have the model's family and the same learned parameters: "
+            f"{own!r} cannot be combined with {common!r}"
         )
     if not isinstance(common, Gaussian):
         raise MethodError(
@@ -547,15 +549,15 @@ def _constants(
     }
 
 
-def select_engine(run: Run, asked: str | Engine, method: Method, half: bool = False) -> Engine:
-    """As asked for, or by the rule; the loop where stacking fails."""
+def select_engine(run: Run, requested: str | Engine, method: Method, half: bool = False) -> Engine:
+    """The requested engine, or one chosen by rule; "loop" if stacking fails."""
     own, width = not isinstance(run.problem, Network), method.num_particles_on(run.problem)
-    if asked != "auto":
-        chosen = Engine.parse(asked)
+    if requested != "auto":
+        chosen = Engine.parse(requested)
     elif own and method.modules_stack and run.size > 1:
         return Engine("stack", None, reason="the method's own modules run on stacked weights")
     elif own:
-        return Engine("loop", reason="the method brings its own functions")
+        return Engine("loop", reason="the method has its own functions")
     else:
         chosen = choose(run.net, run.size * width, run.device)
     if own:
@@ -585,7 +587,7 @@ def select_engine(run: Run, asked: str | Engine, method: Method, half: bool = Fa
 
 
 def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:
-    """Tells one fit from another: what would make a checkpoint meaningless if it differed."""
+    """A digest of everything that must be the same for a checkpoint to be resumed."""
     data = run.rows
     digest = hashlib.sha256()
     facts = {
@@ -614,7 +616,7 @@ def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunS
 
 
 def _model_settings(model: Model | None) -> Any:
-    """What of a model the layout does not say."""
+    """The settings of a model that the layout does not contain."""
     if model is None:
         return None
     named = [] if model.named is None else [model.named]
@@ -622,7 +624,7 @@ def _model_settings(model: Model | None) -> Any:
 
 
 def _recipe(value: Any) -> Any:
-    """A likelihood or prior as JSON; one of the user's own that cannot be stored, by its name."""
+    """A likelihood or prior as JSON; the name of its class if it cannot be stored."""
     try:
         return store.encode(value)
     except StoreError:

@@ -1,26 +1,29 @@
-"""What the rows that were held out say of a fit: how well they are predicted, and how often its
-intervals hold them. A fit that is much too sure of itself, or worse than a constant, is not "ok";
-nor is one whose classes are much less sure than these rows allow, or one of a method that may end
-at its prior, and predicts its training rows like a constant.
+"""Validation after training: held-out rows evaluate the fit and calibrate the likelihood.
 
-Where each member holds out a part of its own, the member alone is judged by that part: the others
-have seen it. A likelihood that such rows asked for (`driver/validation.py`) is judged as it was
-found, with all functions moved to where that member has its mean.
+**Evaluation** (`evaluate_held_out`). The held-out rows give the mean log predictive density, the
+coverage of intervals and the confidence of classes. The status of a fit is not "ok" if it is
+strongly overconfident, worse than a constant, or strongly underconfident about classes.
+`check_prior_collapse` uses training rows instead: a method that may collapse to its prior is not
+"ok" if it predicts its training rows no better than a constant.
 
-What rows left out say of the likelihood itself: how sure to be of a class, the shape of noise.
+If each member holds out its own part of the rows, only that member is evaluated on the part,
+because the others were trained on it. If the likelihood was calibrated on held-out rows, the same
+mixture as in calibration is evaluated (below).
 
-A fit's own rows cannot say: on them every network is right too often. A posterior by itself is
-asked by the rows that it held out. Where each member holds out a part of its own, a row is seen by
-all members but one, m: its prediction is right in the middle, and that of the others in its width.
-So the rows are given to the mixture of all functions f_s, moved to where member m has its mean,
+**Calibration** (`calibrate_on_held_out`). Held-out rows estimate parameters of the likelihood, such
+as the temperature of a categorical or the shape of the noise. Training rows cannot be used, because
+networks predict them too well. If all members hold out the same rows, the posterior is used as it
+is. If each member holds out its own part, a row is held out from one member m only. The location of
+its prediction is then right for m, and the width for all members together. So the calibration uses
+the mixture of all functions f_s, shifted to the mean of member m,
 
     p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
 
-and the likelihood that they ask for is that of this mixture: the spread between members is not
-counted a second time (`ensemble/map.py` has the same for a level of noise, in closed form).
-A likelihood says whether it asks (`Likelihood.asks_left_out`) and what the answer is
-(`Likelihood.left_out`); rows that ask for nothing clearly change nothing. Their weights add up to
-their effective number.
+and the likelihood is calibrated within this mixture, so that the spread between members is not
+counted a second time (`ensemble/map.py` has the same for a noise level, in closed form).
+`Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
+`Likelihood.left_out` estimates them; without clear evidence from the rows, nothing changes. The
+weights of the rows are scaled to add up to their effective number.
 """
 
 from __future__ import annotations
@@ -48,23 +51,24 @@ from doxa.predictive.form import draw_functions
 from doxa.predictive.mixture import Mixture
 
 LEVEL = 0.9
-ALLOWED = 0.08  # how far the coverage may be from the level, beside what chance allows
-LOSS = 0.05  # nats a row below the constant, likewise
-GAINED = 0.1  # nats a row by classes that are twice as sure, likewise
-_ROWS = 4096  # that are looked at, of each split
-_NUMBERS = 2**18  # in y, likewise
-_TINY = 1e-12  # a probability, of a class that cannot be
-_FROM_EACH = 50  # functions, of a Gaussian over them
-_SEEN, _DRAWS = 256, 32  # training rows that are looked at, and functions that predict them
+# A status is given if a threshold and two standard errors are both exceeded.
+ALLOWED = 0.08  # difference between the coverage and its level
+LOSS = 0.05  # nats per row below the constant
+GAINED = 0.1  # nats per row gained with logits twice as large
+_ROWS = 4096  # rows used of each split, at most
+_NUMBERS = 2**18  # numbers used of y, at most
+_TINY = 1e-12  # lower limit of a probability
+_FROM_EACH = 50  # functions drawn from each Gaussian over functions
+_SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for prior collapse
 
 
-HeldOutPredictions = list[tuple[Posterior, int]]  # who is judged by the rows of which split
+HeldOutPredictions = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
 
 
 def evaluate_held_out(
     posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
 ) -> None:
-    """Put into the record what the held-out rows say of a run."""
+    """Evaluate a run on its held-out rows, and store scores and status in the record."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
@@ -104,12 +108,12 @@ def evaluate_held_out(
     rows = len(found["log_prob"].values)
     record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
     status = _status(found, rows)
-    if record.status == "ok" and status != "ok":  # else the method's own words stay
+    if record.status == "ok" and status != "ok":  # a status set by the method is kept
         record.status = status
 
 
 class Scored(NamedTuple):
-    """A number for each row, [N], and the rows' weights, where they have some."""
+    """One number per row, [N], and the weights of the rows, if there are any."""
 
     values: Tensor
     weight: Tensor | None
@@ -125,8 +129,8 @@ class Scored(NamedTuple):
 
 
 def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
-    """Weights of the rows of all splits; `one_more`: of one row more in each, which counts as one
-    of them."""
+    """The weights of the rows of all splits. `one_more`: with one additional row per split, which
+    has the weight of one effective row."""
     if not weights:
         return None
     if one_more:
@@ -135,7 +139,8 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
-    """Say so where rows that a run was trained on are predicted no better than by a constant."""
+    """Set the status "learned-nothing" if training rows are predicted no better than by a
+    constant."""
     split = run.split_of[0]
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
     if posterior.record.status != "ok" or not isinstance(y, Tensor):
@@ -147,17 +152,17 @@ def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     if not gain.mean > gain.error:
         posterior.record.status = Status(
             "learned-nothing",
-            f"{len(gain.values)} of its own training rows are predicted no better than by a "
-            f"constant ({gain.mean:.2g} nats per row): start narrower, train longer, at another "
-            "rate or under a narrower prior; or there is nothing to learn",
+            f"{len(gain.values)} training rows are predicted no better than by a constant "
+            f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
+            "learning rate or a narrower prior; or there is nothing to learn in the data",
         )
 
 
 def held_out_predictions(
     posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
 ) -> HeldOutPredictions:
-    """A run, whose members are `part`, and its rows; or each of its members, where each has rows
-    of its own."""
+    """The posterior of a run, whose members are `part`, and its split. If members hold out
+    different rows: the posterior of each member alone, and its split."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
         return [(posterior, splits[0])]
@@ -176,8 +181,8 @@ def predicted(
     posterior: Posterior, data: Data, rows: Tensor, split: int, most: int = _ROWS,
     draws: int | None = None,
 ) -> tuple[Any, Any, Tensor | None]:  # fmt: skip
-    """Predictions of rows, what they were, and their weights: of fewer where memory does not allow
-    for all."""
+    """Predictions of rows, their targets and their weights. If memory is short, fewer rows are
+    used."""
     while True:
         x, y, weight = _some(data, rows, split, most)
         try:
@@ -189,8 +194,8 @@ def predicted(
 
 
 def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
-    """All functions at x, drawn where they are Gaussian, moved to where one member has its mean;
-    None where they are not kept."""
+    """All functions at x, shifted to the mean of one member. Gaussians over functions are sampled.
+    None if the prediction is not a mixture of functions."""
     try:
         whole = drawn(posterior.predict(x)._form)
         own = whole if alone is posterior else drawn(alone.predict(x)._form)
@@ -216,13 +221,13 @@ def _mixed(
 def _some(
     data: Data, rows: Tensor, split: int, most: int = _ROWS
 ) -> tuple[Any, Any, Tensor | None]:
-    """At most so many of the rows, in the units of x and y, and their weights."""
+    """At most `most` of the rows, in the units of x and y, and their weights."""
     rows = counted(data, rows, most)
     return *in_units(data, rows, split), data.weight_of(rows)
 
 
 def counted(data: Data, rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows, evenly."""
+    """At most `most` of the rows, evenly spaced."""
     one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
@@ -244,7 +249,7 @@ def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
 
 
 def _log_prob(p: Any, y: Any) -> Tensor:
-    if isinstance(y, tuple | list):  # the heads' own scores, added up
+    if isinstance(y, tuple | list):  # the sum of the heads' scores
         return torch.stack([h.log_prob(t) for h, t in zip(p.heads, y, strict=True)]).sum(0)
     return torch.as_tensor(p.log_prob(y))
 
@@ -252,9 +257,12 @@ def _log_prob(p: Any, y: Any) -> Tensor:
 def _confidence(
     p: Any, y: Tensor, likelihood: Likelihood, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """How much larger the probability of the likeliest class is than its being right, [N]; and how
-    many nats logits twice as large would gain, log p_y − log Σ p², [N + 1]: one row more is wrong,
-    so that a few rows that are all right do not say that none ever is."""
+    """Two measures of confidence.
+
+    First, the probability of the most likely class minus 1 if it is right, else minus 0, [N].
+    Second, the gain in nats of logits twice as large, log p_y − log Σ p², [N + 1]. The additional
+    row is a wrong prediction: a few rows that are all right are no evidence for certainty.
+    """
     table, y = p.probs.double(), y.long()
     if table.shape == y.shape:  # Bernoulli
         table = torch.stack([1 - table, table], 1)
@@ -275,43 +283,45 @@ def _confidence(
 
 
 def _status(found: dict[str, Scored], rows: int) -> Status:
-    """What is wrong, beyond what chance allows (two standard errors)."""
+    """The status by the thresholds above and two standard errors."""
     error = {name: scored.error for name, scored in found.items()}
     mean = {name: scored.mean for name, scored in found.items()}
     if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
         reason = (
-            f"the {rows} rows held out are predicted {-mean['gain']:.2g} nats a row worse than by "
-            "a constant: are inputs and targets of unit scale (standardize=True)? Else train "
-            "longer, or at another learning rate"
+            f"the {rows} held-out rows are predicted {-mean['gain']:.2g} nats per row worse than "
+            "by a constant: scale inputs and targets (standardize=True), train longer, or use "
+            "another learning rate"
         )
         return Status("worse-than-constant", reason)
     if mean.get("coverage", LEVEL) < LEVEL - max(ALLOWED, error.get("coverage", 0.0)):
-        what = f"{LEVEL:.0%} intervals hold {mean['coverage']:.0%} of the {rows} rows held out"
+        what = f"{LEVEL:.0%} intervals contain {mean['coverage']:.0%} of the {rows} held-out rows"
     elif mean.get("too_sure", 0.0) > max(ALLOWED, error.get("too_sure", 0.0)):
         what = (
-            f"on the {rows} rows held out the likeliest class is right {mean['too_sure']:.0%} less "
-            "often than it says"
+            f"on the {rows} held-out rows the accuracy of the most likely class is "
+            f"{mean['too_sure']:.0%} below its mean probability"
         )
     elif mean.get("twice_as_sure", 0.0) > max(GAINED, error.get("twice_as_sure", 0.0)):
         return Status(
             "underconfident",
-            f"the {rows} rows held out would be predicted {mean['twice_as_sure']:.2g} nats a row "
-            "better with logits twice as large: it is far less sure than it could be; train "
-            "longer, recalibrate it (doxa.evaluate.recalibrate), or give logits a wider prior",
+            f"the {rows} held-out rows would be predicted {mean['twice_as_sure']:.2g} nats per row "
+            "better with logits twice as large: the fit is underconfident; train longer, "
+            "recalibrate it (doxa.evaluate.recalibrate), or use a prior with larger logits",
         )
     else:
         return Status()
     advice = "recalibrate it (doxa.evaluate.recalibrate), or use another method"
-    return Status("overconfident", f"{what}: it is too sure of itself; {advice}")
+    return Status("overconfident", f"{what}: the fit is overconfident; {advice}")
 
 
 log = logging.getLogger("doxa")
 
-FEWEST = 10  # rows left out, by their effective number: fewer are not asked
-_MOST_NUMBERS = 2**19  # in all functions that are looked at
-_FUNCTIONS = 50  # of them
+FEWEST = 10  # effective number of held-out rows; fewer are not used for calibration
+_MOST_NUMBERS = 2**19  # function values that are used, at most
+_FUNCTIONS = 50  # functions that are used, at most
 
-Asked = tuple[Tensor, Tensor, dict[str, Tensor], Tensor]  # f [S, N, ...], y, theta, weight [N]
+CalibrationRows = tuple[  # f [S, N, ...], y, theta, weight [N]
+    Tensor, Tensor, dict[str, Tensor], Tensor
+]
 
 
 def calibrate_on_held_out(
@@ -321,9 +331,11 @@ def calibrate_on_held_out(
     run: Run,
     stopped: bool,
 ) -> None:
-    """Give a posterior, and those that are judged in its place, the likelihood that the rows left
-    out ask for; `stopped` says whether training ended where they are predicted best. Methods that
-    do not overfit integrate over what could be asked."""
+    """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
+
+    `stopped`: whether training used early stopping on these rows. Only methods that overfit are
+    calibrated; the others integrate over the parameters of the likelihood.
+    """
     before = posterior.base_likelihood
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
@@ -340,11 +352,11 @@ def calibrate_on_held_out(
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
     posterior.record.diagnostics["left_out"] = {"rows": len(rows[1]), "likelihood": found.said}
-    log.info("likelihood: %s, by %d rows left out", found.said, len(rows[1]))
+    log.info("likelihood: %s, by %d held-out rows", found.said, len(rows[1]))
 
 
 def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
-    """Its outputs mean from now on what was found."""
+    """Replace the likelihood of a posterior by the calibrated one."""
     model = posterior.network.meaning(found.likelihood)
     posterior.base_likelihood, posterior.model = found.likelihood, model
     for name, more in found.moved.items():
@@ -354,11 +366,14 @@ def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
         setattr(posterior, posterior.flat, weights.index_add(-1, index, by))
 
 
-def _rows(posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run) -> Asked | None:
-    """What the rows left out are asked with; None where functions are not kept."""
+def _rows(
+    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
+) -> CalibrationRows | None:
+    """The held-out rows and the functions at them. None if a prediction is not a mixture of
+    functions."""
     data, most = run.rows, _MOST_NUMBERS // len(held_out_predictions)
     assert data.validation is not None
-    parts: list[Asked] = []
+    parts: list[CalibrationRows] = []
     for alone, split in held_out_predictions:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior, alone, in_units(data, rows, split)[0])

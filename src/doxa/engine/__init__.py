@@ -1,4 +1,4 @@
-"""How tensors are computed: forward passes of all members, and steps eager, recorded, compiled or
+"""Execution: forward passes of all members, and steps that are eager, recorded, compiled or
 captured."""
 
 from doxa.engine.engine import MODES, Engine, choose, tiles, works

@@ -1,19 +1,19 @@
-"""How stacked forward passes run: batched layers, vmap, or one member at a time.
+"""Execution of stacked forward passes: batched layers, vmap, or one member at a time.
 
-`Engine.apply` gives the outputs of M members, [M, N, ...], whichever way is used; nothing else in
-doxa knows. `stack` replays the net on stacked parameters (`doxa.model.plan.Plan`) or vmaps the
-forward pass; `loop` calls the net once a member. Gradients are plain autograd on the sum over
-members, so that the backward pass never runs under vmap.
+**Engine.** `Engine.apply` returns the outputs of M members, [M, N, ...]. "stack" replays the
+network on stacked parameters (`doxa.model.plan.Plan`) or uses vmap; "loop" calls the network once
+per member. All other code is independent of this choice. Gradients are plain autograd on the sum
+over members, so the backward pass never runs under vmap.
 
-How much work a call is, counted operation by operation. Nothing here looks at a clock: the same
-call is the same work on an idle machine and on a busy one.
+**Work** (`Count`). The amount of work of a call is counted by operations, and not timed: it is the
+same on an idle machine and on a busy one.
 
-What torch is set to for the time of a computation: the number of threads, and its modes.
-
-Threads that share a small matrix product wait for each other longer than they compute, and on a
-machine that others use a waiting thread waits for its turn: some 45 ms a product, however small. So
-only a large product gets as many threads as torch was set to; everything else gets one. The number
-decides how sums are split, hence bits: it does not depend on how busy the machine is.
+**Settings of torch** (`threads_for`, `default_modes`). These are the number of threads and the
+modes during a computation. Threads that share a small matrix product wait longer than they compute.
+On a machine with other load, a thread also waits to be scheduled: about 45 ms per product of any
+size. So only a large product uses the number of threads that torch is set to; everything else uses
+one. The number of threads affects how sums are split, hence the bits of a result. It does not
+depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from doxa.model.functional import Functional
 from doxa.model.inspection import draws_itself
 
 _aten = torch.ops.aten
-# The operand whose last axis a matrix product sums over.
+# The operand of a matrix product whose last axis is summed over.
 _SUMMED = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
 
 
 class Count(TorchDispatchMode):
-    """Counts what runs inside it: operations, the numbers they write, and the multiplications of
-    the largest matrix product, convolution or factorisation."""
+    """A context that counts operations, the numbers they write, and the multiplications of the
+    largest matrix product, convolution or factorisation."""
 
     def __init__(self) -> None:
         from torch.utils.flop_counter import flop_registry
@@ -79,19 +79,19 @@ class Count(TorchDispatchMode):
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LARGE = 1e8  # multiplications: some 3 ms of one core in single precision
+_LARGE = 1e8  # multiplications: about 3 ms of one core in single precision
 _CAST = ("cpu", "cuda", "mps", "xpu")  # where autocast may be on
 
 _most: ContextVar[int | None] = ContextVar("doxa_threads", default=None)
 
 
 class _Outside:
-    """How many threads torch is set to where no block of `threads_for` runs.
+    """The number of threads that torch is set to outside blocks of `threads_for`.
 
-    `torch.set_num_threads` sets the number of the thread that calls it, and also the one that new
-    threads of the program begin with: a thread that begins while a block runs elsewhere finds that
-    block's 1. It takes the number that was found before the first of these blocks instead. (A
-    thread that was set to 1 by itself cannot be told from such a one, only while others compute.)
+    `torch.set_num_threads` sets the number for the calling thread, and also the initial number of
+    new threads of the program. A thread that starts while a block runs elsewhere would start with
+    the 1 of that block. It uses the number from before the first of these blocks instead. (A thread
+    that was itself set to 1 cannot be distinguished from this case while others compute.)
     """
 
     def __init__(self) -> None:
@@ -116,15 +116,15 @@ _outside = _Outside()
 
 
 def undecided() -> bool:
-    """Whether there are threads to choose among: else nobody need know how much work there is."""
+    """Whether there is a choice of threads; otherwise the work need not be counted."""
     return (_most.get() or torch.get_num_threads()) > 1
 
 
 @contextmanager
 def threads_for(product: float) -> Iterator[None]:
-    """Within it, and in what it decorates, the threads that suit work whose largest matrix product
-    has so many multiplications: those that torch is set to outside the outermost block, or one.
-    What was set before is restored, also after an error."""
+    """A context and decorator that sets the number of threads for work whose largest matrix product
+    has `product` multiplications: the number outside the outermost block, or one. The setting from
+    before is restored, also after an error."""
     outermost = _most.get() is None
     before = _outside.enter() if outermost else torch.get_num_threads()
     most = _most.get() or before
@@ -140,9 +140,9 @@ def threads_for(product: float) -> Iterator[None]:
 
 
 class _Convolutions:
-    """cuDNN's convolutions are deterministic while something is trained: by default the gradients
-    of some are sums in no fixed order, and the same seed would give other bits on a GPU. The switch
-    belongs to the process, so that it is put back when the last of several threads leaves."""
+    """Makes cuDNN convolutions deterministic in training. By default, some gradients are sums in no
+    fixed order, and the same seed would give other bits on a GPU. The switch belongs to the
+    process, so it is restored when the last of several threads leaves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -166,17 +166,17 @@ _convolutions = _Convolutions()
 
 
 class default_modes:  # noqa: N801  (a context, like torch.no_grad)
-    """Within it, and in what it decorates, torch computes as in a program that set no mode: without
-    autocast, and with the CPU as the default device; where something is trained, also with
-    gradients, out of inference mode, and with deterministic convolutions. Half precision that a fit
-    is asked for is set inside.
+    """A context and decorator in which torch has its default modes: no autocast, and the CPU as the
+    default device; in training also with gradients, outside inference mode, and with deterministic
+    convolutions. The half precision of a fit is set inside.
 
-    Modes belong to a thread: no other one notices. The default type (`torch.set_default_dtype`)
-    belongs to the process, so it is left alone.
+    Modes belong to a thread, so other threads are not affected. The default type
+    (`torch.set_default_dtype`) belongs to the process, so it is not changed.
 
     Parameters
     ----------
-    train: whether something is trained.
+    train : bool
+        Whether parameters are trained inside.
     """
 
     def __init__(self, train: bool = False) -> None:
@@ -184,7 +184,7 @@ class default_modes:  # noqa: N801  (a context, like torch.no_grad)
         self._stack: ExitStack | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function whose every call is within such a context."""
+        """The function with each call inside such a context."""
 
         @wraps(function)
         def within(*args: P.args, **options: P.kwargs) -> R:
@@ -220,24 +220,32 @@ class default_modes:  # noqa: N801  (a context, like torch.no_grad)
 log = logging.getLogger("doxa")
 
 MODES = ("eager", "traced", "compiled", "graph", "compiled-graph")
-_TILE_BYTES = 4 << 20  # the widest activation of one tile on the CPU: what a cache holds
+_TILE_BYTES = 4 << 20  # size of the largest activation of one tile on the CPU, to fit a cache
 _UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The way work is executed.
+    """How members and steps are executed.
 
     Parameters
     ----------
-    kind: "stack" (all members at once) or "loop" (one at a time).
-    mode: "eager", "traced" (recorded once, replayed without autograd's bookkeeping), "compiled",
-        "graph" (a CUDA graph) or "compiled-graph"; None: chosen for each stage.
-    native: use batched layers instead of vmap where the net allows it.
-    chunk: members at a time in one gradient; None for all.
-    product: multiplications a row in the largest matrix product of a gradient, as counted.
-    half: the network's products in bfloat16, by autocast; weights, sums over rows, and everything
-        outside the network stay as they are.
+    kind : {"stack", "loop"}
+        "stack" computes all members at once, "loop" one at a time.
+    mode : str or None
+        "eager", "traced" (recorded once, replayed without the overhead of autograd), "compiled",
+        "graph" (a CUDA graph) or "compiled-graph". None means a choice for each stage.
+    native : bool
+        Whether to use batched layers instead of vmap if the network allows it.
+    chunk : int or None
+        The number of members in one gradient computation. None means all.
+    reason : str
+        Why this engine was chosen, for the log.
+    product : float
+        Multiplications per row in the largest matrix product of a gradient, as counted.
+    half : bool
+        Whether the network's products are in bfloat16, by autocast. Weights, sums over rows, and
+        everything outside the network stay in full precision.
     """
 
     kind: str = "stack"
@@ -285,17 +293,16 @@ class Engine:
         training: bool = False,
         who: Sequence[str] | None = None,
     ) -> Applied:
-        """Outputs of all members, [M, N, ...], the terms that layers gave and the buffers that
-        training changed, each with the member axis.
+        """The outputs of all members, [M, N, ...], the additional terms of layers, and the buffers
+        that training changed, each with the member axis.
 
-        `shared` inputs have no member axis; `constant` parameters have none either (a trunk that is
-        the same for all samples is computed once). Buffers (noise, BatchNorm's statistics) always
-        have it. `who` are names of members and step, for a network that draws random numbers of its
-        own.
+        `shared` inputs and `constant` parameters have no member axis (a trunk that is the same for
+        all samples is computed once). Buffers (noise, BatchNorm statistics) always have it. `who`
+        are keys of members and step, for a network that draws random numbers itself.
         """
         if self.half:
             full, given = replace(self, half=False), next(iter(params.values()))
-            # without autocast's cache: a captured graph would keep stale weights
+            # without autocast's cache: a captured graph would keep old weights
             with torch.autocast(given.device.type, torch.bfloat16, cache_enabled=False):
                 found = full.apply(
                     model, params, x, shared=shared, constant=constant, buffers=buffers,
@@ -324,8 +331,8 @@ class Engine:
         )
 
     def call(self, module: Functional, flat: Tensor, *args: Any, dims: Any = 0) -> Any:
-        """A module of the method's own on each member's row of trainables [M, P]; `dims` says
-        which arguments have the member axis: 0, or None for those that all members share."""
+        """Call a module of the method with each member's row of parameters [M, P]. `dims` is 0 for
+        arguments with a member axis, and None for arguments that all members share."""
         dims = dims if isinstance(dims, tuple) else (dims,) * len(args)
         params = module.layout.unflatten(flat)
         members = len(flat)
@@ -362,7 +369,7 @@ def _loop(
 ) -> Applied:
     stacks = [*(v for k, v in params.items() if axes[k] == 0), *buffers.values()]
     members = stacks[0].shape[0] if stacks else 1
-    # not by select, whose backward pass fills a whole stack with zeros for every member
+    # not `select`: its backward pass fills a whole stack with zeros for each member
     apart = lambda v: (v.squeeze(0),) if members == 1 else v.unbind(0)  # noqa: E731
     weights = {k: apart(v) if axes[k] == 0 else (v,) * members for k, v in params.items()}
     given = {k: apart(v) for k, v in buffers.items()}
@@ -376,13 +383,14 @@ def _loop(
 
 
 def choose(model: Model, members: int, device: torch.device, same_weights: bool = False) -> Engine:
-    """The rule: a choice depends on the work alone. Members with the same weights, which differ in
-    layers' noise, share a convolution: it runs once, or on all their rows as one batch."""
+    """Choose an engine by rule, from the amount of work only. Members with the same weights, which
+    differ in the noise of layers, share convolutions: these run once, or on all rows as one
+    batch."""
     kinds = [type(m) for m in model.net.modules()]
     if any(issubclass(k, _UNSTACKABLE) for k in kinds):
         return Engine("loop", None, reason="recurrent layers do not run under vmap")
     if draws_itself(model.net):
-        return Engine("loop", None, reason="the net draws random numbers of its own")
+        return Engine("loop", None, reason="the net draws random numbers itself")
     if members == 1:
         return Engine("loop", None, reason="one member")
     convs = [m for m in model.net.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
@@ -395,7 +403,7 @@ def choose(model: Model, members: int, device: torch.device, same_weights: bool 
 
 
 def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
-    """The engine, or the loop if a trial of the stack fails, with a line in the log."""
+    """The engine, or "loop" if a trial of "stack" fails, with a warning in the log."""
     try:
         trial(engine)
         return engine
@@ -418,10 +426,11 @@ def tiles(
     trunk: bool = False,
     heavy: bool = False,
 ) -> Iterator[tuple[slice, slice]]:
-    """Pieces of samples × rows whose widest activation stays small; rows vary fastest.
+    """Tiles of samples × rows whose largest activation is small; rows vary fastest.
 
-    With a `trunk` that all samples share, all samples go through together, so that it is computed
-    once for each row; where that leaves few rows a tile, only if the trunk is `heavy`.
+    With a `trunk` that all samples share, a tile contains all samples, so that the trunk is
+    computed once per row. If a tile would then have few rows, this is done only if the trunk is
+    `heavy`.
     """
     budget = _TILE_BYTES if device.type == "cpu" else 256 << 20
     cells = max(1, budget // max(1, width * itemsize))
@@ -429,7 +438,7 @@ def tiles(
     if trunk:
         together = heavy or cells >= 16 * samples
         row_step = max(1, min(rows, cells // samples)) if together else row_step
-    elif row_step < rows:  # several samples a tile amortise the calls
+    elif row_step < rows:  # several samples per tile amortise the calls
         row_step = max(1, min(rows, cells // min(samples, 4)))
     sample_step = max(1, min(samples, cells // row_step))
     for s in range(0, samples, sample_step):

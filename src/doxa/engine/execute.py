@@ -1,30 +1,28 @@
-"""One step as a function of tensors: eager, traced, compiled, or a CUDA graph.
+"""Execution of a step: eager, traced, compiled, or as a CUDA graph.
 
-A stage's step is a function of (state, batch, t, rate). `Executor` flattens these into a list of
-tensors, with the random numbers that are drawn ahead, so that the step can be recorded once with
-`make_fx` (forward, backward and update become one list of operations without autograd's
-bookkeeping), compiled, or captured.
+**Executor.** The step of a stage is a function of (state, batch, t, rate). `Executor` flattens
+these into a list of tensors, with the random numbers that are drawn ahead. The step can then be
+recorded once with `make_fx` (forward, backward and update become one list of operations without the
+overhead of autograd), compiled, or captured.
 
-How the steps of a stage are executed: a rule about the work.
-
-A mode decides the last bits of a result, so it is a function of the work, the device and torch's
-version alone (where recording or compiling fails, a step runs eagerly): the same on an idle machine
-and on a busy one. On the CPU a step is counted, not timed. Recording costs about as much as 500
-steps save, however many operations they have. Beside a recorded step, a compiled one saves about
+**Choice of the mode** (`choose_executor`). The mode affects the last bits of a result. So it
+depends only on the work, the device and the version of torch, and not on the load of the machine.
+(If recording or compiling fails, a step runs eagerly.) On the CPU, the operations of a step are
+counted, not timed. Recording costs about as much as 500 recorded steps save, for any number of
+operations. Compared with a recorded step, a compiled one saves about
 
     4 µs × operations + 0.3 ns × numbers written
 
-(`benchmarks/modes.py` measures both, on one thread), and compiling takes some 8 s. On a GPU a graph
-costs next to nothing to make.
+(`benchmarks/modes.py` measures both, on one thread), and compiling takes about 8 s. On a GPU,
+making a graph costs almost nothing.
 
-The parts of a kernel's transition, each recorded or compiled by itself.
-
-A transition of NUTS is no fixed sequence of operations, and one of HMC repeats the same leapfrog
-step many times, which takes minutes to compile as a whole. The step with the gradient in it is
-fixed and small. How it is executed follows from the work when a run begins (`rule`); where only
-time can tell how often it will be called, it is compiled after so many calls. A checkpoint has both
-(`memory`): a run that is resumed goes on as it began, bit for bit. What else is repeated follows
-it: beside a compiled gradient a dozen small operations are what takes time.
+**Parts of a transition** (`Recorded`). A transition of NUTS is not a fixed sequence of operations.
+A transition of HMC repeats the same leapfrog step many times, and takes minutes to compile as a
+whole. The single step with its gradient is fixed and small, so it is recorded or compiled alone.
+Its mode follows from the work at the start of a run; if the number of calls is not known in
+advance, it is compiled after a number of calls (`compile_after`). Both are in the checkpoint
+(`memory`), so that a resumed run continues bit for bit. Other repeated parts are executed in the
+same mode: next to a compiled gradient, a dozen small operations would dominate the time.
 """
 
 from __future__ import annotations
@@ -57,17 +55,17 @@ log = logging.getLogger("doxa")
 State = dict[str, Tensor]
 Step = Callable[[State, Batch, Tensor, Tensor], tuple[State, dict[str, Tensor]]]
 
-# One step at a time is recorded, compiled or captured in a process. `make_fx` replaces
-# `nn.Module.__call__` meanwhile and then puts back what it found: two at a time would put back each
-# other's. Networks of other threads still run, through that replacement, which calls them as they
-# are. Promised for fits of this library: a program that records with torch.fx in another thread of
-# its own does not take this lock.
+# Only one step at a time is recorded, compiled or captured in a process. `make_fx` replaces
+# `nn.Module.__call__` during recording, and restores it afterwards: two at a time would restore
+# each other's replacement. Networks of other threads still run, through the replacement, which
+# calls them unchanged. This protects fits of this library only: other code that records with
+# torch.fx in another thread does not take this lock.
 _recording = threading.RLock()
 
 
 class Executor:
-    """Runs one stage's step in a given mode; falls back to eager if a mode fails. `ahead` is where
-    the step's random numbers come from, if it does not compute them."""
+    """Runs the step of a stage in a given mode; falls back to eager if the mode fails. `ahead` is
+    the source of the step's random numbers, if they are drawn ahead."""
 
     def __init__(
         self, step: Step, mode: str = "eager", ahead: PrefetchedNoise | None = None
@@ -100,7 +98,7 @@ class Executor:
             return self.step(state, batch, t, rate)
         try:
             return self._ready(state, batch, t, rate)
-        except torch.linalg.LinAlgError:  # of some member: run eagerly, it can be told apart
+        except torch.linalg.LinAlgError:  # an eager run can identify the member that failed
             return self.step(state, batch, t, rate)
 
     def _prepare(self, state: State, batch: Batch, t: Tensor, rate: Tensor) -> Step:
@@ -118,14 +116,14 @@ def _leaves(batch: Batch) -> tuple[list[Tensor], Any]:
 
 
 def _batch(leaves: list[Tensor], spec: Any, like: Batch) -> Batch:
-    """From the leaves back to a batch."""
+    """A batch from its leaves."""
     x, y, weight, points = tree_unflatten(leaves, spec)
     own, aims = weight[0] if weight else None, points[0] if points else None
     return Batch(x, y, like.scale, own, like.shared, aims)
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    """The leaves alone: asked for at every step."""
+    """The leaves only; this is called at each step."""
     x, y, weight = batch.x, batch.y, batch.weight
     if weight is None and batch.points is None:
         if isinstance(x, Tensor) and isinstance(y, Tensor):
@@ -136,7 +134,7 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 
 def leaves_of(batch: Batch) -> list[Any]:
-    """What a batch is made of; not only tensors, where rows are of a kind of their own."""
+    """The leaves of a batch; not all are tensors if rows have a type of their own."""
     return _leaves(batch)[0]
 
 
@@ -179,12 +177,12 @@ def _traced(
         module = make_fx(flat)(*example)
     module = simplified(module, example)
     written = _written(module, names)
-    ours: State = {}  # the state as it was handed out last
+    ours: State = {}  # the state that was returned last
     call: Callable[..., Any] = _compiled(module, example) if compiled else thrifty(module).forward
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
         nonlocal ours
-        if state is not ours:  # somebody else may hold these
+        if state is not ours:  # other code may refer to these tensors
             state = state | {name: state[name].clone() for name in written}
         given = [*(state[name] for name in names), *_tensors(batch), t, rate]
         if requests:
@@ -210,8 +208,8 @@ def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
 def _rehearsed(
     step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: PrefetchedNoise | None
 ) -> list[Request]:
-    """The random numbers that a step asks for. The step is run once on a copy, so that whatever is
-    computed once and kept is not computed while the step is recorded."""
+    """The random numbers that a step requests. The step is run once on a copy, so that values that
+    are computed once and cached are not part of the recording."""
     copy = {k: v.clone() for k, v in state.items()}
     if ahead is None:
         step(copy, batch, t, rate)
@@ -230,10 +228,11 @@ def _fresh(value: Tensor) -> Tensor:
 
 
 def _compiled(module: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
-    """On the CPU without dynamo, whose guards cost as much as a small step itself: shapes and
-    types never change here, and `_solid` sees to the strides. tanh becomes 2σ(2x) − 1, three times
-    as fast and as exact as single precision is near ±1. The processor's word for the instructions
-    it has is taken: trying them out takes five seconds, and a failure falls back to eager."""
+    """The compiled module. On the CPU, dynamo is not used: its guards cost as much as a small step.
+    Shapes and types never change here, and `_solid` makes the strides fixed. tanh becomes
+    2σ(2x) − 1, which is three times as fast, and as exact as single precision is near ±1. The
+    processor's list of instructions is used without a test, which would take five seconds; a
+    failure falls back to eager."""
     if example[0].device.type != "cpu":
         return torch.compile(spelled_out(module), dynamic=False)
     wishes = {
@@ -247,7 +246,7 @@ def _compiled(module: torch.fx.GraphModule, example: list[Tensor]) -> Callable[.
 
 
 class _Captured:
-    """A CUDA graph of the step, with its own copies of everything it reads and writes."""
+    """A CUDA graph of the step, with its own copies of all tensors that it reads and writes."""
 
     def __init__(
         self, step: Any, state: State, batch: Batch, t: Tensor, rate: Tensor, in_place: bool
@@ -275,7 +274,7 @@ class _Captured:
     def __call__(
         self, state: State, batch: Batch, t: Tensor, rate: Tensor
     ) -> tuple[State, dict[str, Tensor]]:
-        if state is not self._given:  # the driver hands our own tensors back, except at the start
+        if state is not self._given:  # the driver passes our own tensors, except at the start
             for name, value in self.state.items():
                 value.copy_(state[name])
             self._given = dict(self.state)
@@ -305,8 +304,8 @@ def choose_executor(
     ahead: PrefetchedNoise | None = None,
     worth: float = 3.0,
 ) -> Executor:
-    """How to execute a stage of so many steps: compiled, where that saves more than `worth` times
-    what compiling costs."""
+    """The executor of a stage with this number of steps: compiled, if that saves more than `worth`
+    times the cost of compiling."""
     graphs = run.device.type == "cuda"
     if steps < (_GRAPH_STEPS if graphs else _TRACE_STEPS):
         return Executor(step)
@@ -320,16 +319,16 @@ def choose_executor(
 
 
 def compile_after(step: Step, trial: Trial, run: Any) -> float:
-    """After how many calls a step whose number is not known beforehand is compiled: when that would
-    have saved what compiling costs. Infinite where it cannot be, or not with gain."""
+    """The number of calls after which a step is compiled, if the total is not known in advance:
+    when compiling would have paid off. Infinite if the step cannot be compiled, or without gain."""
     if run.device.type != "cpu" or not (_repeats(run) and _compilable(run, trial)):
         return math.inf
     return math.ceil(_COMPILE_SECONDS / saved(step, trial))
 
 
 def saved(step: Step, trial: Trial) -> float:
-    """Seconds that a compiled step saves beside a recorded one. The step runs on a copy, and once
-    before it is counted: what is computed once and kept is no part of a step."""
+    """Seconds that a compiled step saves compared with a recorded one. The step runs on a copy, and
+    once before it is counted, so that values that are cached do not count."""
     state, batch, t, rate = trial()
     copy = {k: v.clone() for k, v in state.items()}
     step(dict(copy), batch, t, rate)
@@ -339,8 +338,8 @@ def saved(step: Step, trial: Trial) -> float:
 
 
 def _compilable(run: Any, trial: Trial) -> bool:
-    """Whether the compiler is known to gain: on few weights, in batched layers and in what a person
-    wrote."""
+    """Whether compiling is known to be faster: for few weights, in batched layers, and in log
+    densities written by a user."""
     state = trial()[0]
     moved = [state["theta"]] if "theta" in state else state.values()
     small = max(value.numel() for value in moved) < _SMALL
@@ -350,8 +349,9 @@ def _compilable(run: Any, trial: Trial) -> bool:
 
 
 def _repeats(run: Any) -> bool:
-    """Whether a step is a fixed sequence of tensor operations that can be recorded: not where a
-    network draws for itself or changes its buffers, nor where a density refused to be stacked."""
+    """Whether a step is a fixed sequence of tensor operations that can be recorded. It is not if a
+    network draws random numbers itself or changes its buffers, or if a density cannot be
+    stacked."""
     if isinstance(run.problem, Network):
         return not (run.net.tracked or run.net.draws)
     if run.problem.modules:
@@ -366,11 +366,12 @@ _FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by 
 
 
 class Recorded:
-    """Calls `inner`, in the mode the engine was asked for or by the rule.
+    """Calls `inner`, in the mode of the engine or in the mode chosen by rule.
 
     Parameters
     ----------
-    calls: about how many there will be, for what it is worth to prepare them.
+    calls : float
+        The approximate number of calls, to decide whether preparation pays off.
     """
 
     def __init__(self, run: Run, inner: Inner, calls: int) -> None:
@@ -385,12 +386,13 @@ class Recorded:
         return None if self._executor is None else self._executor.mode
 
     def memory(self) -> dict[str, Any]:
-        """What a resumed run must know: the mode, and the calls after which it is compiled."""
+        """The values that a resumed run needs: the mode, and the calls after which it is
+        compiled."""
         rest = self._after - self._done
         return {"mode": self.mode, "rest": rest if math.isfinite(rest) else None}
 
     def resume(self, memory: dict[str, Any]) -> None:
-        """Go on as the run did that left this memory."""
+        """Continue in the mode of the run that saved this memory."""
         if memory["mode"] is not None:
             self._done, self._after = 0, math.inf if memory["rest"] is None else memory["rest"]
             self._executor = Executor(self._step, memory["mode"])
@@ -406,13 +408,13 @@ class Recorded:
         return new
 
     def end_transition(self) -> None:
-        """Compile from the next transition on, where there have been enough calls."""
+        """Compile from the next transition on, if there have been enough calls."""
         if self._done >= self._after:
             self._executor, self._after = Executor(self._step, "compiled"), math.inf
 
     def part(self, inner: Part) -> Part:
-        """Another fixed sequence of operations, without a gradient, executed as `inner` is; eagerly
-        until that has been chosen, in the first transition of a run."""
+        """Another fixed sequence of operations, without a gradient, executed in the mode of
+        `inner`; eagerly until the mode is chosen, in the first transition of a run."""
         nothing = torch.zeros((), device=self.run.device)
         batch = Batch((), (), nothing)
         step = lambda values, *_, owned=False: (values, inner(values))  # noqa: E731

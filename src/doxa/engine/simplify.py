@@ -1,7 +1,7 @@
-"""A recorded step made lean: what never changes is computed once, what does nothing is removed.
+"""Simplification of a recorded step: constants are computed once, and no-ops are removed.
 
-A trace of a step holds the bookkeeping of autograd (detach, alias), transposes of transposes, and
-arithmetic on constants (noise given beforehand, 1/n). None of it needs to run again.
+The trace of a step contains operations of autograd (detach, alias), transposes of transposes, and
+arithmetic on constants (1/n, noise that is given in advance). They need not run at each step.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def simplified(module: GraphModule, example: list[Tensor]) -> GraphModule:
 
 
 def thrifty(module: GraphModule) -> GraphModule:
-    """The same for a graph that is replayed operation by operation: a + c·b in one pass over
-    memory, and sums in the memory of what nobody reads again. Fresh pages cost more than a sum. (A
-    compiler does both by itself, and wants no writing in place.)"""
+    """Optimisations for a graph that is replayed operation by operation: a + c·b in one pass over
+    memory, and sums written into memory that is not read again. New pages cost more than a sum. (A
+    compiler does both itself, and needs a graph without in-place operations.)"""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target is _aten.add.Tensor and not node.kwargs:
@@ -110,7 +110,7 @@ def _axes(value: Any) -> int:
 
 
 def _same_kind(value: Any, node: Node) -> bool:
-    """Whether a value has the shape and the type of what a node gives."""
+    """Whether a value has the shape and the type of the result of a node."""
     own, other = getattr(value, "meta", {}).get("val"), node.meta.get("val")
     if not isinstance(own, Tensor) or not isinstance(other, Tensor):
         return False
@@ -118,7 +118,7 @@ def _same_kind(value: Any, node: Node) -> bool:
 
 
 def _spent(source: Any, node: Node) -> bool:
-    """Whether a node may write over an argument: fresh memory that nobody else reads."""
+    """Whether a node may overwrite an argument: new memory that no other node reads."""
     made = {*_FRESH, *_IN_PLACE.values(), *_INTO.values()}
     if not isinstance(source, Node) or source.target not in made:
         return False
@@ -126,9 +126,9 @@ def _spent(source: Any, node: Node) -> bool:
 
 
 def spelled_out(module: GraphModule) -> GraphModule:
-    """Matrix products with an axis of length 1 as products and sums of numbers, and what is added
-    to others as an addition of its own: a compiler for GPUs fuses these with their neighbours,
-    which it cannot do to a library's product. (On a CPU the library is faster.)"""
+    """Matrix products with an axis of length 1 as elementwise products and sums, and fused
+    additions as separate additions. A compiler for GPUs can fuse these with their neighbours, but
+    not the product of a library. (On a CPU the library is faster.)"""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target not in _PRODUCTS or node.kwargs:
@@ -190,7 +190,7 @@ def _transposes(node: Any) -> bool:
 
 
 def _constants(module: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
-    """Nodes whose value no input can change."""
+    """The nodes whose values do not depend on the inputs."""
     found: dict[Node, Any] = {}
     if any(_writes_to_unknown(node) for node in module.graph.nodes):
         return found
@@ -224,21 +224,21 @@ def _mutates(node: Node) -> bool:
 
 
 def _writes_to_unknown(node: Node) -> bool:
-    """Whether a node overwrites memory that a constant could share: anything but arguments and what
-    an operation has just made. Folding would then not be safe."""
+    """Whether a node overwrites memory that a constant could share: anything except arguments and
+    new results of operations. Constant folding would then not be safe."""
     return not all(
         source.op == "placeholder" or _own_memory(source) for source in overwritten(node)
     )
 
 
 def _own_memory(node: Node) -> bool:
-    """Whether what a node gives is memory of its own, no view of something."""
+    """Whether the result of a node is new memory, and not a view."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and all(each.alias_info is None for each in schema.returns)
 
 
 def overwritten(node: Node) -> set[Node]:
-    """What an operation writes over."""
+    """The nodes that an operation overwrites."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return set()
@@ -251,7 +251,7 @@ def overwritten(node: Node) -> set[Node]:
 
 
 def _named(node: Node, schema: Any) -> list[tuple[Any, Any]]:
-    """An operation's arguments, with what they are given."""
+    """The arguments of an operation's schema, with their values."""
     given = list(zip(schema.arguments, node.args, strict=False))
     rest = schema.arguments[len(node.args) :]
     return given + [(each, node.kwargs[each.name]) for each in rest if each.name in node.kwargs]

@@ -1,4 +1,4 @@
-"""The protocol: what a method is, what it sees of a fit, and the steps that methods share."""
+"""The protocol of methods: `Method`, its interface to a fit (`Run`), and shared stages."""
 
 from doxa.method.method import Method, as_method
 from doxa.method.run import FitSettings, Number, Run

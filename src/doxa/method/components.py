@@ -1,5 +1,7 @@
-"""What networks share that have weights in common but for rank-one factors, W ∘ (r_k s_kᵀ): batch
-ensembles, whose factors are points, and rank-1 Bayesian networks, whose factors are uncertain."""
+"""Common base of methods whose components share weights up to rank-one factors, W ∘ (r_k s_kᵀ).
+
+The factors are points in batch ensembles, and uncertain in rank-1 Bayesian networks.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,14 @@ from doxa.model.spread import exact_noise
 
 @dataclass(frozen=True)
 class Components(Method):
-    """K networks with one W; a step cuts its batch into K parts, one a component.
+    """K networks with one W. A step splits its batch into K parts, one per component.
 
     Parameters
     ----------
-    size: K. spread: the standard deviation with which factors start around one; 0: random signs.
+    size : int, default 4
+        K, the number of components.
+    spread : float, default 0.0
+        The standard deviation of the initial factors around one. 0 means random signs.
     """
 
     overfits: ClassVar[bool] = True
@@ -42,11 +47,11 @@ class Components(Method):
 
     @property
     def factor_std(self) -> float | None:
-        """The standard deviation that factors start with; None where they are points."""
+        """The initial standard deviation of the factors; None if they are points."""
         return None
 
     def prepare(self, problem: Problem) -> Problem:
-        """Linear and convolutional layers of the subset have factors."""
+        """Add factors to the linear and convolutional layers of the subset."""
         assert isinstance(problem, Network)
         uncertain = set(problem.net.subset_names)
 
@@ -59,8 +64,8 @@ class Components(Method):
 
         if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
             raise ModelError(
-                "the network, or its subset, has no linear or convolutional layer to give factors "
-                "to: all components would be one, and nothing uncertain"
+                "the network, or its subset, has no linear or convolutional layer for rank-one "
+                "factors: all components would be equal, and nothing uncertain"
             )
         return problem.rewrite(rule)
 
@@ -74,12 +79,13 @@ class Components(Method):
 
     @abstractmethod
     def objective(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-        """What is ascended: see `doxa.method.state`."""
+        """The objective that is maximised: see `doxa.method.state`."""
 
     def trained(self, run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
-        """The log-likelihood, each component's on its part of the batch and their mean, [M], and
-        what the pass changed. One product with W serves all components, where each layer sees the
-        rows themselves and none of them mixes them; else each has a pass of its own."""
+        """The mean over components of the log-likelihood on their parts of the batch, [M], and the
+        state entries that changed. One product with W is enough for all components, if rows are the
+        first axis in each layer and no layer mixes rows. Otherwise each component has its own
+        forward pass."""
         k = self.size
         if run.net.rows_first and not run.problem.joins_rows:
             fit = run.train(params["theta"], network_part(params), batch.padded(k), clock)
@@ -92,5 +98,5 @@ class Components(Method):
         return each.value.unflatten(0, (-1, k)).mean(1), unflatten_particles(each.changed, k)
 
     def parameters(self, run: Run, state: State) -> Tensor:
-        """[M, K, P]: the same weights for every component; what parts them are the layers' own."""
+        """[M, K, P]: the same weights for all components, which differ in the layers' factors."""
         return state["theta"].unsqueeze(1).expand(-1, self.size, -1)

@@ -1,36 +1,36 @@
-"""The protocol every method follows.
+"""The protocol of all methods, the declaration of their settings, and the checks of keywords.
 
-A method is a frozen dataclass of hyper-parameters. It says what it fits (`prepare`), where it
-starts (`init`), which `Stage`s it runs, and what comes out (`finish`); each stage's step advances
-all members at once.
+A method is a frozen dataclass of hyper-parameters. It defines the problem (`prepare`), the initial
+state (`init`), the `Stage`s, and the posterior (`finish`). The step of a stage advances all members
+at once.
 
-What a method's field may hold, said once, where the field is declared.
+Each field of a method is declared together with its allowed values:
 
     draws: int = whole(100, least=1)
     step: float | None = positive(None, per_run=True)
     friction: float = between(0.1, 0, 1, ends="(]")
     correction: str = one_of("freeze", "none", "gamma")
 
-Each helper gives a dataclass field with its default and a `Rule`. The check of a method's settings
-(`check_fields`), the flags of the command line and their help read that rule, and nothing else says
-what is allowed. A default of None allows None, which stands for what `fit` or the data decide.
-`per_run=True` lets a grid of runs vary the field: its values are then [M], one a member. What two
-fields ask of each other is checked by the method.
+Each helper returns a dataclass field with a default and a `Rule`. The rule is the only definition
+of the allowed values: `check_fields`, the options of the command line and their help all use it. A
+default of None allows None, which means a value chosen by `fit` or from the data. With
+`per_run=True`, a grid of runs may vary the field; its values are then [M], one per member.
+Conditions that involve two fields are checked by the method itself.
 
-Keywords that nothing takes: an error that says where they belong, or what was meant.
+Settings of one method belong to its class, `doxa.HMC(draws=10)`. Settings of all fits are keywords
+of `fit`, `doxa.fit(..., members=4)`. For an unknown keyword, the error names the place where it
+belongs, or a similar name (`keywords`, `check_settings`).
 
-What a method is about are its own settings, `doxa.HMC(draws=10)`; what every fit has are those of
-`fit`, `doxa.fit(..., members=4)`. Each says so of what is the other's.
+`in_half` checks whether a fit may use half precision: methods that follow stochastic gradients may,
+and methods that need exact values may not.
 
-Which fits may compute in half precision: what climbs, and not what must be exact.
+An estimate of the memory of a fit, before it is allocated.
 
-How much memory a fit takes, planned before it is taken.
-
-`fit` asks the method for `planned_bytes` of the `Workload` and refuses, with the figure, what is
-larger than the memory that is available. Nothing of the size of all members has been allocated by
-then. The plan counts what grows with members and weights, or with rows where a method holds a
-matrix of them; activations of a batch and what Python and torch take themselves come on top. It
-decides whether a fit starts, and nothing about its result.
+`fit` compares the method's `planned_bytes` for the `Workload` with the available memory, and raises
+an error with the figure if it is larger. At that time, nothing of the size of all members has been
+allocated. The estimate counts memory that grows with members and weights, or with rows if a method
+stores a matrix of them. It does not count the activations of a batch, nor Python and torch
+themselves. The estimate only decides whether a fit starts; it does not change the result.
 """
 
 from __future__ import annotations
@@ -63,21 +63,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """How large a fit is.
+    """The size of a fit.
 
     Parameters
     ----------
-    members: runs × members.
-    weights: trained weights of one network, with learned noise.
-    uncertain: those of them in the model's subset.
-    brought: parameters of the modules and layers that the method brings, for one member.
-    rows: the most rows that a member is fitted to.
-    columns: numbers in one row of x.
-    outputs: outputs of the network at one row, or of a method's own functions.
-    features: inputs of the network's last layer; 0 without a network.
-    batch: rows of a step.
-    itemsize: bytes of a number.
-    draws_budget: bytes of kept draws that stay in memory; the rest is on disk.
+    members : int
+        Runs × members.
+    weights : int
+        Trained weights of one network, with the learned noise.
+    uncertain : int
+        The number of weights in the model's subset.
+    brought : int
+        Parameters of the method's own modules and layers, for one member.
+    rows : int
+        The largest number of rows that a member is fitted to.
+    columns : int
+        Numbers in one row of x.
+    outputs : int
+        Outputs of the network, or of the method's own functions, for one row.
+    features : int
+        Inputs of the network's last layer; 0 without a network.
+    batch : int
+        Rows per step.
+    itemsize : int
+        Bytes per number.
+    draws_budget : int
+        Bytes of kept draws in memory; the rest is on disk.
     """
 
     members: int
@@ -115,12 +126,12 @@ class Workload:
 
     @property
     def copy(self) -> int:
-        """Bytes of all members' weights, once."""
+        """Bytes of one copy of all members' weights."""
         return self.members * (self.weights + self.brought) * self.itemsize
 
 
 def check_planned(method: Method, work: Workload, device: torch.device) -> int:
-    """The bytes that a fit will take; an error where they are not available."""
+    """The estimated bytes of a fit; an error if they are not available."""
     need = method.planned_bytes(work)
     what = f"{work.members} members" if work.members > 1 else "one member"
     if work.weights:
@@ -130,7 +141,7 @@ def check_planned(method: Method, work: Workload, device: torch.device) -> int:
 
 
 def require(need: int, device: torch.device, what: str, smaller: str) -> None:
-    """An error that gives the figure, where so many bytes are not available."""
+    """Raise an error with the figures if `need` bytes are not available."""
     free = free_memory(device)
     if need > free:
         raise MemoryBudgetError(
@@ -140,7 +151,7 @@ def require(need: int, device: torch.device, what: str, smaller: str) -> None:
 
 
 def _count(shapes: Any) -> int:
-    """Numbers in a row whose shape is a list of sizes, or in a tree of such."""
+    """Numbers in a row whose shape is a list of sizes, or a tree of such lists."""
     if isinstance(shapes, dict):
         return sum(map(_count, shapes.values()))
     if isinstance(shapes, list | tuple | torch.Size):
@@ -150,17 +161,23 @@ def _count(shapes: Any) -> int:
     return sum(leaf for leaf in tree_flatten(shapes)[0] if isinstance(leaf, int)) or 1
 
 
-Ends = Literal["[]", "[)", "(]", "()"]  # which ends of an interval belong to it
+Ends = Literal["[]", "[)", "(]", "()"]  # closed or open ends of an interval
 
 _KEY = "doxa.rule"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What one field may hold.
+    """The allowed values of one field.
 
-    none: None is allowed. per_run: a grid of runs may vary it. because: the reason for the rule,
-    where its words alone would not say.
+    Parameters
+    ----------
+    none : bool, default False
+        Whether None is allowed.
+    per_run : bool, default False
+        Whether a grid of runs may vary the field.
+    because : str, default ""
+        The reason for the rule, if it is not obvious. It is added to the error message.
     """
 
     none: bool = False
@@ -171,7 +188,7 @@ class Rule:
         return self.none if value is None else self.holds(value)
 
     def words(self, name: str) -> str:
-        """What is allowed, as it stands after "must be" and in the help."""
+        """The allowed values as text, for the error message after "must be" and for the help."""
         return self.described(name) + (", or None" if self.none else "")
 
     def holds(self, value: Any) -> bool:
@@ -214,7 +231,7 @@ class Number(Rule):
             return False
         try:
             number = float(value)
-        except OverflowError:  # a whole number that no float holds
+        except OverflowError:  # an integer too large for a float
             return False
         above = number > self.low or (self.ends[0] == "[" and number == self.low)
         below = number < self.high or (self.ends[1] == "]" and number == self.high)
@@ -223,16 +240,16 @@ class Number(Rule):
     def described(self, name: str) -> str:
         left, right = ("≤" if end in "[]" else "<" for end in self.ends)
         if self.high == math.inf:
-            words = f"a number, {name} {'≥' if left == '≤' else '>'} {self.low:g}"
-            words = f"positive ({name} > 0)" if (self.low, left) == (0, "<") else words
+            text = f"a number, {name} {'≥' if left == '≤' else '>'} {self.low:g}"
+            text = f"positive ({name} > 0)" if (self.low, left) == (0, "<") else text
         else:
-            words = f"a number, {self.low:g} {left} {name} {right} {self.high:g}"
-        return ", or ".join([words, *(f"{number:g}" for number in self.also)])
+            text = f"a number, {self.low:g} {left} {name} {right} {self.high:g}"
+        return ", or ".join([text, *(f"{number:g}" for number in self.also)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Rule):
-    """True or False; 0 and 1 are numbers."""
+    """True or False; the numbers 0 and 1 are not allowed."""
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, bool | np.bool_)
@@ -247,7 +264,7 @@ class Choice(Rule):
 
     choices: tuple[str | None, ...] = ()
     kinds: Any = ()  # as isinstance takes them
-    called: str = ""  # the objects, in words
+    called: str = ""  # a description of the objects, for messages
 
     def holds(self, value: Any) -> bool:
         named = isinstance(value, str) and value in self.choices
@@ -264,7 +281,7 @@ class Choice(Rule):
 def whole(
     default: int | None, least: int, most: int | None = None, *, per_run: bool = False
 ) -> Any:
-    """A whole number, at least `least` and, where it is given, at most `most`."""
+    """A whole number, at least `least` and at most `most` (None: no limit)."""
     return _declared(default, Whole(none=default is None, per_run=per_run, least=least, most=most))
 
 
@@ -283,7 +300,8 @@ def between(
     because: str = "",
     per_run: bool = False,
 ) -> Any:
-    """A number from `low` to `high`, with or without either end; `also` are values besides."""
+    """A number from `low` to `high`, or one of the values in `also`. `ends` gives open and closed
+    ends."""
     rule = Number(
         none=default is None, per_run=per_run, because=because,
         low=low, high=high, ends=ends, also=also,
@@ -300,14 +318,15 @@ _FIRST: Any = object()
 
 
 def one_of(*choices: str | None, default: Any = _FIRST, or_a: Any = (), called: str = "") -> Any:
-    """One of some names, the first unless `default` says which; or an object of a type (or one of
-    some), `called` in words."""
+    """One of some names, or an object of the types `or_a`, which messages describe as `called`. The
+    default is the first name, unless `default` is given."""
     rule = Choice(choices=choices, kinds=or_a, called=called)
     return _declared(choices[0] if default is _FIRST else default, rule)
 
 
 def plain(default: Any, kind: Any, called: str) -> Any:
-    """An object of a type (or one of some), `called` in words: the method looks into it itself."""
+    """An object of one or several types, which messages describe as `called`. The method checks its
+    content itself."""
     return _declared(default, Choice(none=default is None, kinds=kind, called=called))
 
 
@@ -318,14 +337,14 @@ def rules(method: Any) -> dict[str, Rule]:
 
 
 def check_fields(method: Any) -> None:
-    """Each field holds what it declares, or an error says what that is."""
+    """Check each field against its rule; the error message contains the allowed values."""
     for name, rule in rules(method).items():
         value = getattr(method, name)
         if not rule.allows(value):
             endless = isinstance(value, float | np.floating) and not math.isfinite(value)
             because = rule.because or ("it has to be finite" if endless else "")
-            said = f"{name} must be {rule.words(name)}, not {value!r}"
-            raise MethodError(f"{said}: {because}" if because else said)
+            message = f"{name} must be {rule.words(name)}, not {value!r}"
+            raise MethodError(f"{message}: {because}" if because else message)
 
 
 def _declared(default: Any, rule: Rule) -> Any:
@@ -335,12 +354,14 @@ def _declared(default: Any, rule: Rule) -> Any:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TAKEN: dict[str, tuple[str, ...]] = {}  # by functions that take a method, beside it
+_TAKEN: dict[str, tuple[str, ...]] = {}  # keywords of each function that takes a method
 
 
 def keywords(**checks: Callable[[str, Any], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For a function that takes a `method`: unknown keywords are an error with a suggestion, and
-    what a person gives for those named here, other than the default, is checked first."""
+    """Decorator for functions that take a `method`.
+
+    An unknown keyword is an error with a suggestion. `checks` maps keywords to functions that check
+    a value other than the default before the call."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -354,8 +375,8 @@ def keywords(**checks: Callable[[str, Any], Any]) -> Callable[[Callable[P, R]], 
                     rest = {key: value for key, value in given.items() if key in known}
                     arguments = signature.bind_partial(*args, **rest).arguments
                     method = arguments.get("method", known["method"].default)
-                    said = _not_ours(function.__name__, name, value, method, tuple(known))
-                    raise UnknownSetting(said)
+                    message = _unknown(function.__name__, name, value, method, tuple(known))
+                    raise UnknownSetting(message)
                 if name in checks and value is not known[name].default:
                     given[name] = checks[name](name, value)
             return function(*args, **given)
@@ -365,13 +386,13 @@ def keywords(**checks: Callable[[str, Any], Any]) -> Callable[[Callable[P, R]], 
     return decorated
 
 
-def _not_ours(function: str, name: str, value: Any, method: Any, known: Sequence[str]) -> str:
-    said = f"doxa.{function} has no keyword {name!r}"
+def _unknown(function: str, name: str, value: Any, method: Any, known: Sequence[str]) -> str:
+    message = f"doxa.{function} has no keyword {name!r}"
     cls = _class(method)
     own = [] if cls is None else list(inspect.signature(cls).parameters)
     if cls is not None and name in own:
-        return f"{said}: it is a setting of the method, doxa.{cls.__name__}({name}={value!r})"
-    return f"{said}{did_you_mean(name, [*known, *own])}"
+        return f"{message}: it is a setting of the method, doxa.{cls.__name__}({name}={value!r})"
+    return f"{message}{did_you_mean(name, [*known, *own])}"
 
 
 def _class(method: Any) -> type | None:
@@ -384,7 +405,7 @@ def _class(method: Any) -> type | None:
 
 
 def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]) -> None:
-    """The settings given to a method's class are its own."""
+    """Check that the class of a method has all the given settings."""
     parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     kinds = {parameter.kind for parameter in parameters.values()}
     known = [name for name in parameters if name != "self"]
@@ -393,37 +414,38 @@ def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]
     for name, value in settings.items():
         if name in known:
             continue
-        said = f"{cls.__name__} has no setting {name!r}"
+        message = f"{cls.__name__} has no setting {name!r}"
         for function in sorted(_TAKEN):
             if name in _TAKEN[function]:
-                said += f": give it to doxa.{function}(..., {name}={value!r})"
-                raise UnknownSetting(said)
-        raise UnknownSetting(f"{said}{did_you_mean(name, known)}")
+                message += f": give it to doxa.{function}(..., {name}={value!r})"
+                raise UnknownSetting(message)
+        raise UnknownSetting(f"{message}{did_you_mean(name, known)}")
     if len(values) > len(known) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise UnknownSetting(
-            f"{cls.__name__} has {len(known)} settings, {len(values)} values were given: name them"
+            f"{cls.__name__} has {len(known)} settings, but {len(values)} values were given: pass "
+            "them by keyword"
         )
 
 
 class Method:
-    """Base of all methods: subclasses are frozen dataclasses, whose fields declare what they may
-    hold (`doxa.method.method`)."""
+    """Base of all methods. Subclasses are frozen dataclasses; their fields are declared with the
+    allowed values (`doxa.method.method`)."""
 
     name: ClassVar[str]
     default_members: ClassVar[int] = 1
     default_steps: ClassVar[int] = 2000
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 128
-    overfits: ClassVar[bool] = False  # it learns rows by heart, if it is let
-    shrinks: ClassVar[bool] = False  # it may end at its prior: training rows tell
+    overfits: ClassVar[bool] = False  # it can overfit: rows are held out by default
+    shrinks: ClassVar[bool] = False  # it may collapse to its prior: training rows are checked
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
-    modules_stack: ClassVar[bool] = False  # modules that it brings run under vmap
-    copies: ClassVar[float] = 24.0  # of all weights that a fit holds at its peak, as measured
-    predicted_draws: ClassVar[int] = 0  # weights drawn at once to predict held-out rows
-    # What to do where memory is short:
+    modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap
+    copies: ClassVar[float] = 24.0  # copies of all weights at the peak of a fit, as measured
+    predicted_draws: ClassVar[int] = 0  # draws of the weights held at once to predict held-out rows
+    # Advice in the error message if memory is short:
     smaller: ClassVar[str] = (
         "fit fewer members or runs at a time, a smaller network, or subset='last_layer'"
     )
@@ -433,7 +455,7 @@ class Method:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """A method that compares two of its fields does so after super().__post_init__()."""
+        """Check the fields. Conditions on two fields are checked after super().__post_init__()."""
         check_fields(self)
 
     @property
@@ -443,60 +465,60 @@ class Method:
 
     @property
     def width(self) -> int:
-        """Parameter vectors inside a member: the engine is chosen for members × width."""
+        """Parameter vectors (particles) per member: the engine is chosen for members × width."""
         return 1
 
     def num_particles_on(self, problem: Problem) -> int:
-        """The same for a problem that was prepared, where it depends on that."""
+        """The number of particles per member for a prepared problem, if it depends on it."""
         return self.width
 
     @property
     def gradients(self) -> tuple[int, int] | None:
-        """The least and the most gradients on all rows that a chain takes: what the cost of such a
-        method is. None where the number of steps says it."""
+        """The smallest and largest number of full-data gradients per chain, as a measure of cost.
+        None if the number of steps determines the cost."""
         return None
 
     @property
     def holds_out(self) -> bool:
-        """Whether rows are held out of a fit, unless the user says which."""
+        """Whether `validation="auto"` holds out rows."""
         return self.overfits
 
     @property
     def kept_draws(self) -> int:
-        """How many times the stages keep `parameters`, at most."""
+        """The largest number of times that the stages keep `parameters`."""
         return 0
 
     def planned_bytes(self, work: Workload) -> int:
-        """What a fit holds at its peak, to a factor of two: its state, gradients, copies and kept
-        draws. See `doxa.method.method` for what is not counted."""
+        """The peak memory of a fit, to a factor of two: state, gradients, copies and kept draws.
+        `doxa.method.method` lists what is not counted."""
         particles = work.copy * self.width
         kept = min(self.kept_draws * particles, work.draws_budget)
         predicting = self.predicted_draws * work.weights * work.itemsize
         return int(self.copies * particles) + kept + predicting
 
     def prepare(self, problem: Problem) -> Problem:
-        """Rewrite the network on a copy, or bring modules of the method's own."""
+        """Replace layers in a copy of the network, or add the method's own modules."""
         return problem
 
     def row_weights(self, run: Run) -> Tensor | None:
-        """Weights of the data set's rows for each member, [M, N], on top of the user's."""
+        """Weights of the rows for each member, [M, N]. They are multiplied by the user's."""
         return None
 
     def stages(self, run: Run) -> Iterable[Stage]:
         raise NotImplementedError
 
     def init(self, run: Run) -> State:
-        """Named tensors, each with leading axis M."""
+        """The initial state: named tensors, each with leading axis M."""
         return run.init_network()
 
     def parameters(self, run: Run, state: State) -> Tensor:
-        """The current weights of each member, [M, P], or [M, K, P] of its particles: what `keep`
-        stores and validation scores."""
+        """The current weights of each member, [M, P], or of its particles, [M, K, P]. `keep` stores
+        them, and validation scores them."""
         return state["theta"]
 
     def score(self, run: Run, state: State, batch: Batch) -> Tensor:
-        """The log-likelihood of held-out rows, [M]: what early stopping watches. Particles are
-        averaged as in a prediction."""
+        """The log-likelihood of held-out rows, [M], for early stopping. It is averaged over
+        particles as in a prediction."""
         theta = self.parameters(run, state)
         if theta.ndim == 2:
             return run.log_likelihood(theta, batch, state)
@@ -510,7 +532,7 @@ class Method:
         return (mixed * weight).sum(-1) * batch.scale
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        """The posterior of one run: state and run hold that run's members only."""
+        """The posterior of one run. `state` and `run` contain the members of that run only."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
@@ -518,7 +540,7 @@ class Method:
 
 
 def as_method(spec: str | Method | type[Method]) -> Method:
-    """A method from its name, its class, or itself."""
+    """A method object from a name, a class or a method object."""
     if isinstance(spec, str):
         return get_method(spec)()
     if isinstance(spec, type) and issubclass(spec, Method):
@@ -529,14 +551,13 @@ def as_method(spec: str | Method | type[Method]) -> Method:
 
 
 def in_half(precision: str, method: Method, run: Run) -> bool:
-    """Of a precision that is not the full one: True, or an error where bfloat16 would be no
-    approximation to be content with."""
+    """For a precision other than "full": True, or an error if bfloat16 is not accurate enough."""
     if precision != "bfloat16":
         raise MethodError(f"precision must be 'full' or 'bfloat16', not {precision!r}")
     if not method.half_precision or not isinstance(run.problem, Network):
         raise MethodError(
-            f"{method.name} computes in full precision only: accept steps, curvature and kernels "
-            "are lost in the three digits of bfloat16; leave precision= out"
+            f"{method.name} computes in full precision only: the three digits of bfloat16 are not "
+            "enough for acceptance steps, curvature and kernels; do not set precision"
         )
     if run.dtype != torch.float32:
         raise MethodError(

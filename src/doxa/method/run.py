@@ -1,13 +1,10 @@
-"""What a method sees of a fit: where it starts, its rows, log-likelihoods and gradients.
+"""`Run`: the interface of a method to a fit, with initial values, rows, densities and gradients.
 
-A `State` is a dict of tensors with leading axis M; `Clock` gives time, the learning rate and noise.
-
-Who is fitted, to what, and with which settings: M = runs × members rows of one stack.
-
-Everything about a row (its seed, its member, its run, its share of the data, its hyper-parameters,
-its prior) is here; what is computed with it is in `Run`.
-
-Gaussian priors whose scale was learned, as a posterior keeps them.
+A fit has M = runs × members stacked rows. `Members` holds the facts about each of them: seed,
+member, run, split of the data, hyper-parameters and prior. `Run` adds the computations, such as
+log-likelihoods and gradients. A `State` is a dict of tensors with leading axis M; a `Clock` has the
+step, the learning rate and the noise. `scaled_priors` returns Gaussian priors with learned scales,
+in the form that a posterior keeps.
 """
 
 from __future__ import annotations
@@ -49,25 +46,25 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-Number = float | Tensor  # a float where all members share it, else [M, 1]
+Number = float | Tensor  # a float if all members share it, else [M, 1]
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What `fit` was asked about the optimisation."""
+    """The arguments of `fit` that concern optimisation."""
 
     steps: int = 1
     rate: float = 1e-2
     batch_size: int = 1
     epoch_steps: int = 1
     optimizer: Optimizer = field(default_factory=Adam)
-    fresh: bool = True  # weights start anew for each member, else as the network was given
-    begin: Tensor | None = None  # where each member's weights start instead, [M, P]
+    fresh: bool = True  # re-initialise the weights for each member, else use the network's weights
+    begin: Tensor | None = None  # initial weights of each member from elsewhere, [M, P]
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The rows of a fit, one for each run and member. It never changes."""
+    """The stacked rows of a fit, one for each run and member. Immutable."""
 
     problem: Problem
     likelihood: Likelihood
@@ -75,25 +72,25 @@ class Members:
     engine: Engine
     members: Sequence[int]  # member id of each row
     run_of: Sequence[int]  # run of each row
-    split_of: Sequence[int]  # which of the data's splits each row is fitted to
+    split_of: Sequence[int]  # split of the data that each row is fitted to
     seeds: Sequence[int]  # seed of each row
     n: Tensor  # [M], the sum of weights
     prior: BoundPrior
     initial: Tensor  # [M, P]
-    hyper: Mapping[str, Tensor] = field(default_factory=dict)  # {field: [M]}, where runs differ
+    hyper: Mapping[str, Tensor] = field(default_factory=dict)  # {field: [M]}, if runs differ
     constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
     settings: FitSettings = field(default_factory=FitSettings)
     inputs: Any = None  # the shape of one row of x
     output: Any = ()  # the shape of f at a row
-    likelihoods: Sequence[Likelihood] = ()  # of each run, where they differ
-    particle_of: Sequence[str] = ()  # which particle of its member each row is
+    likelihoods: Sequence[Likelihood] = ()  # of each run, if they differ
+    particle_of: Sequence[str] = ()  # particle of its member that each row is
     size: int = field(init=False)  # M
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
-    layout: Layout = field(init=False)  # how weights lie in a flat row
-    starts: list[tuple[int, object]] = field(init=False)  # (seed, who): initial values' arguments
-    keys: list[str] = field(init=False)  # the same as a name: noise and data order depend on it
-    per_example: Tensor = field(init=False)  # −1/n, [M]: from an objective to the loss
+    layout: Layout = field(init=False)  # positions of the weights in a flat row
+    starts: list[tuple[int, object]] = field(init=False)  # (seed, who): keys of initial values
+    keys: list[str] = field(init=False)  # the same as strings: keys of noise and data order
+    per_example: Tensor = field(init=False)  # −1/n, [M]: factor from an objective to the loss
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,23 +109,23 @@ class Members:
 
     @cached_property
     def net(self) -> Model:
-        """The network; an error where there is none."""
+        """The network; an error if there is none."""
         return self.problem.net
 
     @property
     def steps(self) -> int:
-        """How long `fit` was asked to optimise."""
+        """The number of optimisation steps, an argument of `fit`."""
         return self.settings.steps
 
     @cached_property
     def rows(self) -> Data:
-        """The data set; an error where there is none."""
+        """The data set; an error if there is none."""
         raise MethodError("this method needs data, and a bare log density has none")
 
     @property
     def tempered(self) -> bool:
-        """Whether the likelihood is weighted, by rows or by classes: it is then no density, and
-        there is neither an evidence nor a bound on it."""
+        """Whether the likelihood is weighted, by rows or by classes. It is then not a density, and
+        neither an evidence nor a bound on it is defined."""
         return self.data.weight is not None or self.likelihood.tempered
 
     @cached_property
@@ -137,13 +134,13 @@ class Members:
 
     def descent(self, grad: Tensor) -> Tensor:
         """−grad/n: the gradient of the loss, [M, ...]."""
-        if self._same_n is not None:  # a number is read faster than a column
+        if self._same_n is not None:  # a scalar is faster than a column
             return grad * (-1.0 / self._same_n)
         return grad * self.per_example.reshape(-1, *(1,) * (grad.ndim - 1))
 
     def over_n(self, value: float, name: str = "lr") -> Number:
-        """A rate of the mean loss as a step on the full-data potential: value/n, or what a grid
-        over `name` says in its place."""
+        """A rate for the mean loss as a step on the full-data potential, value/n. If a grid varies
+        `name`, its values are used."""
         if name in self.hyper:
             return (self.hyper[name] / self.n).unsqueeze(1)
         if self._same_n is not None:
@@ -151,21 +148,21 @@ class Members:
         return (value / self.n).unsqueeze(1)
 
     def rates(self, shape: Tensor) -> Tensor:
-        """The rate of `fit` at each step, times a shape [steps]: [steps], or [steps, M, 1] where a
-        grid varies it."""
+        """The learning rate of `fit` times a shape [steps]: [steps], or [steps, M, 1] if a grid
+        varies the rate."""
         if "lr" in self.hyper:
             return shape[:, None, None] * self.hyper["lr"].to(shape.dtype)[None, :, None]
         return shape * self.settings.rate
 
     def field(self, method: Method, name: str) -> Tensor:
-        """A hyper-parameter as [M]: the grid's values where there is a grid."""
+        """A hyper-parameter as [M]: the values of the grid, if a grid varies it."""
         if name in self.hyper:
             return self.hyper[name]
         value = float(getattr(method, name))
         return torch.full((self.size,), value, device=self.device, dtype=self.dtype)
 
     def setting(self, method: Method, name: str) -> Number:
-        """A hyper-parameter as a number, or [M, 1] where a grid varies it."""
+        """A hyper-parameter as a number, or [M, 1] if a grid varies it."""
         return self.hyper[name].unsqueeze(1) if name in self.hyper else float(getattr(method, name))
 
     def noise(self, purpose: str) -> Noise:
@@ -173,8 +170,8 @@ class Members:
 
     @cached_property
     def free(self) -> Tensor | None:
-        """1 for every weight that is uncertain, 0 for the others, [P]; None where all are. Learned
-        noise of the likelihood counts as uncertain."""
+        """1 for uncertain weights, 0 for the others, [P]; None if all are uncertain. Learned
+        parameters of the likelihood count as uncertain."""
         if not self.problem.partial:
             return None
         fixed = set(self.layout.names) - set(self.net.subset_names)
@@ -190,7 +187,7 @@ class Members:
 
     @cached_property
     def subset_where(self) -> slice | Tensor:
-        """The same as a slice where they lie together, which costs no copies."""
+        """The same as a slice if the positions are contiguous, which avoids copies."""
         spans = [self.layout.slices[name] for name in self.net.subset_names]
         start, stop = spans[0].start, spans[-1].stop
         together = stop - start == sum(span.stop - span.start for span in spans)
@@ -198,12 +195,12 @@ class Members:
 
     @cached_property
     def subset_prior(self) -> BoundPrior:
-        """The prior of the uncertain weights alone: what an evidence, or a bound on it, counts."""
+        """The prior of the uncertain weights alone, as an evidence or a bound on it needs it."""
         return self.prior.of(self.subset_index)
 
     def once(self, what: str, make: Callable[[], T]) -> T:
-        """Something that a method makes of this run, made when first asked for: a function of the
-        run alone, since a fit that is resumed makes it again."""
+        """A value that a method computes from this run, cached at the first call. It must be a
+        function of the run alone, because a resumed fit computes it again."""
         if what not in self._derived:
             self._derived[what] = make()
         return self._derived[what]
@@ -226,7 +223,7 @@ class Members:
         return self._derived[key]
 
     def expand_particles(self, k: int) -> Self:
-        """k particles in the place of every member: M·k rows, with numbers of their own."""
+        """The run with k particles in place of each member: M·k rows, each with its own noise."""
         if k not in self._derived:
             again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
             each = torch.arange(self.size).repeat_interleave(k)
@@ -251,9 +248,10 @@ AT_REST = NoClock()
 
 
 class Trained(NamedTuple):
-    """The log-likelihood of a batch in training: its value [M], the state entries that the pass
-    changed (BatchNorm and other buffers), the terms that layers gave, {name: [M, ...]}, and the
-    outputs f."""
+    """The log-likelihood of a batch in training.
+
+    Its value [M]; the state entries that the pass changed (BatchNorm and other buffers); the
+    additional terms of layers, {name: [M, ...]}; and the outputs f."""
 
     value: Tensor
     changed: State
@@ -263,17 +261,18 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run(Members):
-    """What a method sees of a fit, and how it computes with it."""
+    """The interface of a method to a fit: its members, and the computations with them."""
 
     def start(self) -> Tensor:
-        """Initial weights, [M, P]; of particles, each its own, or all as the network was given."""
+        """Initial weights, [M, P]. Particles have different initial weights, unless the network's
+        given weights are used."""
         if self.particle_of and self.settings.fresh:
             return self.net.fresh(self.starts)
         return self.initial.clone()
 
     def init_network(self) -> State:
-        """All that a network starts with: weights, trainables of its layers, and each member's own
-        copy of the buffers that training changes."""
+        """The initial state of a network: weights, parameters of rewritten layers, and for each
+        member a copy of the buffers that training changes."""
         state, model = {"theta": self.start()}, self.problem.model
         if model is None:
             return state
@@ -285,17 +284,18 @@ class Run(Members):
         return state
 
     def say_frozen(self, name: str) -> None:
-        """A method that never trains the network says that its buffers stay as they were given."""
+        """Log a warning that buffers keep their given values, for methods that do not train the
+        network."""
         if self.problem.batch_norm:
             log.warning("%s: BatchNorm is frozen at the network's own statistics", name)
         model = self.problem.model
         if model is not None and model.written:
             names = ", ".join(model.written[:5])
-            log.warning("%s: these buffers stay as the network was given: %s", name, names)
+            log.warning("%s: these buffers keep the values of the given network: %s", name, names)
 
     def init_modules(self, given: bool = False) -> State:
-        """A flat row [M, P] for each module that the method brought, new for each member, or as
-        they were given."""
+        """Initial parameters [M, P] of each module of the method: newly initialised for each
+        member, or as given."""
         return {
             name: module.given().expand(self.size, -1).clone() if given
             else module.fresh(self.starts)
@@ -307,12 +307,12 @@ class Run(Members):
         return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
     def call(self, name: str, params: State, *args: Any, dims: Any = 0) -> Any:
-        """A module that the method brought, with each member's trainables in `params`; `dims` says
-        which arguments have the member axis: 0, or None for those that all members share."""
+        """Call a module of the method with each member's parameters from `params`. `dims` is 0 for
+        arguments with a member axis, and None for arguments that all members share."""
         return self.engine.call(self.problem.modules[name], params[name], *args, dims=dims)
 
     def open(self, rows: Any, stage: str, steps: int | None = None) -> Feed:
-        """Batches for a stage of so many steps: see `doxa.data.batches`."""
+        """Batches for a stage with this number of steps: see `doxa.data.batches`."""
         if isinstance(self.data, NoData):
             return NoRows(self.size, self.device, self.dtype)
         ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage, steps)
@@ -327,7 +327,7 @@ class Run(Members):
         return Pass(self.rows, self.split_of, size)
 
     def common(self, method: Method) -> dict[str, Any]:
-        """What every posterior of this run is given (one run only)."""
+        """The arguments that all posteriors have in common (for one run only)."""
         r = self.run_of[0]
         scales = self.data.scales[r] if isinstance(self.data, Data) else None
         return {
@@ -337,15 +337,16 @@ class Run(Members):
         }  # fmt: skip
 
     def shared(self, state: State) -> dict[str, Any]:
-        """What weight posteriors keep besides weights: fixed noise, BatchNorm buffers, what layers
-        brought."""
+        """The parts of a weight posterior besides weights: fixed noise, BatchNorm buffers, and
+        parameters of rewritten layers."""
         constants = {k: v[0] for k, v in self.constants.items()}
         return {
             "constants": constants, "buffers": self.buffers(state), "layers": state.get("layers"),
         }  # fmt: skip
 
     def units_log_jacobian(self) -> Tensor:
-        """log |d fitted / dy| of each member's rows: densities are reported in units of y. [M]"""
+        """log |d fitted / dy|, summed over each member's rows, [M]: it converts densities to the
+        units of y."""
         each = []
         for m, r in enumerate(self.run_of):
             scale = self.rows.scales[r].y_scale
@@ -378,37 +379,37 @@ class Run(Members):
         return _of_points(self.likelihood, f, batch, given)
 
     def outputs(self, theta: Tensor, x: Any, params: State, shared: bool = True) -> Tensor:
-        """f at any inputs, [M, N, ...], with dropout off and BatchNorm's statistics as they are in
-        `params`; `shared` inputs have no member axis."""
+        """f at any inputs, [M, N, ...], with dropout off and the BatchNorm statistics of `params`.
+        `shared` inputs have no member axis."""
         weights = self.layout.unflatten(theta)
         own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
         buffers = self.buffers(params)
         return self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers).f
 
     def log_likelihoods_of(self, f: Tensor, theta: Tensor, batch: Batch) -> Tensor:
-        """log p(y | f) of each row, [M, B], of given outputs [M, B, ...]; the likelihood's own
-        parameters are those among the weights θ."""
+        """log p(y | f) per row, [M, B], for given outputs [M, B, ...]. The parameters of the
+        likelihood are taken from the weights θ."""
         return self._each(f, self.layout.unflatten(theta), batch)
 
     def total(self, each: Tensor, batch: Batch) -> Tensor:
-        """(rows/B) Σ w_i of what each row of a batch has, [M, B] to [M]."""
+        """(rows/B) Σ w_i v_i of a value per row of a batch, [M, B] to [M]."""
         return _summed(each, batch)
 
     def log_likelihood(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
-        """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]: dropout is off, BatchNorm's
-        statistics and what layers brought are those in `params`."""
+        """(rows/B) Σ_batch w_i log p(y_i | θ_m) for each member, [M]. Dropout is off; BatchNorm
+        statistics and parameters of rewritten layers are those in `params`."""
         return _summed(self.log_likelihoods(theta, batch, params), batch)
 
     def log_likelihoods(self, theta: Tensor, batch: Batch, params: State | None = None) -> Tensor:
-        """The same of each row by itself, without weights and scale, [M, B]."""
+        """log p(y_i | θ_m) per row, without weights and scale, [M, B]."""
         return self._applied(theta, batch, params or {}, {}, False)[0]
 
     def train(
         self, theta: Tensor, params: State, batch: Batch, clock: Clock | None, **buffers: Tensor
     ) -> Trained:
-        """The log-likelihood with the network in training: its layers draw their noise from the
-        clock (None: they do not), and BatchNorm learns. `buffers` are further ones that layers
-        are given."""
+        """The log-likelihood with the network in training mode. Layers take their noise from the
+        clock (None: no noise), and BatchNorm updates its statistics. `buffers` are additional
+        buffers for layers."""
         noise: Params = {}
         if clock is not None and self.net.sites:
             noise = self.layer_noise(clock, batch_rows(batch))
@@ -419,9 +420,9 @@ class Run(Members):
         return Trained(_summed(each, batch), changed, applied.terms, applied.f)
 
     def _who(self, params: State, batch: Batch, clock: Clock | None) -> list[str]:
-        """A name for each member at this step, for what a network draws by itself. It must not
-        depend on rounding, which differs with the number of members: without a clock it is made of
-        what the buffers have counted and of the first row."""
+        """A key for each member at this step, for random numbers that a network draws itself. The
+        key must not depend on rounding, which differs with the number of members. Without a clock,
+        it consists of the integer buffers and the first row."""
         if clock is not None:
             numbers = clock.uniform(1).tolist()
         else:
@@ -435,7 +436,7 @@ class Run(Members):
         return [f"{key}/{own}" for key, own in zip(self.keys, numbers, strict=True)]
 
     def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
-        """What BatchNorm's buffers would be if this batch were all there is, {name: [M, ...]}."""
+        """The BatchNorm buffers that this batch alone would give, {name: [M, ...]}."""
         shares = {f"buffer.{k}": share for k, share in self.net.momenta.items()}
         before = {k: torch.zeros_like(params[k]) for k in shares}
         fit = self.train(theta, {**params, **before}, batch, None)
@@ -445,12 +446,12 @@ class Run(Members):
     def masked_log_likelihood(
         self, theta: Tensor, params: State, batch: Batch, clock: Clock, **buffers: Tensor
     ) -> Tensor:
-        """The log-likelihood with layers' noise but BatchNorm frozen, [M]."""
+        """The log-likelihood with the noise of layers and with BatchNorm frozen, [M]."""
         noise = self.layer_noise(clock, batch_rows(batch))
         return _summed(self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch)
 
     def layer_noise(self, clock: Clock, rows: int) -> Params:
-        """The noise that layers take in training, a draw a row: {buffer: [M, rows, ...]}."""
+        """The noise of layers in training, one draw per row: {buffer: [M, rows, ...]}."""
         return {
             name: clock.rows(site.kind, *site.drawn(rows))
             for name, site in self.net.sites.items()
@@ -460,7 +461,7 @@ class Run(Members):
     def density(
         self, theta: Tensor, params: State, batch: Batch, clock: Clock | None, training: bool
     ) -> tuple[Any, ...]:
-        """log p(θ, D) as an objective; of a bare log density, that density."""
+        """log p(θ, D) as an objective, or the density itself if the problem is a log density."""
         if isinstance(self.problem, LogDensity):
             return self.problem.function(theta), {}
         if not training:
@@ -469,7 +470,7 @@ class Run(Members):
         return fit.value, fit.changed, self.known_prior(theta)
 
     def known_prior(self, theta: Tensor, name: str = "theta") -> AnalyticGradient:
-        """log p(θ), whose gradient is known."""
+        """log p(θ), with its gradient in closed form."""
         at = theta.detach()
         return AnalyticGradient(
             self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)}
@@ -483,8 +484,8 @@ class Run(Members):
         clock: Clock,
         over: Sequence[str] = ("theta",),
     ) -> tuple[Tensor, State, State]:
-        """An objective's value [M], its gradient with respect to each name, and the state entries
-        that it changed; of all members at once or of some at a time, as the engine says."""
+        """The value of an objective, [M], its gradient with respect to each name, and the state
+        entries that it changed. The engine decides how many members are computed at a time."""
         parts = list(self.engine.chunks(self.size))
         if len(parts) == 1:
             return differentiated(self, objective, params, batch, clock, over)
@@ -499,14 +500,14 @@ class Run(Members):
         return torch.cat(values), joined(grads), joined(changed)
 
     def joint(self, theta: Tensor, batch: Batch, state: State) -> tuple[Tensor, Tensor]:
-        """log p(θ, D) of each member and its gradient, [M] and [M, P]: what samplers target, with
-        dropout off and BatchNorm frozen."""
+        """log p(θ, D) of each member and its gradient, [M] and [M, P], with dropout off and
+        BatchNorm frozen: the target of samplers."""
         params = {"theta": theta, **network_part(state)}
         value, grads, _ = self.value_and_grad(target, params, batch, AT_REST)
         return value, grads["theta"]
 
     def value(self, theta: Tensor, batch: Batch, state: State) -> Tensor:
-        """log p(θ, D) of each member alone, [M]: for proposals that ask for no gradient."""
+        """log p(θ, D) of each member without its gradient, [M], for proposals without gradients."""
         params = {"theta": theta, **network_part(state)}
         each = []
         with torch.no_grad():
@@ -520,7 +521,7 @@ class Run(Members):
 
 
 def _of_points(likelihood: Likelihood, f: Tensor, batch: Batch, given: Params) -> Tensor:
-    """Σ log p(y | f) over the points of each task that are to be predicted, [M, B]."""
+    """Σ log p(y | f) over the target points of each task, [M, B]."""
     assert batch.points is not None
     y = batch.y.expand(len(f), *batch.y.shape) if batch.shared else batch.y
     given = {k: v[:, 0] if v.ndim == 3 else v for k, v in given.items()}  # the same at all points
@@ -529,15 +530,15 @@ def _of_points(likelihood: Likelihood, f: Tensor, batch: Batch, given: Params) -
 
 
 def _summed(each: Tensor, batch: Batch) -> Tensor:
-    """(rows/B) Σ w_i v_i, [M], of a value for each row of a batch, [M, B]."""
+    """(rows/B) Σ w_i v_i, [M], of a value per row of a batch, [M, B]."""
     if batch.weight is not None:
         each = each * batch.weight
     return each.sum(-1) * batch.scale
 
 
 def scaled_priors(run: Run, wider: Mapping[str, Tensor]) -> list[Prior | dict[str, Prior]]:
-    """Each member's Gaussian prior with its standard deviation times a factor [M] for some weights,
-    by name; the others are under the prior as it was."""
+    """The Gaussian prior of each member, with the standard deviation of some weights (by name)
+    multiplied by a factor [M]. The prior of other weights is unchanged."""
     entries = [e for e in run.layout.entries if not e.name.startswith("likelihood.")]
     std = run.prior.curvature(run.initial).double().rsqrt()  # [M, P], the same within an entry
     found: list[Prior | dict[str, Prior]] = []

@@ -1,6 +1,7 @@
-"""A stage: a step repeated, and what the driver must know to repeat it.
+"""`Stage`: a step that the driver repeats, and the stages that several methods share.
 
-Stages that several methods share: ascent of an objective, and BatchNorm recomputed by a pass.
+`optimise` ascends an objective, `noise_on_held_out` re-estimates the noise on held-out rows, and
+`refresh_batch_norm` recomputes BatchNorm statistics in a pass over the data.
 """
 
 from __future__ import annotations
@@ -31,23 +32,41 @@ Step = Callable[[Run, State, Batch, Clock], tuple[State, Info]]
 
 @dataclass
 class Stage:
-    """A phase of a method: a step repeated.
+    """A phase of a method: a step that is repeated.
 
     Parameters
     ----------
-    source: which rows each step sees: "mini", "dealt", "independent", "all", "pass", "held-out",
-        "tasks", or a `Source`.
-    keep: store the current parameters every `keep` steps.
-    over: the names that the step moves: what the non-finite guard watches.
-    enter: what happens to the state when the stage begins.
-    validates: the driver may stop the stage early, on held-out rows.
-    capturable: the step is a fixed sequence of tensor operations, none of which waits for the host
-        where the run is on a GPU.
-    marks: {t: what happens to the state before step t}, outside what is recorded or compiled.
-    rates: what `clock.rate` is at each step, [steps] or [steps, M, 1]; None: as `fit` was asked.
-    recorded: how parts of the step are executed, where that is not the whole step.
-    product: multiplications in the largest matrix product of the stage, for the number of threads;
-        None: that of the network's gradient.
+    name : str
+        The name of the stage, for logs and data order.
+    step : callable
+        The function (run, state, batch, clock) to (state, info).
+    steps : int
+        The number of steps.
+    source : str or Source, default "mini"
+        The rows of each step: "mini", "dealt", "independent", "all", "pass", "held-out", "tasks",
+        or a `Source`.
+    keep : int, default 0
+        Store the current parameters every `keep` steps; 0 means never.
+    over : tuple of str, default ("theta",)
+        The names of the state that the step changes. The driver checks that they are finite.
+    enter : callable, default None
+        A function of (run, state) that changes the state at the start of the stage.
+    validates : bool, default False
+        Whether the driver may stop the stage early, on held-out rows.
+    capturable : bool, default True
+        Whether the step is a fixed sequence of tensor operations that never synchronise a GPU with
+        the host.
+    hooks : dict of int to callable
+        Functions of (run, state) that change the state before step t. They run outside the part
+        that is recorded or compiled.
+    rates : Tensor, default None
+        The value of `clock.rate` at each step, [steps] or [steps, M, 1]. None means the learning
+        rate and schedule of `fit`.
+    recorded : Recorded, default None
+        How parts of the step are executed, if only parts of it are recorded.
+    product : float, default None
+        Multiplications in the largest matrix product of the stage, for the choice of the number of
+        threads. None means that of the network's gradient.
     """
 
     name: str
@@ -82,12 +101,28 @@ def optimise(
 
     Parameters
     ----------
-    objective: gives each member's value [M], the state entries that it changed (BatchNorm), and
-        what is known of it in closed form.
-    over: the names of the state that are trained.
-    average: the share of the last steps over which each name is averaged, into "average.NAME"
-        (Polyak & Juditsky, 1992): see `averaged`. every: of these steps, which are counted.
-    optimizer: default: the one that `fit` was asked for.
+    objective : callable
+        Returns the value of each member, [M], the state entries that it changed (BatchNorm), and
+        optionally an `AnalyticGradient`.
+    steps : int
+        The number of steps.
+    over : sequence of str, default ("theta",)
+        The names of the state that are trained.
+    average : float, default 0.0
+        The fraction of the steps, at the end, over which each name is averaged into
+        "average.NAME" (Polyak & Juditsky, 1992): see `averaged`.
+    every : int, default 1
+        Every how many of these steps one enters the average.
+    optimizer : Optimizer, default None
+        None means the optimiser of `fit`.
+    name : str, default "optimise"
+        As in `Stage`.
+    source : str or Source, default "mini"
+        As in `Stage`.
+    validates : bool, default True
+        As in `Stage`.
+    capturable : bool, default True
+        As in `Stage`.
     """
     first = first_averaged(average, steps)
 
@@ -115,15 +150,16 @@ def optimise(
 def noise_on_held_out(
     score: Callable[[Run, State, Batch], Tensor], run: Run, name: str = "theta", steps: int = 100
 ) -> Iterable[Stage]:
-    """A short stage that re-estimates the likelihood's own parameters, which are among the weights
-    under a name, on the rows held out: on the rows that were fitted the noise looks smaller than
-    it is. `score` gives the log-likelihood of rows, [M]. No stage where nothing is held out, or
-    nothing learned.
+    """A short stage that re-estimates the parameters of the likelihood on the held-out rows.
 
-    Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m: a new row has the largest expected
-    log-likelihood under it where σ is known from m rows alone, and intervals hold what they say.
-    Rows of weights w are as many as their effective number m, and count so much against the prior:
-    σ² = Σ w e²/Σ w · m/(m − 2)."""
+    The estimate of the noise on training rows is too small. The parameters are among the weights
+    `name`; `score` returns the log-likelihood of rows, [M]. There is no stage if no rows are held
+    out, or if the likelihood has no learned parameters.
+
+    Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m. If σ is estimated from m rows
+    alone, this estimate maximises the expected log-likelihood of a new row, and intervals have
+    their nominal coverage. Rows with weights w count as their effective number m, also relative to
+    the prior: σ² = Σ w e²/Σ w · m/(m − 2)."""
     learned = [own for own in run.layout.names if own.startswith("likelihood.")]
     if run.data.validation is None or not learned:
         return
@@ -140,11 +176,12 @@ def noise_on_held_out(
 
     def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         own = put(params)
-        theta, wider = own[name], spared * params["noise"].sum(-1)  # log σ, as if rows were fewer
+        # The factor of log σ makes the estimate that of m − 2 rows.
+        theta, wider = own[name], spared * params["noise"].sum(-1)
         fit = score(run, own, batch) * params["per_row"]
         if theta.ndim == 2:
             return fit + run.prior.log_prob(theta) + wider, {}
-        k = theta.shape[1]  # particles, whose mean density is what predicts
+        k = theta.shape[1]  # particles; the prediction is their mean density
         each = run.expand_particles(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
         return fit + (each + wider).mean(1), {}
 
@@ -167,10 +204,12 @@ def noise_on_held_out(
 
 
 def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
-    """A pass over the data that recomputes BatchNorm's statistics for the weights under a name:
-    those of points that were averaged, or drawn, belong to no point that was visited. No stage
-    where there is no BatchNorm. The statistics of batches are averaged by their rows. Other buffers
-    that training changes stay as they were at its end: only their layer knows what they mean."""
+    """A pass over the data that recomputes the BatchNorm statistics for the weights `name`.
+
+    Averaged or sampled weights were never visited in training, so that no statistics belong to
+    them. There is no stage without BatchNorm. Statistics of batches are averaged with their numbers
+    of rows as weights. Other buffers that training changes keep their last values, because their
+    meaning is defined by their layer only."""
 
     def enter(run: Run, state: State) -> State:
         empty = {f"buffer.{k}": torch.zeros_like(state[f"buffer.{k}"]) for k in run.net.momenta}
@@ -193,8 +232,8 @@ def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
 
 
 def statistics_of_draws(run: Run, draws: Tensor, state: State) -> Params:
-    """BatchNorm's statistics for each draw of the weights, [M, S, P], by a pass over the data:
-    {buffer: [M, S, ...]}; nothing where there is no BatchNorm."""
+    """The BatchNorm statistics for each draw of the weights, [M, S, P], from a pass over the data:
+    {buffer: [M, S, ...]}; empty without BatchNorm."""
     k = draws.shape[1]
     many = run.expand_particles(k)
     rows = many.passes(run.settings.batch_size)
@@ -209,13 +248,13 @@ def statistics_of_draws(run: Run, draws: Tensor, state: State) -> Params:
 
 
 def first_averaged(share: float, steps: int) -> int:
-    """The first of the steps that are averaged, a share of them at the end."""
+    """The first step that is averaged, if a fraction `share` of the steps at the end is."""
     return steps - max(1, math.ceil(share * steps))
 
 
 def average_from(first: int, new: State, state: State, clock: Clock, every: int = 1) -> State:
     """The mean of each entry over every `every`th step from the first on, as "average.NAME"."""
-    count = clock.t - first + 1  # of steps that are averaged, below 1 before them
+    count = clock.t - first + 1  # number of averaged steps; below 1 before the first
     averages: State = {}
     for name, value in new.items():
         weight = 1.0 / (count.clamp(min=every) // every).to(value.dtype)
@@ -228,5 +267,5 @@ def average_from(first: int, new: State, state: State, clock: Clock, every: int 
 
 
 def averaged(state: State, name: str) -> Tensor:
-    """What `optimise` averaged, or the last iterate where it did not."""
+    """The average computed by `optimise`, or the last iterate if there is no average."""
     return state.get(f"average.{name}", state[name])

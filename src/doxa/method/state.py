@@ -1,11 +1,9 @@
-"""Time, rate and noise of a stage, and the state it advances.
+"""The state of a stage, its clock (step, learning rate, noise), and objectives with gradients.
 
-Objectives and their gradients.
-
-An objective is differentiable code from (run, params, batch, clock) to (value [M], changed state[,
-known]). `params` is the state of the run's members; the run may hold some of the members of the fit
-only, so that an objective reads per-member tensors from its arguments alone. A gradient
-that is known in closed form (`AnalyticGradient`) is added to the one that autograd finds.
+An objective is a differentiable function from (run, params, batch, clock) to (value [M], changed
+state[, analytic gradient]). `params` is the state of the run's members. The run may contain only
+some members of the fit, so an objective must read per-member tensors from its arguments only. A
+gradient in closed form (`AnalyticGradient`) is added to the gradient from autograd.
 """
 
 from __future__ import annotations
@@ -26,17 +24,25 @@ if TYPE_CHECKING:
 
 
 State = dict[str, Tensor]  # named tensors with leading axis M
-Info = dict[str, Tensor]  # what a step says of itself, for people: [M] each
+Info = dict[str, Tensor]  # statistics of a step, for the history and progress: [M] each
 
 
 class Clock:
-    """Where a stage stands. Everything that changes from step to step is a tensor, so that a step
-    can be recorded, compiled or captured.
+    """The step, learning rate and noise of a stage. Everything that changes from step to step is a
+    tensor, so that a step can be recorded, compiled or captured.
 
     Attributes
     ----------
-    t: [], the step within the stage; steps: how many there are. rate: [] or [M, 1], the learning
-        rate now. owned: the state's tensors may be overwritten: nobody else holds them.
+    t : Tensor of shape []
+        The step within the stage.
+    rate : Tensor of shape [] or [M, 1]
+        The current learning rate.
+    steps : int
+        The number of steps of the stage.
+    source : Noise or PrefetchedNoise
+        The source of random numbers.
+    owned : bool
+        Whether the tensors of the state may be overwritten, because nothing else refers to them.
     """
 
     def __init__(
@@ -52,13 +58,13 @@ class Clock:
         self._calls = [0] if calls is None else calls  # within this step
 
     def noise(self, *shape: int) -> Tensor:
-        """Standard normals [M, *shape]; each call within a step gets its own."""
+        """Standard normals [M, *shape]; each call within a step returns different ones."""
         self._calls[0] += 1
         return self.source.normal(shape, self.t, self._calls[0])
 
     def alternating(self, *shape: int) -> Tensor:
-        """Standard normals [M, *shape], at every second step minus those of the step before: half
-        the drawing, and what is odd in them cancels over two steps."""
+        """Standard normals [M, *shape]. At every second step they are the negated normals of the
+        step before: this halves the cost, and odd functions of them cancel over two steps."""
         self._calls[0] += 1
         return self.source.alternating(shape, self.t, self._calls[0])
 
@@ -68,12 +74,13 @@ class Clock:
         return self.source.uniform(shape, self.t, self._calls[0])
 
     def rows(self, kind: str, *shape: int) -> Tensor:
-        """Noise a row, "normal" or "uniform", [M, rows, ...]: rows that only pad change nothing."""
+        """Noise per row, "normal" or "uniform", [M, rows, ...]. Padding rows do not change the
+        noise of the others."""
         self._calls[0] += 1
         return self.source.rowwise(kind, shape, self.t, self._calls[0])
 
     def select_members(self, members: slice) -> Clock:
-        """Of some members, whose numbers do not depend on how members are cut."""
+        """The clock of some members. Their random numbers do not depend on the selection."""
         rate = self.rate[members] if self.rate.ndim else self.rate
         calls = list(self._calls)
         return Clock(
@@ -81,7 +88,7 @@ class Clock:
         )
 
     def expand_particles(self, k: int) -> Clock:
-        """Of k particles a member, each with numbers of its own."""
+        """The clock of k particles per member, each with its own random numbers."""
         rate = self.rate.repeat_interleave(k, 0) if self.rate.ndim else self.rate
         return Clock(
             self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self._calls
@@ -89,7 +96,7 @@ class Clock:
 
 
 class NoClock(Clock):
-    """For objectives that ask for no noise."""
+    """A clock for objectives without noise."""
 
     def __init__(self) -> None:
         super().__init__(torch.tensor(0), torch.tensor(0.0), 1, Noise(0, "none", []))
@@ -113,7 +120,7 @@ def unflatten_particles(state: State, k: int) -> State:
 
 
 def network_part(state: State) -> State:
-    """What a network needs of a state besides its weights."""
+    """The entries of a state that a network needs besides its weights."""
     return {k: v for k, v in state.items() if k == "layers" or k.startswith("buffer.")}
 
 
@@ -122,8 +129,8 @@ Objective = Callable[[Any, State, Batch, Clock], Any]
 
 @dataclass(frozen=True)
 class AnalyticGradient:
-    """A part of an objective whose gradient is known in closed form: its value [M], and what it
-    does to the gradient of each name."""
+    """A part of an objective with a gradient in closed form: its value [M], and for each name a
+    function that adds its gradient."""
 
     value: Tensor
     add: Mapping[str, Callable[[Tensor], Tensor]]
@@ -135,18 +142,17 @@ def log_joint(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
 
 
 def potential(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-    """−Û: the same with dropout off, which samplers on mini-batches climb."""
+    """−Û: the same with dropout off, for stochastic-gradient samplers."""
     return run.density(params["theta"], params, batch, None, training=True)
 
 
 def target(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-    """The same with BatchNorm frozen, too: what samplers with an acceptance test target."""
+    """The same with BatchNorm frozen as well: the target of samplers with an acceptance test."""
     return run.density(params["theta"], params, batch, None, training=False)
 
 
 def of_subset(objective: Objective, name: str = "theta") -> Objective:
-    """An objective of weights under a name that leaves those outside the model's subset where they
-    are."""
+    """The objective with zero gradient for the weights outside the model's subset."""
 
     def restricted(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         value, changed, *rest = objective(run, params, batch, clock)
@@ -167,7 +173,8 @@ def differentiated(
         known: AnalyticGradient | None = rest[0] if rest else None
         if value.shape != (run.size,):
             raise MethodError(
-                f"an objective gives one value a member, [{run.size}], not {list(value.shape)}"
+                f"an objective must return one value per member, [{run.size}], not "
+                f"{list(value.shape)}"
             )
         grads = torch.autograd.grad(
             value, list(leaves.values()), torch.ones_like(value), allow_unused=True
@@ -176,7 +183,7 @@ def differentiated(
     add = {} if known is None else known.add
     for name, grad in found.items():
         if grad is None and name not in add:
-            raise MethodError(f"the objective does not depend on {name!r}, which it is to train")
+            raise MethodError(f"the objective does not depend on {name!r}, which it should train")
         grad = torch.zeros_like(params[name]) if grad is None else grad
         found[name] = add[name](grad) if name in add else grad
     value = value.detach()

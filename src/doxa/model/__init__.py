@@ -1,4 +1,4 @@
-"""What is believed: a network with its likelihood and prior, and what else may be fitted."""
+"""The model: a network with its likelihood and prior, and other problems that can be fitted."""
 
 from doxa.model.functional import Functional
 from doxa.model.layers import MethodLayer, Site

@@ -1,21 +1,21 @@
-"""What a network's outputs mean, where that is in doubt: no likelihood was given, or the outputs
-are probabilities where the likelihood takes logits.
+"""Checks of a network before a fit: its likelihood, pretrained weights, and the flow of gradients.
 
-Has a network been trained, so that a fresh start would throw that away?
+**Likelihood** (`infer_likelihood`, `check_logits`). The likelihood is inferred if none is given. A
+warning is logged if the outputs are probabilities and the likelihood takes logits.
 
-Each tensor of k weights is compared with one that its layer has newly drawn. For independent draws
-of one distribution whose tails are no heavier than a normal's, the log of the ratio of their root
-mean squares has a standard deviation of at most 1/√k: six of them are beyond chance, whatever the
-number of tensors. What a layer does not draw (a normalisation's scale, a zero bias) must still be
-the same number everywhere, and BatchNorm must have counted no batch. A network with an
-initialisation of its own may look trained too: a fresh start loses it just the same.
+**Pretrained weights** (`warn_if_pretrained`). A new initialisation would discard trained weights.
+Each tensor of k weights is compared with a newly initialised one. For independent draws of one
+distribution with tails no heavier than those of a normal, the log of the ratio of their root mean
+squares has a standard deviation of at most 1/√k; a difference of six standard deviations is beyond
+chance for any number of tensors. Values that are not initialised at random (the scale of a
+normalisation, a zero bias) must still be one constant, and BatchNorm must have counted no batch. A
+network with a custom initialisation may also look trained; a new initialisation discards it too.
 
-Does every weight reach the outputs in a way that autograd sees?
-
-A `detach`, a `no_grad` around a part of the network, a detour through numpy or rounding cut weights
-off: the outputs depend on them, their gradient says that they do not, and an optimiser or a sampler
-would leave them to the prior without a word. A weight that the outputs do not depend on at all is
-nobody's mistake; it follows the prior, as it should.
+**Flow of gradients** (`check_gradient_flow`). A `detach`, a `no_grad` around a part of the network,
+a conversion to numpy or rounding can cut the gradient: the outputs depend on the weights, but the
+gradient is zero or missing. An optimiser or a sampler would then silently leave these weights at
+the prior. A weight on which the outputs do not depend at all is no error; its posterior is the
+prior.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("doxa")
 def infer_likelihood(
     model: Model, x: Inputs, y: Any, complete: bool
 ) -> tuple[Model, Inferred | None]:
-    """The model with the likelihood that y suggests, where none was given; `complete`: y holds all
+    """The model with the likelihood inferred from y, if none was given. `complete`: y contains all
     rows."""
     if not model.assumed:
         return model, None
@@ -52,7 +52,7 @@ def infer_likelihood(
 
 
 def infer_from_targets(y: Any, complete: bool) -> Inferred:
-    """The likelihood that y suggests by itself, where there is no network."""
+    """The likelihood inferred from y alone, for problems without a network."""
     return _logged(infer(y, tuple(y.shape[1:]) if isinstance(y, Tensor) else (), complete))
 
 
@@ -64,8 +64,7 @@ def _logged(inferred: Inferred) -> Inferred:
 
 
 def looked_at(model: Model, x: Inputs) -> Model:
-    """A copy that has seen a row: it knows its outputs, its dropout layers and which layer runs
-    last; itself, if it has."""
+    """A copy of the model after `build` on one row; the model itself if it is already built."""
     if model.output is not None:
         return model
     row = tree_map(lambda t: cast(t[:1], model.device, model.dtype), x)
@@ -73,7 +72,7 @@ def looked_at(model: Model, x: Inputs) -> Model:
 
 
 def check_logits(whole: Likelihood, f: Any) -> None:
-    """Warn where outputs, as they come from autograd, are probabilities."""
+    """Warn if the outputs, with their autograd graph, are probabilities."""
     each = zip(whole.likelihoods, f, strict=True) if isinstance(whole, Heads) else [(whole, f)]
     for likelihood, output in each:
         found = likelihood.classifies and _probabilities(likelihood, output)
@@ -82,11 +81,11 @@ def check_logits(whole: Likelihood, f: Any) -> None:
 
 
 def _probabilities(likelihood: Likelihood, f: Tensor) -> str:
-    """What outputs are, if they are not logits."""
+    """A description of the outputs if they are not logits, else ""."""
     if isinstance(likelihood, Bernoulli) and _ends_in_sigmoid(f):
         return (
-            "end in a sigmoid, and a bernoulli likelihood takes logits: it would be applied twice, "
-            "and no probability could leave 0.5 … 0.73; drop the last layer"
+            "end in a sigmoid, and a bernoulli likelihood takes logits: the sigmoid would be "
+            "applied twice, and all probabilities would be in 0.5 … 0.73; drop the last layer"
         )
     if not isinstance(likelihood, Categorical):
         return ""
@@ -100,20 +99,19 @@ def _probabilities(likelihood: Likelihood, f: Tensor) -> str:
         )
     if bool((f.logsumexp(1).abs() < near).all()):
         return (
-            "are log-probabilities: a categorical likelihood takes logits, and predicts the same "
-            "from these, but scores of the logits themselves (energy) are then constant; drop the "
-            "log-softmax"
+            "are log-probabilities, and a categorical likelihood takes logits: predictions are the "
+            "same, but scores of the logits (energy) are constant; drop the log-softmax"
         )
     return ""
 
 
 def _most(classes: int) -> float:
-    """The largest probability that softmax gives to probabilities: e / (e + C − 1)."""
+    """The largest value of softmax applied to probabilities: e / (e + C − 1)."""
     return 1.0 / (1.0 + (classes - 1) / math.e)
 
 
 def _ends_in_sigmoid(f: Tensor) -> bool:
-    """Whether autograd saw a sigmoid last, but for changes of shape."""
+    """Whether the last operation in the autograd graph is a sigmoid, apart from reshapes."""
     node = f.grad_fn
     while node is not None and node.name().rstrip("0123456789") in _RESHAPES:
         node = node.next_functions[0][0]
@@ -129,22 +127,22 @@ _RESHAPES = {
 
 
 _DEVIATIONS = 6.0
-_LEAST = 16  # numbers; of fewer, the logarithm's tails are too long
+_LEAST = 16  # numbers in a tensor; for fewer, the tails of the log ratio are too long
 
 
 def warn_if_pretrained(model: Model, fresh: Tensor) -> None:
-    """Warn where the given weights do not look like new ones, as `fresh` [P] are."""
+    """Warn if the given weights do not look newly initialised; `fresh` [P] are new weights."""
     found = trained_tensors(model, fresh)
     if found:
         log.warning(
-            "the network's weights do not look freshly initialised (%s), and init='fresh' replaces "
-            "them: use init='given' to start from them",
+            "the network's weights look trained (%s), and init='fresh' replaces them: use "
+            "init='given' to start from them",
             ", ".join(found[:3]) + (", …" if len(found) > 3 else ""),
         )
 
 
 def trained_tensors(model: Model, fresh: Tensor) -> list[str]:
-    """The names of weights and counters that training must have changed."""
+    """The names of weights and counters that were probably changed by training."""
     given, new = model.layout.unflatten(model.given()), model.layout.unflatten(fresh)
     found = [
         name for name, value in given.items()
@@ -160,7 +158,7 @@ def _moved(given: Tensor, fresh: Tensor) -> bool:
         size = lambda t: t.square().mean().clamp_min(1e-300).sqrt().log()  # noqa: E731
         gap = (size(given) - size(fresh)).abs() * fresh.numel() ** 0.5
         differs = bool(gap > _DEVIATIONS)
-    return differs and not _constant(given)  # training does not leave such
+    return differs and not _constant(given)  # trained weights are not constant
 
 
 def _constant(values: Tensor) -> bool:
@@ -168,8 +166,8 @@ def _constant(values: Tensor) -> bool:
 
 
 def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
-    """At one member's start [P] and a few rows: the outputs, or `ModelError` with the names of what
-    is cut off."""
+    """The outputs at one member's initial weights [P] and a few rows. Raises `ModelError` with the
+    names of weights whose gradient is cut."""
     params = model.layout.unflatten(start)
     own = {k: v.detach() for k, v in params.items() if not k.startswith("likelihood.")}
     leaves = {k: v.clone().requires_grad_() for k, v in own.items()}
@@ -182,10 +180,10 @@ def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
 
 
 def _check_cut(model: Model, own: Params, suspects: list[str], x: Any) -> None:
-    """The outputs do not change with those weights, or it is an error."""
+    """Raise an error if the outputs change with weights that have no gradient."""
     before = _outputs(model, own, x)
     if not _same(before, _outputs(model, own, x)):
-        return  # a network that draws for itself
+        return  # the network draws random numbers itself
     cut = [name for name in suspects if not _same(before, _outputs(model, _pushed(own, name), x))]
     if cut:
         raise ModelError(
@@ -196,7 +194,7 @@ def _check_cut(model: Model, own: Params, suspects: list[str], x: Any) -> None:
 
 
 def _without_gradient(leaves: Params, f: Any) -> list[str]:
-    """Names of the weights that autograd does not find; of all, where every gradient is zero."""
+    """The names of weights without a gradient; all names if all gradients are zero."""
     with torch.enable_grad():
         outputs = [leaf for leaf in tree_flatten(f)[0] if leaf.requires_grad]
         if not outputs:

@@ -1,7 +1,8 @@
-"""A module as a pure function of one flat row of its trainables.
+"""A module as a pure function of a flat row of its parameters.
 
-What a method brings besides a network (a flow, an encoder, a kernel, an auxiliary network) becomes
-a `Functional`: it has a layout, starts anew for each member, and is called on stacked rows [M, P].
+The modules of a method besides the network (a flow, an encoder, a kernel, an auxiliary network) are
+wrapped in a `Functional`. It has a layout, is initialised for each member, and is called on stacked
+rows [M, P].
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from doxa.model.inspection import Start, fresh_rows, look
 
 
 def made_small(make: Callable[[], Functional], most: int) -> Functional:
-    """What `make` makes, on the meta device, where tensors have shapes and no memory: a module that
-    stored settings describe, found to have at most so many numbers before it is made in earnest."""
+    """The module that `make` builds, on the meta device, where tensors have shapes but no memory.
+    An error if it has more than `most` numbers: stored settings could describe a module that is too
+    large to build."""
     try:
         with torch.device("meta"):
             made = make()
-    except NotImplementedError:  # an operation that has no form there
+    except NotImplementedError:  # an operation that the meta device does not support
         made = make()
     size = sum(t.numel() for t in made.net.parameters())
     if size > most:
@@ -35,7 +37,7 @@ def made_small(make: Callable[[], Functional], most: int) -> Functional:
 
 
 class Functional:
-    """A copy of a module, called with its trainables as an argument."""
+    """A copy of a module, called with its parameters as an argument."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""Looking into a network: what runs in which order, how wide it is, how it starts afresh."""
+"""Inspection of a network: the order of layers, their sizes, noise, buffers and initialisation."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.Fea
 
 
 def duplicate(net: nn.Module, frozen: bool = True) -> nn.Module:
-    """A copy of a network, also of one that ran: the older weight_norm and spectral_norm leave the
-    weight of the last pass, which has a history, as an attribute, and such a tensor has no copy.
-    Without `frozen`, parameters that are not trained are those of the original."""
+    """A copy of a network, also after a forward pass. The older weight_norm and spectral_norm keep
+    the weight of the last pass as an attribute; it has an autograd history and cannot be copied.
+    Without `frozen`, parameters that are not trained are shared with the original."""
     history = {
         id(value): value.detach().clone()
         for module in net.modules() for value in vars(module).values()
@@ -43,7 +43,7 @@ def duplicate(net: nn.Module, frozen: bool = True) -> nn.Module:
 
 
 def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, str]:
-    """For each dropout layer, the parametrised layer it feeds: its owner, or the next to run."""
+    """For each dropout layer, the parametrised layer after it: its owner, or the next to run."""
     masked = {}
     for i, name in enumerate(order):
         if name not in dropouts:
@@ -58,12 +58,12 @@ def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, 
 
 
 def reset(net: nn.Module) -> set[str]:
-    """Re-initialise every layer that knows how; the names of parameters that none of them set,
-    which keep their values."""
+    """Re-initialise all layers with `reset_parameters`. Returns the names of parameters that no
+    layer set, which keep their values."""
     given = {name: p.detach().clone() for name, p in net.named_parameters()}
     with torch.no_grad():
         for p in net.parameters():
-            p.fill_(torch.nan)  # what is still there afterwards was not set
+            p.fill_(torch.nan)  # a value that is still NaN afterwards was not set
         for module in net.modules():
             reset = getattr(module, "reset_parameters", None)
             reset = reset or getattr(module, "_reset_parameters", None)
@@ -80,8 +80,8 @@ def reset(net: nn.Module) -> set[str]:
 
 
 def _reset_adapters(module: Any) -> None:
-    """Low-rank adapters as PEFT starts them: A drawn, B zero, so that they add nothing yet. Their
-    parts are linear layers, whose own way to start would make B random."""
+    """Initialise low-rank adapters as PEFT does: A random, B zero, so that they add nothing at the
+    start. Their parts are linear layers, whose own initialisation would make B random."""
     kinds = (getattr(module, name, None) or {} for name in ("lora_A", "lora_embedding_A"))
     for adapter in [name for kind in kinds for name in kind]:
         module.reset_lora_parameters(adapter, True)
@@ -93,8 +93,8 @@ def fresh_rows(
     starts: Sequence[Start],
     others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """What is in the layout of a newly initialised net, for each (seed, member id), [M, P]; no
-    global generator is used. `others` are entries of the layout that are not the net's."""
+    """Newly initialised values of the layout for each (seed, member id), [M, P]; no global
+    generator is used. `others` are entries of the layout that are not in the network."""
     net = duplicate(net).cpu()
     missed: set[str] = set()
     rows = []
@@ -106,24 +106,24 @@ def fresh_rows(
     missed &= set(layout.names)
     if missed:
         log.warning(
-            "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so every "
-            "member starts there from the given values", ", ".join(sorted(missed))
+            "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so all members "
+            "start from the given values", ", ".join(sorted(missed))
         )  # fmt: skip
     return torch.stack(rows)
 
 
 @dataclass
 class Trace:
-    """What one forward pass did."""
+    """The record of one forward pass."""
 
     order: list[str] = field(default_factory=list)  # parametrised and dropout layers, as they ran
     dropouts: set[str] = field(default_factory=set)
     head: str | None = None  # the trainable layer that ran last
     last: str | None = None  # the layer with weights that ran last, trainable or frozen
-    noise: dict[str, tuple[str, Shape, str]] = field(default_factory=dict)  # what layers ask for
-    leads: list[int] = field(default_factory=list)  # the first axis of what each noisy layer got
-    widths: list[tuple[str, int]] = field(default_factory=list)  # numbers each layer gave, in order
-    calls: list[tuple[str, Shape]] = field(default_factory=list)  # what each layer's input was like
+    noise: dict[str, tuple[str, Shape, str]] = field(default_factory=dict)  # the noise of layers
+    leads: list[int] = field(default_factory=list)  # first axis of the input of each noisy layer
+    widths: list[tuple[str, int]] = field(default_factory=list)  # output size of layers, in order
+    calls: list[tuple[str, Shape]] = field(default_factory=list)  # the input shape of each call
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def watched(net: nn.Module) -> Iterator[Trace]:
 
 @contextmanager
 def inputs_of(net: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """What goes into a layer in the passes that are made meanwhile."""
+    """The inputs of a layer in the forward passes inside the context."""
     try:
         module = net.get_submodule(layer)
     except AttributeError as error:
@@ -186,7 +186,7 @@ def inputs_of(net: nn.Module, layer: str) -> Iterator[list[Tensor]]:
 
 
 def failure(x: Any, error: Exception) -> ModelError:
-    """The network does not run on x."""
+    """The error for a network that fails on x."""
     shapes = [(tuple(t.shape[1:]), t.dtype) for t in tree_flatten(x)[0]]
     advice = (
         "; integers are passed on as they are, for embeddings: convert x to floats where the "
@@ -200,7 +200,7 @@ def failure(x: Any, error: Exception) -> ModelError:
 
 
 def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
-    """What noise the layers take, from what they asked for with one row of x and with two."""
+    """The noise of the layers, from the noise they declare for one row of x and for two."""
     sites = {}
     for name, (kind, shape, use) in one.noise.items():
         more = two.noise[name][1]
@@ -218,7 +218,7 @@ def noise_sites(one: Trace, two: Trace) -> dict[str, Site]:
 
 def inputs_of_rows(one: Trace, two: Trace) -> dict[str, tuple[Shape | None, ...]]:
     """{layer: the shape of its input for one row, in each call}, from passes of one row and of two;
-    None where the first axis is not the rows, one entry each."""
+    None if the first axis is not the rows."""
     found: dict[str, tuple[Shape | None, ...]] = {}
     for i, (name, shape) in enumerate(one.calls):
         more = two.calls[i] if i < len(two.calls) else ("", ())
@@ -228,12 +228,12 @@ def inputs_of_rows(one: Trace, two: Trace) -> dict[str, tuple[Shape | None, ...]
 
 
 def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ...], bool]:
-    """What a training pass on x does besides its output: the names of buffers that it writes, other
-    than the `known` ones and those of method layers (spectral norm's vectors, moving averages,
-    counters), and whether it draws random numbers. The pass runs on a copy and moves no random
-    state. Where it fails, nothing is known, so all candidates are named.
+    """The side effects of a training pass on x: the names of buffers that it writes (the vectors of
+    spectral norm, moving averages, counters), except the `known` ones and those of method layers;
+    and whether it draws random numbers. The pass runs on a copy and changes no random state. If it
+    fails, all candidates are returned.
 
-    An in-place write is seen by the version of the tensor, an assignment by its identity, and a
+    An in-place write is detected by the version of the tensor, an assignment by its identity, and a
     write through `.data` by its values."""
     apart = {
         f"{path}." if path else "" for path, m in net.named_modules() if isinstance(m, MethodLayer)
@@ -252,7 +252,7 @@ def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ..
     try:
         with torch.no_grad(), drawing("probe") as numbers:
             net(*args, **(x if isinstance(x, dict) else {}))
-    except Exception:  # whatever the user's forward raises in training: the trial fit says it
+    except Exception:  # an exception of the user's forward is reported by the trial of the engine
         return tuple(before), numbers.drew
     after = candidates(net)
     for name, value in after.items():
@@ -273,16 +273,16 @@ def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ..
 
 
 class Inside(NamedTuple):
-    """What a network holds besides weights."""
+    """The contents of a network besides weights."""
 
     fixed: Params  # frozen parameters and buffers, the same for all members
-    terms: tuple[str, ...]  # what layers give besides their outputs
-    momenta: dict[str, float]  # the share of a batch in each buffer of BatchNorm
+    terms: tuple[str, ...]  # additional outputs of layers
+    momenta: dict[str, float]  # the weight of one batch in each buffer of BatchNorm
     batch_norm: bool
 
 
 def look(net: nn.Module) -> Inside:
-    """Into a network that has not run. The share is that of a buffer that starts from none."""
+    """Inspect a network that has not run. The weights of batches are those for new buffers."""
     fixed = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
     terms: list[str] = []
     momenta: dict[str, float] = {}
@@ -300,8 +300,8 @@ def look(net: nn.Module) -> Inside:
 
 
 def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
-    """The trainable parameters: where each lies, its fan-in, and where a prior is centred; and
-    those that belong to layers, which are no weights."""
+    """The trainable parameters, with position, fan-in and the centre of the prior; and the
+    parameters of method layers, which are not weights."""
     owners = {id(p): module for module in net.modules() for p in module.parameters(recurse=False)}
     weights: list[Entry] = []
     own: list[Entry] = []
@@ -318,7 +318,7 @@ def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
 
 
 def draws_itself(net: nn.Module) -> bool:
-    """Whether layers may draw random numbers of their own in training."""
+    """Whether layers may draw random numbers themselves in training."""
     return any(
         isinstance(m, _DRAWING) and getattr(m, "dropout", getattr(m, "p", 1.0)) != 0.0
         for m in net.modules()

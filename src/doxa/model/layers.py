@@ -1,14 +1,15 @@
-"""Layers that take their noise as an argument, give terms, or have trainables of their own.
+"""Layers with noise as an input, additional outputs (terms), or parameters that are not weights.
 
-A method puts such layers into a copy of the network (`Model.rewrite`). A layer draws nothing and
-keeps nothing: its noise and its terms are *buffers*, swapped in and read out by `functional_call`.
+A method puts such layers into a copy of the network (`Model.rewrite`). A layer draws no random
+numbers and keeps no state: its noise and its terms are *buffers*, set and read by
+`functional_call`.
 
-    noise   declared by `noise(x)`, drawn by the run, found in the buffer of that name: a draw a row
-            in training, one draw a function in prediction; None means that there is none
+    noise   declared by `noise(x)`, drawn by the run, and put into the buffer of that name: one draw
+            per row in training, one draw per function in prediction; None means no noise
     terms   named in `gives`; the forward pass sets the buffer, and the caller reads it (a KL, an
             activation)
-    own     names of trainables that belong to the layer and not to the weights: they are not in
-            the weights' layout, have no weight prior, and start anew for each member
+    own     names of parameters that belong to the layer and not to the weights: they are not in
+            the layout of the weights, have no prior, and are initialised for each member
             (`reset_parameters`)
 """
 
@@ -28,11 +29,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Site:
-    """Where noise goes in: what it is drawn from, and its shape.
+    """The noise of a layer: its distribution and shape.
 
-    shape: without the axis of rows. rows: entries of that axis for each row of x (more than 1 after
-    a reshape [B, T, d] to [B·T, d]); 0 where the noise does not depend on the rows. use: whether it
-    is drawn in "training" or "prediction" alone, or in "both".
+    `shape` excludes the axis of rows. `rows` is the number of entries of that axis per row of x
+    (more than 1 after a reshape [B, T, d] to [B·T, d]); 0 if the noise does not depend on rows.
+    `use` is "training" or "prediction" if it is drawn only there, else "both".
     """
 
     kind: str  # "normal" or "uniform"
@@ -41,19 +42,17 @@ class Site:
     use: str = "both"
 
     def drawn(self, rows: int | None) -> Shape:
-        """The shape of one draw, for so many rows of x; None: once for a whole function."""
+        """The shape of one draw for a number of rows of x; None: one draw for a whole function."""
         if self.rows == 0:
             return self.shape
         return (1 if rows is None else rows * self.rows, *self.shape)
 
 
 class Slots:
-    """What a layer's batched form reads and writes: tensors by the layer's own names.
+    """The tensors that the batched form of a layer reads and writes, by the layer's own names.
 
-    Parameters
-    ----------
-    path: the layer's name. tensors: all of the network's. stacked: whether one has a member axis.
-    terms: where what the layer gives is put, [M, ...].
+    `path` is the name of the layer, `tensors` are all tensors of the network, and `stacked` tells
+    whether a tensor has a member axis. The terms of the layer, [M, ...], are put into `terms`.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ Value = tuple[Any, bool]  # an activation, and whether it has the member axis
 
 
 class MethodLayer:
-    """Mixin of layers that take noise, give terms, or have trainables of their own."""
+    """Mixin of layers with noise, terms, or parameters that are not weights."""
 
     own: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ()
@@ -92,10 +91,10 @@ class MethodLayer:
     inner: ClassVar[type[nn.Module] | None] = None  # the plain layer that `batched` calls, if any
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        """{buffer: (kind, shape)} for the input x; a shape that grows with x's rows is noise a
-        row, and its first axis is theirs. A layer that is another function of its noise in
-        training than in prediction (noise on what it gives, or on its weights) names the buffers
-        of each in `in_training` and `in_prediction`: the others stay None."""
+        """{buffer: (kind, shape)} for the input x. A shape that grows with the rows of x is noise
+        per row, and its first axis is the rows. If the noise differs between training and
+        prediction (on outputs, or on weights), `in_training` and `in_prediction` have the names of
+        the buffers of each; the others stay None."""
         return {}
 
     def use(self, buffer: str) -> str:
@@ -105,18 +104,18 @@ class MethodLayer:
         return "prediction" if buffer in self.in_prediction else "both"
 
     def plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights with which the plain layer does the same, of stacked tensors by the layer's
-        own names; nothing where they are the same."""
+        """The weights with which the plain layer computes the same, from stacked tensors by the
+        layer's own names; empty if they are the layer's weights."""
         return {}
 
-    # A layer may bring a form for all members at once, which is faster than vmap:
+    # A layer may have a form for all members at once, which is faster than vmap:
     #     batched(self, h, has_axis, slots, inner) -> (out, whether it has the member axis)
     # `inner(h, has_axis)` runs the plain layer of type `inner` on stacked parameters.
     batched: ClassVar[Any] = None
 
 
 def plain_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with which the network's plain layers do the same, where they are others."""
+    """Weights with which the network's plain layers compute the same, if they differ."""
     found: dict[str, Tensor] = {}
     for path, layer in net.named_modules():
         if isinstance(layer, MethodLayer):
@@ -164,7 +163,7 @@ class MaskedDropout(MethodLayer, nn.Module):
 
 
 def deviation(rho: Tensor) -> Tensor:
-    """softplus(ρ), never so small that its square would vanish."""
+    """softplus(ρ), bounded below so that its square is not zero."""
     return softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny ** 0.5)
 
 
@@ -174,8 +173,8 @@ def mask(uniform: Tensor, p: Tensor) -> Tensor:
 
 
 class InputDropout(MethodLayer):
-    """Mixin of layers whose input is masked: W(x ∘ m), with the mask's layer as the child
-    `dropout`; weights keep their names."""
+    """Mixin of layers with masked input, W(x ∘ m). The layer of the mask is the child `dropout`;
+    weights keep their names."""
 
     dropout: MaskedDropout
 
@@ -190,7 +189,7 @@ _extended: dict[tuple[type, type[nn.Module]], type[nn.Module]] = {}
 
 
 def extended(layer: nn.Module, mixin: type, **facts: Any) -> Any:
-    """A layer with the same tensors under the same names, and a mixin's ways before its own."""
+    """A layer with the same tensors under the same names, whose class extends a mixin."""
     key = (mixin, type(layer))
     if key not in _extended:
         name = f"{mixin.__name__}{key[1].__name__}"
@@ -218,7 +217,7 @@ _DROPOUTS: dict[type[nn.Module], bool] = {
 
 
 def swap_dropout(net: nn.Module) -> None:
-    """Replace dropout layers, in place, by ones that take their noise."""
+    """Replace dropout layers, in place, by layers with noise as an input."""
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
             kind = type(child)
@@ -227,11 +226,11 @@ def swap_dropout(net: nn.Module) -> None:
 
 
 def unfuse_attention(net: nn.Module) -> None:
-    """Have attention run, in place, as the operations it is made of.
+    """Make attention layers run, in place, as separate operations.
 
-    Outside training torch runs encoder layers as one fused kernel, on nested tensors where there is
-    padding: it has no derivative and no batching rule, and takes requires_grad, which weights under
-    `functional_call` need not have, for the sign that none is asked for.
+    Outside training, torch runs encoder layers as one fused kernel, on nested tensors if there is
+    padding. The kernel has no derivative and no batching rule. Torch uses it if no weight requires
+    a gradient, and weights under `functional_call` need not require one.
     """
     for module in net.modules():
         if isinstance(module, nn.TransformerEncoder):
@@ -243,8 +242,8 @@ def unfuse_attention(net: nn.Module) -> None:
 def _apart(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Attention is fused where query and key are one object, and a layer that holds it where it
-    has no hooks: with this one it is neither."""
+    """A hook that prevents fusion: attention is fused if query and key are one object, and its
+    parent layer if it has no hooks."""
     if module.training:
         return args, kwargs
     if args:

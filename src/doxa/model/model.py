@@ -2,32 +2,26 @@
 
     log p(θ, D) = log p(θ) + Σ_i log p(y_i | f(x_i; θ))
 
-`Model` works on a copy of the user's network, which is never changed. Only this folder touches an
-`nn.Module`; everything downstream sees flat parameter vectors (`layout`), forward passes and
-per-example log-likelihoods.
+`Model` works on a copy of the user's network, which is never changed. Only this package uses
+`nn.Module` objects; all other code uses flat parameter vectors (`layout`), forward passes and
+log-likelihoods per example. `Structure` has the properties of the copied network, such as the
+layout of the weights and the shapes of layers; `Model` adds the computations.
 
-What a network returns: the tensor, or the tuple of heads, that a likelihood is about.
+**Outputs** (`pick`). A network returns a tensor, or a tuple of heads. If it returns a dict, a
+dataclass or a named tuple, the likelihood applies to the output named in `Model(net, output=...)`,
+else to "logits", else to the only tensor.
 
-A dict, a dataclass or a named tuple holds several things under names; the likelihood is about the
-one that `Model(net, output=...)` names, else about "logits", else about the only tensor.
+**Subset** (`chosen`). The uncertain weights are all weights, those of the last layer, or those
+selected by a predicate, by names or by shell patterns ("*lora_*" for adapters). Parameters with
+`requires_grad=False` are not weights: they are constants, shared by all members.
 
-Which weights are uncertain: all, the last layer's, or those that a predicate, names or shell
-patterns choose ("*lora_*": a network's adapters).
-
-Only trainable weights are asked about: what has `requires_grad=False` is no weight, but part of the
-network that all members share.
-
-A copy of a network, and what is known of it: where each weight lies, what layers take and give.
-
-`Structure` is what a `Model` knows; what it computes is in `doxa.model.model`.
-
-What is being fitted: a network, a bare log density, or functions of the method's own.
+**Problems.** A method fits one of
 
     Network        a `Model` and rows: log p(θ) + Σ log p(y | f(x; θ))
-    LogDensity     any log density of a flat vector; there are no rows
-    OwnFunctions   nothing but what the method brings (a GP, a linear model, a neural process)
+    LogDensity     any log density of a flat vector, without rows
+    NoNetwork      the method's own functions only (a GP, a linear model, a neural process)
 
-Each may carry `modules` that the method brought besides (a flow, an auxiliary network, a kernel).
+Each may also have `modules` of the method (a flow, an auxiliary network, a kernel).
 """
 
 from __future__ import annotations
@@ -88,7 +82,7 @@ def output_name(name: Any) -> str | tuple[str, ...]:
 
 
 def pick(given: Any, name: Name, heads: bool) -> Any:
-    """What the likelihood is about, of what a network gave; `heads`: it has one for each output."""
+    """The output to which the likelihood applies. `heads`: there is one likelihood per output."""
     if name is None and (isinstance(given, Tensor) or (heads and isinstance(given, tuple))):
         return given
     parts = _parts(given)
@@ -96,20 +90,20 @@ def pick(given: Any, name: Name, heads: bool) -> Any:
         if name is None:
             return given
         raise ModelError(
-            f"the network gives a {type(given).__name__}, which names no outputs: leave out "
+            f"the network returns a {type(given).__name__}, which has no named outputs: remove "
             f"output={name!r}"
         )
     if name is None:
         name = _only(parts, heads)
     missing = [n for n in ((name,) if isinstance(name, str) else name) if n not in parts]
     if missing:
-        raise ModelError(f"the network gives no output named {missing[0]!r}; {_there_are(parts)}")
+        raise ModelError(f"the network has no output named {missing[0]!r}; {_there_are(parts)}")
     return parts[name] if isinstance(name, str) else tuple(parts[each] for each in name)
 
 
 def _parts(given: Any) -> dict[str, Any] | None:
-    """What was given under names, but for None; None where there are no names."""
-    if isinstance(given, Mapping):  # also a transformer's output, which leaves None out
+    """The named outputs that are not None; None if the outputs have no names."""
+    if isinstance(given, Mapping):  # also the output class of transformers, without None values
         parts = dict(given)
     elif is_dataclass(given):
         parts = {field.name: getattr(given, field.name) for field in fields(given)}
@@ -123,7 +117,7 @@ def _parts(given: Any) -> dict[str, Any] | None:
 
 
 def _only(parts: Mapping[str, Any], heads: bool) -> str:
-    """The output that needs no naming."""
+    """The output that is used if no name is given."""
     tensors = [name for name, part in parts.items() if isinstance(part, Tensor)]
     if not heads and "logits" in tensors:
         return "logits"
@@ -131,8 +125,8 @@ def _only(parts: Mapping[str, Any], heads: bool) -> str:
         return tensors[0]
     example = repr(tuple(tensors)) if heads else repr(tensors[0]) if tensors else "…"
     raise ModelError(
-        f"the network gives several outputs under names; {_there_are(parts)}: say which the "
-        f"likelihood is about, like Model(net, output={example})"
+        f"the network returns several named outputs; {_there_are(parts)}: name the output for "
+        f"the likelihood, like Model(net, output={example})"
     )
 
 
@@ -141,19 +135,20 @@ def _there_are(parts: Mapping[str, Any]) -> str:
 
 
 def check_rows(one: Any, two: Any) -> None:
-    """Outputs for one row and for two must be tensors with the rows first."""
+    """Check that outputs for one row and for two are tensors whose first axis is the rows."""
     given = [v if isinstance(v, list | tuple) else (v,) for v in (one, two)]
     for count, leaves in enumerate(given, 1):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise ModelError(
-                    "the network must give a tensor, or a tuple of tensors for several heads, not "
+                    "the network must return a tensor, or a tuple of tensors for several heads, "
+                    "not "
                     f"{type(leaf).__name__}"
                 )
             if leaf.ndim == 0 or leaf.shape[0] != count:
                 raise ModelError(
-                    f"the network gives shape {list(leaf.shape)} for {count} row(s) of x: the "
-                    "first axis must be the rows, also for one: squeeze(-1), not squeeze()"
+                    f"the network returns shape {list(leaf.shape)} for {count} row(s) of x: the "
+                    "first axis must be the rows, also for one row: use squeeze(-1), not squeeze()"
                 )
 
 
@@ -161,7 +156,7 @@ Subset = str | Callable[[str], bool] | tuple[str, ...]
 
 
 def chosen(subset: Subset, names: Sequence[str], head: str | None) -> tuple[str, ...]:
-    """Those of a network's weights that are uncertain; `head` is the layer that runs last."""
+    """The uncertain weights of a network; `head` is the layer that runs last."""
     if subset == "all":
         return tuple(names)
     if subset == "last_layer":
@@ -190,12 +185,12 @@ def _is_pattern(subset: object) -> bool:
 
 
 def _matched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Names that are listed, or that a pattern matches."""
+    """The names that are listed or that match a pattern."""
     return [n for n in names if any(n == p or fnmatchcase(n, p) for p in patterns)]
 
 
 class _Turn:
-    """A lock that a copy has anew, and that the same thread may take again."""
+    """A re-entrant lock; a copy of the object gets a new lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -211,8 +206,8 @@ class _Turn:
 
 
 class Structure:
-    """A network of its own, never the user's, with the likelihood and the prior of its weights.
-    The arguments are those of `Model`."""
+    """A copy of the user's network, with the likelihood and the prior of its weights. The arguments
+    are those of `Model`."""
 
     def __init__(
         self,
@@ -226,26 +221,26 @@ class Structure:
         if not isinstance(net, nn.Module):
             given = f"the class {net.__name__}" if isinstance(net, type) else type(net).__name__
             raise ModelError(f"net must be a torch.nn.Module, an object, not {given}")
-        self.assumed = likelihood is None  # nobody said what the outputs mean
+        self.assumed = likelihood is None  # the likelihood was not given
         self.likelihood = likelihoods.likelihood("gaussian" if self.assumed else likelihood)
         self.prior = Normal(1.0) if prior is None else prior
-        self.default_prior = prior is None  # nobody chose it: a method may find its scale
+        self.default_prior = prior is None  # the prior was not given: a method may fit its scale
         self.subset = subset
         self.named = None if output is None else output_name(output)
         self.builder = nets.builder_of(net)
         self.net = duplicate(net).eval()
         swap_dropout(self.net)
         unfuse_attention(self.net)
-        self.output: Any = None  # the shape of one row's output, once seen
-        self.rows_first = True  # every layer with noise, or trainables of its own, sees rows first
-        self.sites: dict[str, Site] = {}  # the noise that layers take, by buffer
-        self.masked: dict[str, str] = {}  # the parametrised layer that each dropout layer feeds
+        self.output: Any = None  # the shape of the output for one row, after `build`
+        self.rows_first = True  # rows are the first axis in all layers with noise or parameters
+        self.sites: dict[str, Site] = {}  # the noise of layers, by buffer
+        self.masked: dict[str, str] = {}  # the parametrised layer after each dropout layer
         self.head: str | None = None  # the trainable layer that ran last
-        self.last: str | None = None  # the layer with weights that ran last, perhaps a frozen one
-        self.widths: list[tuple[str, int]] = []  # numbers each layer gives for one row, in order
+        self.last: str | None = None  # the layer with weights that ran last, trainable or frozen
+        self.widths: list[tuple[str, int]] = []  # output size of each layer for one row, in order
         self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
-        self.written: tuple[str, ...] = ()  # buffers that training writes, beside BatchNorm's
-        self.drew = False  # whether a training pass drew random numbers of its own
+        self.written: tuple[str, ...] = ()  # buffers that training writes, besides BatchNorm's
+        self.drew = False  # whether a training pass drew random numbers itself
         trainable = [p for p in self.net.parameters() if p.requires_grad]
         kinds = {p.dtype for p in trainable}
         if len(kinds) > 1:
@@ -258,28 +253,29 @@ class Structure:
         self._derive()
 
     def _derive(self) -> None:
-        """What follows from the network alone, where it is another one."""
+        """Recompute everything that follows from the network alone, after a change of it."""
         self.turn = _Turn()  # a pass puts its tensors into the network: one thread at a time
         self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net)
-        # buffers that training changes: each member has its own
+        # buffers that training changes; each member has its own copy
         self.tracked = (*self.momenta, *(name for name in self.written if name in self.fixed))
         self.draws = self.drew or draws_itself(self.net)
         self.forget("layout", "layers", "plan", "bound_prior")
 
     def forget(self, *names: str) -> None:
-        """What is found again when asked for; by default what depends on the likelihood."""
+        """Clear cached properties; by default those that depend on the likelihood."""
         for name in names or ("layout", "bound_prior"):
             self.__dict__.pop(name, None)
 
     def unseen(self) -> Self:
-        """A copy with a network of its own, that has seen no row."""
+        """A copy with its own network, before `build`."""
         new = copy.copy(self)
         new.net, new.output = duplicate(self.net), None
         new._derive()
         return new
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
-        """A copy on another device and in another floating type; itself, if it lies there."""
+        """A copy on another device and in another floating-point type; the object itself if nothing
+        changes."""
         tensors = [*self.net.parameters(), *self.net.buffers()]
         cast = (t.dtype for t in tensors if t.is_floating_point() or t.is_complex())
         if {self.dtype, *cast} == {dtype} and {t.device for t in tensors} == {torch.device(device)}:
@@ -291,7 +287,7 @@ class Structure:
         return moved
 
     def meaning(self, likelihood: Any) -> Self:
-        """A copy whose outputs mean something else."""
+        """A copy with another likelihood."""
         changed = copy.copy(self)
         changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
         changed.forget()
@@ -299,7 +295,7 @@ class Structure:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each weight lies; the likelihood's own parameters come last."""
+        """The positions of the weights in the flat vector; the likelihood's parameters are last."""
         entries, _ = trainable(self.net)
         for name, value in self._likelihood_parameters().items():
             entries.append(Entry(name, tuple(value.shape)))
@@ -311,7 +307,7 @@ class Structure:
 
     @cached_property
     def layers(self) -> Layout:
-        """Trainables that rewritten layers brought, which are no weights."""
+        """The parameters that rewritten layers added, which are not weights."""
         return Layout(tuple(trainable(self.net)[1]))
 
     def _likelihood_parameters(self) -> Params:
@@ -320,7 +316,7 @@ class Structure:
 
     @cached_property
     def plan(self) -> Plan | None:
-        if self.tracked:  # a replayed graph would not write them
+        if self.tracked:  # a replayed graph would not update these buffers
             return None
         return Plan.of(self.net)
 
@@ -335,7 +331,7 @@ class Structure:
         return chosen(self.subset, names, self.head)
 
     def width(self, layers: Collection[str] | None = None) -> int:
-        """Numbers in the widest activation of one row, from the first of some layers on."""
+        """The size of the largest activation for one row, from the first of `layers` on."""
         if not layers:
             return max((size for _, size in self.widths), default=1)
         names = [name for name, _ in self.widths]
@@ -356,7 +352,7 @@ class Structure:
         return rows.to(self.device, self.dtype)
 
     def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
-        """The same of what layers brought, [M, Q]."""
+        """Newly initialised parameters of rewritten layers, [M, Q]."""
         return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
 
 
@@ -364,7 +360,7 @@ Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict
 
 
 class Applied(NamedTuple):
-    """One forward pass: outputs, what layers gave besides, and buffers as training left them."""
+    """One forward pass: outputs, additional terms of layers, and buffers changed by training."""
 
     f: Any
     terms: Params
@@ -372,25 +368,37 @@ class Applied(NamedTuple):
 
 
 class Model(Structure):
-    """What is believed before seeing data.
+    """A network with a likelihood and a prior: the model before seeing data.
 
     Parameters
     ----------
-    net: any `nn.Module`. It may take several inputs (pass a tuple or dict as x), give several
-        outputs (with a tuple of likelihoods), share or freeze parameters, and hold buffers.
-    likelihood: a string ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for
-        several heads. Default: Gaussian, unless `fit` infers another from y, and says so.
-    prior: a prior, or a dict {name pattern: prior} with "*" for the rest. Default: Normal(1).
-    subset: which parameters are uncertain: "all", "last_layer", a shell pattern of names
+    net : nn.Module
+        Any network. It may take several inputs (pass a tuple or dict as x), return several outputs
+        (with a tuple of likelihoods), share or freeze parameters, and have buffers.
+    likelihood : str, Likelihood or tuple, default None
+        A name ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for several
+        heads. None means Gaussian, unless `fit` infers another one from y, which is logged.
+    prior : Prior or dict, default None
+        A prior, or a dict {name pattern: prior} with "*" for the rest. None means Normal(1).
+    subset : str, tuple or callable, default "all"
+        The parameters that are uncertain: "all", "last_layer", a shell pattern of names
         ("*lora_*"), a tuple of names or patterns, or a predicate on names. The others are point
-        estimates under the same prior; those with requires_grad=False are constants, without one.
-    output: which output the likelihood is about, by name, where the network gives a dict or a
-        dataclass; a tuple of names for several heads. Default: "logits", or the only tensor.
+        estimates under the same prior. Parameters with requires_grad=False are constants without a
+        prior.
+    output : str or tuple of str, default None
+        The name of the output for the likelihood, if the network returns a dict or a dataclass; a
+        tuple of names for several heads. None means "logits", or the only tensor.
     """
 
     def build(self, x: Inputs) -> Model:
-        """Run one row through the network: its output shape, dropout layers and last layer, and
-        which buffers a training pass writes."""
+        """Run one row through the network, to find its output shape, its dropout layers, its last
+        layer, and the buffers that a training pass writes.
+
+        Parameters
+        ----------
+        x : Tensor, tuple or dict
+            Inputs, of which the first row is used.
+        """
         row = tree_map(lambda t: t[:1], x)
         try:
             with torch.no_grad(), watched(self.net) as trace:
@@ -415,7 +423,7 @@ class Model(Structure):
         return self
 
     def _scratch(self) -> Params:
-        """Copies of the buffers, for a pass before it is known which of them a pass writes."""
+        """Copies of all buffers, for a pass before the written buffers are known."""
         return {name: value.clone() for name, value in self.net.named_buffers()}
 
     def forward(
@@ -428,8 +436,18 @@ class Model(Structure):
     ) -> Any:
         """The network's output at x, [N, *output], for one member's parameters.
 
-        `buffers` stand in for the network's own: layers' noise, without which dropout is off, and
-        those that training changes (BatchNorm's statistics, spectral norm's vectors).
+        Parameters
+        ----------
+        params : dict of str to Tensor
+            The parameters by name.
+        x : Tensor, tuple or dict
+            The inputs.
+        buffers : dict of str to Tensor, default None
+            Values in place of the network's buffers: the noise of layers, without which dropout is
+            off, and buffers that training changes (BatchNorm statistics, the vectors of spectral
+            norm).
+        training : bool, default False
+            Whether the network is in training mode.
         """
         return self.apply(params, x, buffers=buffers, training=training).f
 
@@ -442,18 +460,18 @@ class Model(Structure):
         training: bool = False,
         who: str | None = None,
     ) -> Applied:
-        """`forward`, with the terms that layers gave and, in training, the new values of buffers
-        that it changes; no tensor that was passed is changed.
+        """As `forward`, with the additional terms of layers and, in training, the new values of
+        changed buffers. The tensors that are passed are not changed.
 
-        `who` names a member and a step, for a network that draws random numbers of its own: they
-        are then a function of it. Without it they come from torch's default generator."""
+        `who` is a key of member and step, for a network that draws random numbers itself: they are
+        then a function of the key. Without it, they come from torch's default generator."""
         tensors: dict[str, Any] = self.fixed | {
             k: v for k, v in params.items() if not k.startswith("likelihood.")
         }
         if buffers:
             tensors |= buffers
         learned = self.tracked if training else ()
-        # out of training too: a layer may write a buffer whenever it runs, and nobody keeps that
+        # outside training too: a layer may write a buffer in every pass, and the result is dropped
         tensors |= {name: tensors[name].clone() for name in learned or self.written}
         tensors |= dict.fromkeys(self.terms)
         args = () if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
@@ -473,7 +491,19 @@ class Model(Structure):
         layer: str | None = None,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """What goes into the last parametrised layer (or a named one), [N, ...]."""
+        """The input of the last parametrised layer, or of a named one, [N, ...].
+
+        Parameters
+        ----------
+        params : dict of str to Tensor
+            The parameters by name.
+        x : Tensor, tuple or dict
+            The inputs.
+        layer : str, default None
+            The name of the layer. None means the last parametrised layer.
+        buffers : dict of str to Tensor, default None
+            As in `forward`.
+        """
         name = self.head if layer is None else layer
         if name is None:
             raise ModelError("features need model.build(x) first, or a layer's name")
@@ -485,7 +515,7 @@ class Model(Structure):
         return self.bound_prior.log_prob(self.layout.flatten(params))
 
     def log_likelihood(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
-        """Per example: [N]."""
+        """The log-likelihood per example, [N]."""
         given = self.likelihood.constants(self.output, None)
         theta = {k: v.to(self.device, self.dtype) for k, v in given.items()}
         theta |= likelihood_parameters(params)
@@ -497,8 +527,15 @@ class Model(Structure):
     def rewrite(
         self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
     ) -> Model:
-        """A copy of the model in which `rule(name, layer)` replaced layers (None keeps a layer),
-        and perhaps with another subset."""
+        """A copy of the model with replaced layers, and optionally with another subset.
+
+        Parameters
+        ----------
+        rule : callable
+            A function (name, layer) that returns the new layer, or None to keep the layer.
+        subset : Subset, default None
+            The new subset. None keeps the subset.
+        """
         own = None if self.default_prior else self.prior
         changed = Model(self.net, self.likelihood, own, subset or self.subset, output=self.named)
         changed.builder = self.builder
@@ -515,14 +552,14 @@ class Model(Structure):
         return changed
 
     def freeze(self, subset: Subset) -> Model:
-        """A copy whose weights are those of a subset alone; all others stay as they are given, and
-        are no weights."""
+        """A copy in which only the parameters of a subset are weights. All others are constants
+        with their given values."""
         frozen = copy.copy(self)
         frozen.net, frozen.subset = duplicate(self.net), subset
         weights = set(frozen.subset_names)
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)
-        frozen.output = None  # another layer may be the last that is trained
+        frozen.output = None  # the last trained layer may be another one
         frozen._derive()
         return frozen
 
@@ -538,12 +575,12 @@ _Modules = Mapping[str, Functional]
 
 @dataclass(frozen=True)
 class Problem:
-    """What every kind of problem answers."""
+    """Base of all problems."""
 
-    model: Model | None = field(default=None, kw_only=True)  # the network, where there is one
+    model: Model | None = field(default=None, kw_only=True)  # the network, if there is one
     modules: _Modules = field(default_factory=dict, kw_only=True)
 
-    compared: ClassVar[str] = "functions"  # what chains are compared by
+    compared: ClassVar[str] = "functions"  # the quantity in which chains are compared
     missing: ClassVar[str] = "this method needs a network, and there is none"
 
     @property
@@ -555,7 +592,7 @@ class Problem:
 
     @property
     def layout(self) -> Layout:
-        """How the weights lie in a flat row."""
+        """The positions of the weights in a flat row."""
         return Layout(()) if self.model is None else self.model.layout
 
     @property
@@ -564,8 +601,8 @@ class Problem:
 
     @property
     def joins_rows(self) -> bool:
-        """Whether a training pass depends on which rows are in it together: BatchNorm, or another
-        buffer that is learned from a batch."""
+        """Whether the output of a row in training depends on the other rows of the batch: with
+        BatchNorm, or another buffer that is learned from a batch."""
         return self.batch_norm or (self.model is not None and bool(self.model.tracked))
 
     @property
@@ -574,8 +611,9 @@ class Problem:
         return self.model is not None and self.model.subset != "all"
 
     def add_modules(self, **modules: nn.Module) -> Any:
-        """The same problem with modules of the method's own. They get a layout, members, device,
-        type and checkpoints as a network's weights do: each is an entry of `run.init_modules()`."""
+        """The same problem with additional modules of the method. Like the weights of a network,
+        they have a layout, members, a device, a type and checkpoints. Each is an entry of
+        `run.init_modules()`."""
         own = {name: Functional(module) for name, module in modules.items()}
         return replace(self, modules={**self.modules, **own})
 
@@ -589,16 +627,16 @@ class Problem:
 class Network(Problem):
     """A network, its likelihood and its prior."""
 
-    model: Model = field()  # not to be left out
+    model: Model = field()  # required
 
     def rewrite(
         self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
     ) -> Network:
-        """With layers of a copy of the network replaced: see `Model.rewrite`."""
+        """The problem with replaced layers: see `Model.rewrite`."""
         return replace(self, model=self.model.rewrite(rule, subset))
 
     def freeze(self, subset: Subset) -> Network:
-        """With the weights of a subset alone: see `Model.freeze`."""
+        """The problem with the weights of a subset only: see `Model.freeze`."""
         return replace(self, model=self.model.freeze(subset))
 
 
@@ -612,7 +650,7 @@ class LogDensity(Problem):
     compared = "parameters"
     missing = (
         "this method needs a network and data; a bare log density can be sampled with "
-        "methods that only ask for its value and gradient: hmc, nuts, metropolis"
+        "methods that only need its value and gradient: hmc, nuts, metropolis"
     )
 
     @property
@@ -622,9 +660,14 @@ class LogDensity(Problem):
 
 @dataclass(frozen=True)
 class NoNetwork(Problem):
-    """What the method brings, and no network.
+    """A problem without a network: only the method's own functions.
 
-    inputs, targets: the shapes of one row of x (a tree of them) and of y.
+    Parameters
+    ----------
+    inputs : tree of shapes
+        The shape of one row of x.
+    targets : tree of shapes
+        The shape of one row of y.
     """
 
     inputs: Any = None

@@ -1,24 +1,24 @@
-"""Linear and convolutional layers whose weights are Gaussian around means that noise multiplies.
+"""Linear and convolutional layers with Gaussian weights, whose means are multiplied by noise z.
 
     q(W | z) = Π N(w_ij; z_i μ_ij, σ_ij²),   z = flow(z₀),   z₀ ~ N(m, s²)
     r(z | W) = N(flow'(z); μ̃ + b₁ a, σ̃ e^{b₂ a}) |∂flow'/∂z|,   a = mean_j tanh(Σ_i c_i w_ij)
 
-z has an entry for each input of a linear layer and for each output channel of a convolution, as in
-Louizos & Welling (2017). Biases are Gaussian without z. In training there is one z for the batch,
-and each row has a draw of W given z, by the noise that is exact in a layer
+z has one entry per input of a linear layer, and one per output channel of a convolution, as in
+Louizos & Welling (2017). Biases are Gaussian without z. In training there is one z per batch, and
+each row has a draw of W given z, with the kind of noise that is exact in the layer
 (`doxa.model.spread.exact_noise`):
 
-    local    on what the layer gives, where it gives one output vector for each row (local
+    local    noise on the output, if the layer has one output vector per row (local
              reparametrisation: Kingma, Salimans & Welling, 2015)
-    flipout  one draw of W for the batch, with signs for each row, where several places of a row
-             share W (a convolution, a linear layer on tokens)
-    weights  one draw of W for the batch, elsewhere
+    flipout  one draw of W per batch, with signs per row, if several positions of a row share W (a
+             convolution, a linear layer on tokens)
+    weights  one draw of W per batch, otherwise
 
-In prediction a function is one z and one W. Without noise z₀ is m, and W its mean.
+In prediction, a function is one z and one W. Without noise, z₀ is m, and W is its mean.
 
-Two things are not the paper's, so that a layer starts as a mean-field one: the constants μ̃ and σ̃ of
-r, which begin at m and s; and flows that begin as the identity, whose masks alternate instead of
-being drawn.
+Two details differ from the paper, so that a layer starts as a mean-field layer: the constants μ̃ and
+σ̃ of r start at m and s; and flows start as the identity, with alternating masks instead of random
+ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Flow(MethodLayer, nn.Module):
 
     h = tanh(A (m ∘ z) + a),   s = (1 − m) ∘ tanh(S h),   z ← z ∘ eˢ + (1 − m) ∘ (T h)
 
-    with m every second entry, in turn. S and T begin at zero, where it is the identity.
+    with m every second entry, alternating. S and T start at zero, where the flow is the identity.
     """
 
     own = ("inner_weight", "inner_bias", "outer_weight", "outer_bias")
@@ -75,8 +75,8 @@ class Flow(MethodLayer, nn.Module):
 class Multiplicative(MethodLayer):
     """Mixin of layers with Gaussian weights whose means are multiplied by z.
 
-    The weights are μ. `rho` and `rho_bias` give the deviations, by softplus. The layer gives `z`,
-    and `log_ratio`, a draw of log q(z) − log r(z | W), where it is in training.
+    The weights are μ. The softplus of `rho` and `rho_bias` are the standard deviations. The terms
+    of the layer are `z` and, in training, `log_ratio`, a draw of log q(z) − log r(z | W).
     """
 
     own = (
@@ -165,7 +165,8 @@ class Multiplicative(MethodLayer):
         return out + self.row_noise * local_deviation(self, x, variance, bias)
 
     def _drawn(self, x: Tensor, mean: Tensor, noise: Tensor) -> Tensor:
-        """With a draw of W around its mean given z, for all rows; one for each, by signs."""
+        """The output with a draw of W around its mean given z: one draw for all rows, or one per
+        row by signs."""
         away, bias_away = deviation(self.rho) * noise, None
         if self.rho_bias is not None:
             bias_away = deviation(self.rho_bias) * self.bias_noise  # type: ignore[operator]
@@ -191,7 +192,7 @@ class Multiplicative(MethodLayer):
 
 
 def along(z: Tensor, weight: Tensor) -> Tensor:
-    """z as a factor of a layer's weight: by input where it is linear, else by output channel."""
+    """z as a factor of a layer's weight: per input if it is linear, else per output channel."""
     return z if weight.ndim == 2 else z.reshape(-1, *(1,) * (weight.ndim - 1))
 
 
@@ -208,9 +209,9 @@ def with_multiplicative(
     initial: tuple[float, float],
     rows: str = "local",
 ) -> nn.Module:
-    """A layer with the same weights under the same names as means, and what a `Multiplicative` has
-    besides. bias: whether the bias is uncertain too. length, width: of the flows. rows: the noise
-    of rows in training."""
+    """A `Multiplicative` layer with the same weights under the same names as means. `bias`: whether
+    the bias is uncertain too. `length` and `width` are those of the flows. `rows` is the kind of
+    noise per row in training."""
     new = extended(layer, Multiplicative)
     weight = layer.weight.detach()
     size = weight.shape[1] if weight.ndim == 2 else weight.shape[0]

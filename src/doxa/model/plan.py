@@ -1,10 +1,10 @@
 """A network's forward pass for all members at once, without vmap.
 
-A net made of linear layers, pointwise functions, layer norms and layers that bring a batched form
-of their own (`layers.Noisy`) is traced once with `torch.fx` and replayed on stacked parameters: a
-linear layer becomes one `baddbmm`. Values that depend on no stacked parameter or noise (a frozen
-trunk, everything before the first dropout) are computed once. A net with anything else is not
-handled here: `Plan.of` returns None and the engine uses vmap.
+A network of linear layers, pointwise functions, layer norms and layers with a batched form
+(`layers.MethodLayer`) is traced once with `torch.fx` and replayed on stacked parameters: a linear
+layer becomes one `baddbmm`. Values that depend on no stacked parameter or noise (a frozen trunk,
+everything before the first dropout) are computed once. For other networks, `Plan.of` returns None
+and the engine uses vmap.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "sin", "cos", "exp", "abs", "ad
 
 
 class _Unread(dict[str, Any]):
-    """Parameters that only a layer of its own may use: a value that is read elsewhere, perhaps as a
-    number, would be a constant of the graph."""
+    """Parameters that may only be used by their layer: a value that is read elsewhere would become
+    a constant of the graph."""
 
     def __getitem__(self, name: str) -> None:
         if super().__getitem__(name) is not None:
@@ -52,8 +52,8 @@ class _Unread(dict[str, Any]):
 
 class _Tracer(torch.fx.Tracer):
     """Records a forward pass without `torch.fx.Tracer.trace`, which replaces `nn.Module.__call__`
-    and `__getattr__` for the whole process meanwhile: networks of other threads would run into this
-    graph. Here the layers of a copy, which shares the tensors, answer with a node instead."""
+    and `__getattr__` for the whole process: networks of other threads would be recorded into this
+    graph. Here the layers of a copy, which shares the tensors, return a node instead."""
 
     def record(self, net: nn.Module) -> torch.fx.Graph:
         held = chain.from_iterable(
@@ -99,11 +99,11 @@ class Plan:
     @classmethod
     def of(cls, net: nn.Module) -> Plan | None:
         if isinstance(net, torch.jit.ScriptModule | MethodLayer):
-            return None  # the latter alone would be traced into, and set its terms to proxies
+            return None  # such a layer would be traced into, and its terms would be proxies
         if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
-            return None  # a replay would pass them by
+            return None  # a replay would not run them
         if any("forward" in vars(m) for m in net.modules()):
-            return None  # replaced on the object itself: the layer's type does not say what it does
+            return None  # `forward` is replaced on the object: the type does not define the layer
         try:
             graph = _Tracer().record(net)
         except (
@@ -115,8 +115,8 @@ class Plan:
 
     @property
     def is_path(self) -> bool:
-        """Whether each operation takes what the one before it gave, and nothing else: the number
-        of rows may then change on the way."""
+        """Whether the only input of each operation is the output of the one before. The number of
+        rows may then change between operations."""
         steps = [node for node in self._nodes if node.op != "placeholder"]
         return all(node.all_input_nodes == [node.prev] for node in steps)
 
@@ -128,8 +128,8 @@ class Plan:
         x_stacked: bool,
         terms: dict[str, Tensor] | None = None,
     ) -> Value:
-        """The output at x, and whether it has the member axis. `params` are all of the network's
-        tensors, noise among them; what layers give is put into `terms`."""
+        """The output at x, and whether it has the member axis. `params` are all tensors of the
+        network, with the noise; the terms of layers are put into `terms`."""
         terms = {} if terms is None else terms
         env: dict[torch.fx.Node, Value] = {}
         overwrites = {} if torch.is_grad_enabled() else self._overwrites
@@ -167,8 +167,8 @@ class Plan:
         raise AssertionError("a traced graph ends in an output node")
 
     def _in_place(self, node: torch.fx.Node) -> Callable[[Tensor], Tensor] | None:
-        """An activation that may overwrite its input: a linear layer's output, used here alone.
-        Without gradients that halves the memory a prediction touches."""
+        """An activation that may overwrite its input: the output of a linear layer, used only here.
+        Without gradients, this halves the memory of a prediction."""
         if node.op != "call_module":
             return None
         source = node.args[0]
@@ -230,7 +230,7 @@ def stacked_linear(h: Tensor, h_stacked: bool, weight: Tensor, bias: Tensor | No
         out = out if h_stacked else out.unsqueeze(0)
         return out + bias.reshape(bias.shape[0], *(1,) * (out.ndim - 2), -1)  # type: ignore[union-attr]
     members, outputs, inputs = weight.shape
-    if members == 1:  # a plain product is quicker than a batched one of one
+    if members == 1:  # a plain product is faster than a batched product of one
         own = None if bias is None else bias.reshape(outputs)
         out = F.linear(h, weight.squeeze(0), own)
         return out if h_stacked else out.unsqueeze(0)

@@ -2,13 +2,13 @@
 
     y = ((x ∘ s) Wᵀ) ∘ r + b
 
-r has an entry for each output (channel), s for each input (channel). Both are the layer's own: many
-layers of this kind can share one W, which is what batch ensembles do. Given as [K, channels], of K
-components, they meet the rows in turns, row i that of component i mod K: all components in one
-product with W. Of rank-1 Bayesian networks
-r and s are normal, with means and standard deviations of the layer's own: a draw for each row costs
-no more than one for all. All places of a row share it; where the rows are not the first axis of a
-layer's input (places folded into rows), which would part them, there is one draw for all rows.
+r has one entry per output (channel), s one per input (channel). Both are parameters of the layer;
+in batch ensembles, many such layers share one W. With K components, r and s are [K, channels], and
+row i uses component i mod K: one product with W computes all components. In rank-1 Bayesian
+networks, r and s are Gaussian, with means and standard deviations as parameters of the layer: a
+draw per row costs no more than one draw for all rows. All positions of a row share the draw. If
+rows are not the first axis of a layer's input (positions are folded into rows), there is one draw
+for all rows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from doxa.model.layers import MethodLayer, Shape, Slots, Value, deviation, exten
 from doxa.model.plan import stacked_linear
 
 SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-FEW = 4  # input channels of a convolution up to which components are its groups
+FEW = 4  # input channels up to which a convolution computes components as groups
 _CONVOLUTIONS: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 class RankOne(MethodLayer):
-    """Mixin of layers with the factors r and s, which start at random signs, or around one."""
+    """Mixin of layers with the factors r and s. They start as random signs, or around one."""
 
     own: ClassVar[tuple[str, ...]] = ("r", "s")
     weight: Tensor
@@ -50,17 +50,17 @@ class RankOne(MethodLayer):
                     factor.copy_(torch.randint(0, 2, factor.shape) * 2.0 - 1.0)
 
     def wide(self, value: Tensor, middle: int = 0) -> Tensor:
-        """A number for each channel, at all places: [..., channels, 1, ...]; with so many axes
-        between the component's and the channels'."""
+        """One number per channel, for all positions: [..., channels, 1, ...], with `middle` axes
+        between those of components and channels."""
         lead, places = value.shape[:-1], (1,) * (self.weight.ndim - 2)
         return value.reshape(*lead, *(1,) * middle, -1, *places)
 
     def factor(self, name: str, middle: int = 0) -> Tensor:
-        """r or s, as what is multiplied by it is shaped."""
+        """r or s, in the shape for multiplication."""
         return self.wide(getattr(self, name), middle)
 
     def times(self, x: Tensor, name: str, plus: Tensor | None = None) -> Tensor:
-        """x ∘ r or x ∘ s, and something added; of K components, each on its rows."""
+        """x ∘ r or x ∘ s, plus an optional term; with K components, each on its rows."""
         value = getattr(self, name)
         if value.ndim == 1:
             return _multiplied(x, self.factor(name), plus)
@@ -79,13 +79,13 @@ class RankOne(MethodLayer):
         return self.times(out, "r", None if self.bias is None else self.wide(self.bias))
 
     def in_groups(self) -> bool:
-        """Whether factors multiply weights: of K components, where a convolution has few input
-        channels. Such a layer is a network's first: images need no gradient, which s on them would
-        ask for, at the price of another convolution."""
+        """Whether factors multiply the weights: with K components, if a convolution has few input
+        channels. This is the first layer of a network. Its images need no gradient; factors s on
+        them would need it, at the cost of another convolution."""
         return self.r.ndim == 2 and self.weight.ndim > 2 and self.weight.shape[1] <= FEW
 
     def _grouped(self, x: Tensor) -> Tensor:
-        """A convolution of K groups, [rows/K, K · channels, ...], one a component."""
+        """A convolution with K groups, [rows/K, K · channels, ...], one per component."""
         layer: Any = self
         k, groups = len(self.r), layer.groups
         tensors = {"weight": self.weight.unsqueeze(0), "r": self.r, "s": self.s}
@@ -111,14 +111,14 @@ class RankOneLinear(RankOne):
     """The same with a form for all members at once."""
 
     def stacked_factor(self, name: str, slots: Slots, middle: int) -> Value:
-        """r or s of all members, and whether it has their axis; `middle` counts the axes of rows
-        of what is multiplied by it."""
+        """r or s of all members, and whether it has the member axis; `middle` is the number of row
+        axes of the other factor."""
         return stacked(name, slots, middle)
 
     def stacked_times(
         self, h: Tensor, has_axis: bool, slots: Slots, name: str, plus: bool = False
     ) -> Value:
-        """h ∘ r or h ∘ s, [M, rows, ..., channels], plus the bias; of K components, each on its
+        """h ∘ r or h ∘ s, [M, rows, ..., channels], plus the bias; with K components, each on its
         rows."""
         middle = h.ndim - 1 - has_axis  # axes of rows
         value = slots.take(name)
@@ -151,8 +151,8 @@ def dealt(x: Tensor, rows: int, k: int) -> Tensor:
 
 
 def stacked(name: str, slots: Slots, middle: int) -> Value:
-    """A number for each channel and member, [M, 1, ..., channels], and whether there is an axis of
-    members; of K components, [M, 1, K, ..., channels], for rows that were dealt out."""
+    """One number per channel and member, [M, 1, ..., channels], and whether there is a member axis;
+    with K components, [M, 1, K, ..., channels], for rows that are split by component."""
     value = slots.take(name)
     if value is None or not slots.has_axis(name):
         return value, False
@@ -163,8 +163,8 @@ def stacked(name: str, slots: Slots, middle: int) -> Value:
 
 
 class NormalRankOne(RankOne):
-    """Mixin of layers whose factors are normal: r = r̄ + softplus(ρ) ε, and s likewise; r̄ and s̄
-    are called r and s. Without noise the factors are their means."""
+    """Mixin of layers with Gaussian factors: r = r̄ + softplus(ρ) ε, and the same for s. The
+    parameters r̄ and s̄ are named r and s. Without noise, the factors are their means."""
 
     own = ("r", "s", "r_rho", "s_rho")
     r_rho: nn.Parameter
@@ -179,8 +179,8 @@ class NormalRankOne(RankOne):
             nn.init.constant_(rho, math.log(math.expm1(self.initial_std)))
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        """For each row, of r and then of s, the same at all places of an image or a sequence; drawn
-        together, because that is quicker."""
+        """Noise per row, for r and then for s, the same at all positions of an image or a sequence.
+        Both are drawn together, which is faster."""
         if not self.by_row:
             return {"eps": ("normal", (len(self.r) + len(self.s), *(1,) * (self.weight.ndim - 2)))}
         middle, axes = (1,) * (x.ndim - self.weight.ndim), (1,) * (self.weight.ndim - 2)
@@ -226,8 +226,8 @@ class NormalRankOneLinear(NormalRankOne, RankOneLinear):
 def with_rank_one(
     name: str, layer: Any, spread: float, initial_std: float | None = None, by_row: bool = True
 ) -> nn.Module:
-    """A layer with the same weights under the same names, and factors r and s; normal ones, where
-    they are given a standard deviation to start with, with a draw for each row or one for all."""
+    """A layer with the same weights under the same names, and with factors r and s. The factors are
+    Gaussian if `initial_std` is given, with one draw per row (`by_row`) or one for all rows."""
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         raise ModelError(f"layer {name!r}: padding_mode={layer.padding_mode!r} is not supported")
     linear = isinstance(layer, nn.Linear)

@@ -1,31 +1,31 @@
-"""Linear, convolutional and embedding layers with normal weights, whose noise is put on what the
-layer gives: a draw of its own for each row, at the price of one for all.
+"""Linear, convolutional and embedding layers with Gaussian weights and noise on their outputs.
 
-    local    y = W̄x + b̄ + √(σ² x² + τ²) ∘ ε,                  ε: a number an output and row
-    flipout  y = W̄x + b̄ + r ∘ ((σ ∘ ε)(s ∘ x) + τ ∘ ε′),      r, s: signs of a row; ε, ε′ of all
+Each row has its own draw of the noise, at the cost of one draw for all rows.
+
+    local    y = W̄x + b̄ + √(σ² x² + τ²) ∘ ε,                  ε: one number per output and row
+    flipout  y = W̄x + b̄ + r ∘ ((σ ∘ ε)(s ∘ x) + τ ∘ ε′),      r, s: signs per row; ε, ε′ shared
 
 Kingma, Salimans & Welling (2015); Wen et al. (2018). The weights are the means W̄ and b̄; the
-deviations σ and τ, or σ ∘ ε and τ ∘ ε′, are given from outside. Without them a layer is the plain
-one. Flipout's rows have exactly the noise that weights of their own would give, and so have locally
-reparametrised ones where a layer gives one output vector for each row. Where a weight is used at
-several places of a row (an image, a sequence, a layer that is called twice) local noise differs
-from place to place: each place has the right distribution, but places are independent of each
-other, and under one weight they are not. Signs are the same at all places. `exact_noise` says which
-of the two is exact in a layer.
+deviations σ and τ, or σ ∘ ε and τ ∘ ε′, are inputs of the layer. Without them, it is the plain
+layer. With flipout, each row has exactly the distribution of a separate draw of the weights. The
+same holds for local noise if the layer has one output vector per row. If a weight is used at
+several positions of a row (an image, a sequence, a layer that is called twice), local noise differs
+between positions: each position has the right distribution, but positions are independent, which
+they are not under one draw of the weight. Signs are the same at all positions. `exact_noise`
+returns the kind of noise that is exact in a layer.
 
-Linear layers that give several draws of what they give for each row, nested in draws of what
-they are given.
+`NestedLinear` layers return several draws of the output per row, nested in draws of the input:
 
     y_s = W̄ h_p + b̄ ± √(σ² h_p² + τ²) ∘ ε_s,      p = ⌈s m / n⌉,      s = 1 … n,   p = 1 … m
 
-As in `doxa.model.spread` (local reparametrisation: Kingma, Salimans & Welling, 2015), but the two
-products are taken once for each of the m draws of the input, and n/m draws of the noise are added
-to each. The first layer's input is the same in all draws, m = 1: its products, the largest of many
-networks, serve them all. Every y_s has the distribution that a draw of the weights would give it.
+This is local reparametrisation, but the two products are computed once for each of the m draws of
+the input, and n/m draws of the noise are added to each. The input of the first layer is the same in
+all draws, m = 1: its products, in many networks the largest, are computed once for all draws. Each
+y_s has the distribution that a draw of the weights would give it.
 
-Draws are rows, and those of one row of x lie together: [B·m, in] to [B·n, out]. Where n is even,
-the second half of a row's draws has minus the noise of the first, in all layers, so that what is
-odd in the noise cancels. A layer without noise is the plain one.
+Draws are rows, and those of one row of x are adjacent: [B·m, in] to [B·n, out]. If n is even, the
+second half of a row's draws has the negated noise of the first half, in all layers, so that odd
+functions of the noise cancel. A layer without noise is the plain layer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SPREAD = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
 def applied(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What a layer gives with another weight and bias."""
+    """The output of a layer with another weight and bias."""
     if isinstance(layer, nn.Embedding):
         return F.embedding(x, weight, layer.padding_idx)
     if isinstance(layer, nn.Linear):
@@ -53,13 +53,13 @@ def applied(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def exact_noise(net: Model, name: str) -> str | None:
-    """Which noise on rows is a draw of a layer's weights for each row: "local" where the layer
-    gives one output vector for each row, in one call; "flipout" where it has several places or
-    calls, with the rows first in all of them; None: noise on weights alone, one draw for all rows.
-    The network must have seen a row."""
+    """The kind of noise that is a draw of a layer's weights for each row. "local" if the layer has
+    one output vector per row, in one call; "flipout" if it has several positions or calls, with
+    rows as the first axis in all of them; None if only noise on weights is exact, one draw for all
+    rows. `Model.build` must have been called."""
     calls = net.calls.get(name, ())
     if not calls or None in calls or len({len(shape or ()) for shape in calls}) > 1:
-        return None  # also where signs would be of several shapes
+        return None  # also if signs would have several shapes
     layer: Any = net.net.get_submodule(name)
     outputs = layer.weight.shape[1 if isinstance(layer, nn.Embedding) else 0]
     given = [numbers for layer, numbers in net.widths if layer == name]
@@ -67,8 +67,8 @@ def exact_noise(net: Model, name: str) -> str | None:
 
 
 def sign_shape(layer: Any, x: Tensor, inputs: int) -> Shape:
-    """The shape of the signs of each row, for `inputs` channels of x and then for the outputs, the
-    same at all places."""
+    """The shape of the signs per row, for `inputs` channels of x and then for the outputs; the same
+    at all positions."""
     if isinstance(layer, nn.Embedding):
         return (len(x), *(1,) * (x.ndim - 1), layer.weight.shape[1])
     middle, axes = (1,) * (x.ndim - layer.weight.ndim), (1,) * (layer.weight.ndim - 2)
@@ -76,26 +76,27 @@ def sign_shape(layer: Any, x: Tensor, inputs: int) -> Shape:
 
 
 def signs(layer: Any, uniform: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
-    """s and r of uniforms, as what is multiplied by them is shaped."""
+    """s and r from uniforms, in the shapes of their factors."""
     axis = 1 - layer.weight.ndim
     sign = torch.where(uniform > 0.5, 1.0, -1.0).to(uniform.dtype)
     return sign.narrow(axis, 0, inputs), sign.narrow(axis, inputs, sign.shape[axis] - inputs)
 
 
 def root(variance: Tensor) -> Tensor:
-    """Its root; where there is none (an input of zeros) the gradient is 0, not infinite."""
+    """The square root; at a variance of zero (an input of zeros) the gradient is 0, not
+    infinite."""
     return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5).sqrt()
 
 
 def local_deviation(layer: Any, x: Tensor, variance: Tensor, bias: Tensor | None) -> Tensor:
-    """The standard deviation of what a layer gives, from the variances of its weight and bias."""
+    """The standard deviation of a layer's output, from the variances of its weight and bias."""
     x = x if isinstance(layer, nn.Embedding) else x.square()
     return root(applied(layer, x, variance, bias))
 
 
 class Spread(MethodLayer):
-    """Mixin of layers with normal weights. `weight_away` and `bias_away` are given where they are
-    uncertain: deviations of a `Local` layer, differences of a `Flipout` one."""
+    """Mixin of layers with Gaussian weights. `weight_away` and `bias_away` are set if they are
+    uncertain: standard deviations of a `Local` layer, differences of a `Flipout` layer."""
 
     given: ClassVar[tuple[str, ...]] = ("weight_away", "bias_away")
     row_noise: ClassVar[str]  # the buffer of the noise of rows
@@ -108,7 +109,7 @@ class Spread(MethodLayer):
 
 
 class Local(Spread):
-    """Noise on what the layer gives, of the deviation that its weights' give it."""
+    """Noise on the output, with the standard deviation that follows from the weights."""
 
     row_noise = "eps"
     eps: Tensor | None
@@ -125,7 +126,7 @@ class Local(Spread):
         return self.drawn(out, local_deviation(self, x, self.weight_away.square(), bias), self.eps)
 
     def drawn(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
-        """A draw of what the layer gives."""
+        """A draw of the output."""
         return mean + eps * std
 
 
@@ -149,7 +150,7 @@ class Flipout(Spread):
 
     row_noise = "uniform"
     uniform: Tensor | None
-    inputs: int  # signs of the inputs (none of an embedding's), before those of the outputs
+    inputs: int  # number of signs of the inputs (0 for an embedding), before those of the outputs
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
         return {"uniform": ("uniform", sign_shape(self, x, self.inputs))}
@@ -192,17 +193,17 @@ def with_spread(layer: Any, kind: str) -> nn.Module:
 
 
 class NestedLinear(LocalLinear):
-    """A linear layer whose outputs are drawn `draws` times for each row of x."""
+    """A linear layer with `draws` draws of the output per row of x."""
 
     draws: int  # n; m of the layer before, or 1, divides it
 
     @property
     def fresh(self) -> int:
-        """Draws whose noise is not minus that of others."""
+        """The number of draws whose noise is not the negated noise of others."""
         return self.draws // 2 if self.draws % 2 == 0 else self.draws
 
     def noise(self, x: Tensor) -> dict[str, tuple[str, Shape]]:
-        """For rows of x that are not yet several: without noise they never are."""
+        """The noise for rows of x that are not yet multiplied by draws."""
         return {"eps": ("normal", (len(x) * self.fresh, self.weight.shape[-2]))}
 
     def drawn(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
-"""What is kept on disk: safetensors and JSON in directories, atomic, durable, checksummed.
+"""Storage on disk: safetensors and JSON in directories, atomic, durable, and with checksums.
 
-`write_artefact` and `read_artefact` keep one thing under one path; `Checkpoints` keeps the
-latest states of a run; `DrawsFile` what samplers draw; `exclusive` lets one fit at a time write
-to a folder; `encode` and `decode` turn registered
-dataclasses into JSON and back.
-Nothing is ever unpickled, and a file can only name classes that were registered in code.
+`write_artefact` and `read_artefact` store one object under one path. `Checkpoints` stores the
+latest states of a run, and `DrawsFile` the draws of samplers. `exclusive` locks a folder, so that
+one fit at a time writes to it. `encode` and `decode` convert registered dataclasses to JSON and
+back. Nothing is ever unpickled, and a file can only refer to classes that are registered in code.
 """
 
 from doxa.store.artefact import decoding, is_artefact, read_artefact, write_artefact, write_text

@@ -1,15 +1,15 @@
-"""An artefact: one directory that is either the old one or the new one, never half of either.
+"""An artefact: a directory that is replaced atomically, so that it is never incomplete.
 
     path/tensors.safetensors    all tensors
     path/meta.json              everything else, through `doxa.store.encode`
     path/checksums.sha256       of both, as `sha256sum -c` reads it
 
-A new one is written beside `path` under a temporary name; its files and directory are synced,
-and only then is it renamed. POSIX cannot rename onto a full directory, so an old artefact first
-steps aside to `.NAME.previous`; whoever is killed between the two renames leaves it there, and
-`read_artefact` finds it.
+A new artefact is written beside `path` under a temporary name. Its files and directory are synced,
+and then it is renamed. POSIX cannot rename onto a non-empty directory, so an old artefact is first
+renamed to `.NAME.previous`. If the process is killed between the two renames, the old artefact is
+still there, and `read_artefact` finds it.
 
-A text file written whole or not at all: results as JSON, tables as Markdown.
+`write_text` writes a text file atomically: results as JSON, tables as Markdown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ except ImportError:  # Windows: abandoned temporary directories stay until someo
 TENSORS, META, CHECKSUMS = "tensors.safetensors", "meta.json", "checksums.sha256"
 FILES = frozenset({TENSORS, META, CHECKSUMS})
 FORMAT = 1
-IN_MEMORY = 1 << 30  # bytes of tensors up to which they are not mapped, where nobody says
+IN_MEMORY = 1 << 30  # bytes of tensors up to which they are not mapped, by default
 META_MOST, CHECKSUMS_MOST = 64 << 20, 1 << 16  # bytes
 _LONGEST = 255 - 32  # bytes of a name that leave room for an ending
 
@@ -135,7 +135,7 @@ def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str
     with regular_file(path) as (file, size):
         mapped = size > (IN_MEMORY if budget is None else budget)
         read = tensor_files.read_mapped if mapped else tensor_files.read_whole
-        if size > IN_MEMORY:  # which takes long to read: is it what it says it is?
+        if size > IN_MEMORY:  # reading takes long, so the header is checked first
             with decoding(path):
                 tensor_files.check_size(file, size)
         data, digest = read(file, size)
@@ -156,15 +156,15 @@ def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str
 
 @contextlib.contextmanager
 def decoding(path: object) -> Iterator[None]:
-    """The last line: what fails while stored values are turned into objects is the artefact's
-    fault, and said to be. Errors of doxa pass through."""
+    """A context that reports any exception in decoding stored values as a corrupted artefact.
+    Errors of doxa are not changed."""
     try:
         yield
     except DoxaError:
         raise
     except _STRAY as error:
-        words = f"{type(error).__name__}: {error}"[:300]
-        raise CorruptedArtefact(f"{path} was not written by doxa: {words}") from error
+        message = f"{type(error).__name__}: {error}"[:300]
+        raise CorruptedArtefact(f"{path} was not written by doxa: {message}") from error
 
 
 _STRAY = (
@@ -215,7 +215,7 @@ def _check(path: Path, found: str, expected: Mapping[str, str]) -> None:
 
 
 class Contents(NamedTuple):
-    """What an artefact will hold, checked: nothing is written before all of it can be."""
+    """The contents of an artefact, checked before anything is written."""
 
     tensors: dict[str, Tensor]
     meta: bytes
@@ -260,7 +260,8 @@ def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Pat
 
 
 def _temporary_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Made and locked, so that `remove_abandoned` can tell a live writer's from a dead one's."""
+    """A new locked directory. By the lock, `remove_abandoned` recognises that its writer is
+    alive."""
     while True:
         fresh = parent / f"{prefix}{secrets.token_hex(4)}"
         os.mkdir(fresh)
@@ -320,7 +321,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def readable_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an `OSError` into a `StoreError` that says what to do, with its errno."""
+    """Convert an `OSError` into a `StoreError` with advice and the same errno."""
     try:
         yield
     except StoreError:

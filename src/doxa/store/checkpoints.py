@@ -1,4 +1,4 @@
-"""Checkpoints of one run: the newest state that can be read, whatever moment the power failed.
+"""Checkpoints of one run: the newest readable state, also after a loss of power at any moment.
 
 Each save is a new artefact `NUMBER-step-STEP` in one directory, renamed into place when it is
 complete and synced; only after that are older ones removed, all but the previous one. Numbers
@@ -37,7 +37,7 @@ _TEMPORARY = ".tmp-"
 
 
 class Checkpoint(NamedTuple):
-    """What `Checkpoints.latest` gives back."""
+    """The result of `Checkpoints.latest`."""
 
     step: int
     tensors: dict[str, Tensor]

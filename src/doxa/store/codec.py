@@ -63,7 +63,7 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def register_lazily(name: str, target: str) -> None:
-    """Say where `name` will be registered, as "module:Class", without importing it yet."""
+    """Declare where `name` will be registered, as "module:Class", without importing it."""
     if name in _RESERVED:
         raise StoreError(f"{name!r} cannot be registered: the file format uses it itself")
     if _lazy.setdefault(name, target) != target:
@@ -226,12 +226,12 @@ def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
     except DoxaError as error:
         raise StoreError(f"{_place(where)}: {name!r} cannot be rebuilt: {error}") from error
     except Exception as error:  # whatever a class does with values that it does not expect
-        words = f"{name!r} cannot be rebuilt: {error!r}"
-        raise StoreError(f"{_place(where)}: {words}") from error
+        message = f"{name!r} cannot be rebuilt: {error!r}"
+        raise StoreError(f"{_place(where)}: {message}") from error
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    """The types of a class's fields; none where they cannot be found out."""
+    """The types of a class's fields; empty if they cannot be determined."""
     if cls not in _types:
         try:
             _types[cls] = typing.get_type_hints(cls)

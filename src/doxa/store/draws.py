@@ -2,11 +2,11 @@
 
     [members, capacity, size]    numbers, one member's draws after the other's
 
-A member's draws lie together, as a posterior keeps them, so that the finished file is the tensor.
-Its length is known at the start, and claimed then: a full disk is an error before the first step,
-not in the middle of the night. Without a folder the file has no name and is gone with the last
-that refers to it, however the process ends. In a folder it is `draws`, beside the checkpoints; a
-checkpoint says how many draws it had and their CRC-32, and never writes them again.
+The draws of a member are contiguous, in the layout of a posterior, so that the finished file is the
+tensor. Its length is known at the start, and the space is reserved then: a full disk is an error
+before the first step. Without a folder, the file has no name, and the system removes it with the
+last reference, also if the process is killed. In a folder, its name is `draws`, beside the
+checkpoints. A checkpoint has the number of draws and their CRC-32, and does not write them again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DrawsFile:
 
     @property
     def at(self) -> list[int]:
-        """How many draws there are, and their checksum."""
+        """The number of draws, and their checksum."""
         return [self.count, self.crc]
 
     def __len__(self) -> int:

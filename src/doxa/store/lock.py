@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _INSIDE = ".lock"  # in the folder itself, where nothing can be made beside it
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-_MOST = 4096  # bytes of what a holder says of itself
+_MOST = 4096  # bytes of the holder's description, at most
 _BYTE = 1 << 30  # the byte that Windows locks, past anything that is read
 
 _ATTEMPTS = 100
@@ -46,7 +46,7 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises
     ------
-    FolderInUse : another process, or another thread of this one, holds it; the message says which.
+    FolderInUse : another process, or another thread of this one, holds it; the message names it.
     StoreError : no lock file can be made there.
     """
     target = Path(os.path.realpath(path))
@@ -139,7 +139,7 @@ def _is_there(place: Path, descriptor: int) -> bool:
 
 
 def _describe(descriptor: int) -> None:
-    """Who holds the lock, for the message of those who come later."""
+    """Write the holder of the lock into the file, for the error message of other processes."""
     facts = {
         "pid": os.getpid(),
         "host": socket.gethostname(),

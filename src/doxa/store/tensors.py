@@ -4,9 +4,9 @@
     header     JSON, {name: {"dtype", "shape", "data_offsets"}}, padded with spaces
     data       the tensors one after the other
 
-The library that defines the format builds the whole file in memory, which draws that are on disk
-because they do not fit there could not stand. Large tensors come first and the data begin at a
-multiple of 64 bytes, so that what is mapped back lies as it would in memory.
+The library that defines the format builds the whole file in memory, which is impossible for draws
+that are on disk because they do not fit into memory. Large tensors come first, and the data begin
+at a multiple of 64 bytes, so that mapped tensors are aligned as in memory.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def parse(data: Tensor, share: bool = False) -> dict[str, Tensor]:
     """The tensors of a file's bytes, as copies; to `share`: the large ones are parts of `data`.
 
     Raises `ValueError` unless each tensor has the bytes that its shape needs and they fill
-    the file one after the other, as the format asks.
+    the file one after the other, as the format requires.
     """
     entries, start = _entries(data, len(data))
     found = {}
@@ -177,8 +177,8 @@ def _check_places(entries: list[_Entry], size: int) -> None:
         need = math.prod(shape) * dtype.itemsize
         if first != at or last - first != need:
             raise ValueError(
-                f"tensor {name!r} of {need:,} bytes is said to be at {first:,} to {last:,}, after "
-                f"{at:,} that are taken"
+                f"the header places tensor {name!r} of {need:,} bytes at {first:,} to {last:,}, "
+                f"after {at:,} bytes in use"
             )
         at = last
     if at != size:
@@ -186,11 +186,11 @@ def _check_places(entries: list[_Entry], size: int) -> None:
 
 
 def _entries(data: Tensor, size: int) -> tuple[list[_Entry], int]:
-    """What the header of a file of this size says, checked: name, type, shape, offsets of each
-    tensor; and where the data begin. `data` has the header at least."""
+    """The checked header of a file of this size: name, type, shape and offsets of each tensor; and
+    the position where the data begin. `data` contains at least the header."""
     length = int.from_bytes(data[:8].numpy().tobytes(), "little") if len(data) >= 8 else 0
     if not 0 < length <= min(HEADER_MOST, size - 8):
-        raise ValueError(f"the tensors' header is said to have {length:,} bytes of {size:,}")
+        raise ValueError(f"the tensors' header declares a length of {length:,} bytes of {size:,}")
     header = json.loads(data[8 : 8 + length].numpy().tobytes(), object_pairs_hook=_once)
     if not isinstance(header, dict):
         raise ValueError("the tensors' header is no object")
@@ -214,9 +214,9 @@ def _entry(name: str, entry: Any) -> _Entry:
     offsets: Any = fields.get("data_offsets")
     known = isinstance(dtype, str) and dtype in _TYPES and len(fields) == 3
     if not (known and _sizes(shape) and len(shape) <= 64 and _sizes(offsets) and len(offsets) == 2):
-        raise ValueError(f"tensor {name!r} is not described as the format asks")
+        raise ValueError(f"tensor {name!r} is not described as the format requires")
     if math.prod(shape) >= 1 << 62:
-        raise ValueError(f"tensor {name!r} is said to have the shape {shape}")
+        raise ValueError(f"the header gives tensor {name!r} the shape {shape}")
     return name, _TYPES[dtype], shape, (offsets[0], offsets[1])
 
 

@@ -367,7 +367,7 @@ def test_densities_that_cannot_be_sampled() -> None:
     flagged(lambda p: normal(p).detach(), ModelError, "no gradient")
     flagged(lambda p: torch.tensor(1.0), ModelError, "no gradient")
     flagged(lambda p: p["y"].sum(), ModelError, "fails at the start: KeyError")
-    flagged(lambda p: p["x"] @ torch.ones(2), ModelError, "parameters come as torch.float64")
+    flagged(lambda p: p["x"] @ torch.ones(2), ModelError, "parameters are torch.float64")
     flagged(lambda p: p["x"].sqrt().sum(), NumericalError, "not finite", {"x": [0.0, 1.0]})
     flagged(3.0, MethodError, "must be a function")
 

@@ -1,10 +1,11 @@
 """`sample`: draws from a log density over a dict of tensors.
 
-The density is checked, transformed to unconstrained space (`doxa.density.transforms`), and passed to
-the driver and the methods that also sample networks, as a run without a network and without rows.
+The density is checked, transformed to unconstrained space (`doxa.density.transforms`), and passed
+to the driver and the methods that also sample networks, as a run without a network and without
+rows.
 
-Start (`parse_init`, `free_starts`, `spread`). `init` is checked and transformed; one start is spread
-over the chains.
+Start (`parse_init`, `free_starts`, `spread`). `init` is checked and transformed; one start is
+spread over the chains.
 
 Checks of the density (`check_density`, `check_gradient`), before the first step. It must accept the
 dict and return a real scalar, the same one at each call. Its gradient must be the gradient of its

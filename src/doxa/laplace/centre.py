@@ -1,4 +1,5 @@
-"""The mean of the Laplace Gaussian: correction towards the posterior mean, Newton steps, and checks.
+"""The mean of the Laplace Gaussian: correction towards the posterior mean, Newton steps, and
+checks.
 
 Mean correction (`move`, `nearest`). Rows that the network classifies with near certainty have
 almost no gradient. The posterior is therefore skewed, towards larger logits, but a Gaussian at the
@@ -7,11 +8,12 @@ the linearised network f + J(m + δ), δ ~ N(0, Σ), the mean m of the nearest G
 
     F(m) = Σ_i E[−log p(y_i | f_i + J_i(m + δ))] + sᵀJm + ½ mᵀΛm,    s = ∂ log p(y | f)/∂f at θ*
 
-F is the Kullback–Leibler divergence to the posterior of the linearised network, as a function of the
-mean, except for the term in s. This term makes m = 0 the solution for Σ = 0, whether or not θ* is a
-maximum. F is convex. The expectation is an average over fixed draws ±δ. F is minimised by conjugate
-gradients with the preconditioner Σ. One iteration takes one product with J, one with Jᵀ, and a line
-search on the outputs alone. The covariance of the nearest Gaussian comes from the average curvature,
+F is the Kullback–Leibler divergence to the posterior of the linearised network, as a function of
+the mean, except for the term in s. This term makes m = 0 the solution for Σ = 0, whether or not θ*
+is a maximum. F is convex. The expectation is an average over fixed draws ±δ. F is minimised by
+conjugate gradients with the preconditioner Σ. One iteration takes one product with J, one with Jᵀ,
+and a line search on the outputs alone. The covariance of the nearest Gaussian comes from the
+average curvature,
 
     Σ⁻¹ = Λ + Σ_i J_iᵀ E[C(f_i + J_i(m + δ))] J_i,
 
@@ -25,11 +27,11 @@ Newton steps and the maximum (`gauss_newton_step`, `check_maximum`). The squared
 
     λ² = gᵀ H⁻¹ g,    g = ∇ log p(θ*, D)
 
-A Newton step from θ* gains λ²/2 nats and moves by λ posterior standard deviations. If θ* were a draw
-from the posterior, λ² would be χ² with p degrees of freedom. Where λ² is above the 99.9 % quantile of
-that distribution, the Gaussian is centred where its own draws would hardly ever be, and the status
-is "not-converged". Early stopping on held-out rows ends training before the maximum on purpose;
-there λ is only recorded.
+A Newton step from θ* gains λ²/2 nats and moves by λ posterior standard deviations. If θ* were a
+draw from the posterior, λ² would be χ² with p degrees of freedom. Where λ² is above the 99.9 %
+quantile of that distribution, the Gaussian is centred where its own draws would hardly ever be, and
+the status is "not-converged". Early stopping on held-out rows ends training before the maximum on
+purpose; there λ is only recorded.
 
 Evidence (`_check_quadratic`). The evidence is the integral of the quadratic at θ*, whose maximum is
 λ²/2 above log p(θ*, D). For a linear network with Gaussian noise it is exact at any θ*. Within the
@@ -326,8 +328,8 @@ _ROUNDING = 1e-3  # relative tolerance of the same, added to it
 def default_newton_steps(run: Run, trained: bool) -> int:
     """The default number of Gauss–Newton steps after training: 10 where they are cheap, else 0.
 
-    It is 0 also where held-out rows stop the training, where the training is too short to come
-    near a maximum, or where the weights are not trained. It does not depend on the number of members.
+    It is 0 also where held-out rows stop the training, where the training is too short to come near
+    a maximum, or where the weights are not trained. It does not depend on the number of members.
     """
     if not trained or run.rows.validation is not None or run.steps < _SHORT:
         return 0

@@ -75,7 +75,8 @@ class Layer:
         return a.reshape(-1, self.inputs)
 
     def gradients(self, g: Tensor, lead: int) -> Tensor:
-        """Gradients with respect to the layer's output, [*lead, *z], as g_t: [*lead, T, outputs]."""
+        """Gradients with respect to the layer's output, [*lead, *z], as g_t: [*lead, T,
+        outputs]."""
         if isinstance(self.module, _CONVOLUTIONS):  # a view, without a copy
             return g.reshape(*g.shape[:lead], self.outputs, -1).mT
         return g.reshape(*g.shape[:lead], -1, self.outputs)
@@ -99,9 +100,9 @@ def unfold(module: Any, a: Tensor) -> Tensor:
 def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]]:
     """The layers of the named weights, and the names of the weights without Kronecker factors.
 
-    Weights without factors are scales and shifts of norm layers, parameters of user-defined modules,
-    grouped convolutions, and weights that layers of different kinds share. Any other layer of torch
-    with weight matrices is an error.
+    Weights without factors are scales and shifts of norm layers, parameters of user-defined
+    modules, grouped convolutions, and weights that layers of different kinds share. Any other layer
+    of torch with weight matrices is an error.
     """
     called = {id(p): name for name, p in model.net.named_parameters()}
     wanted = set(names)
@@ -316,8 +317,8 @@ class Passes:
             missed = {layer.key for layer in self.layers} - {s.key for s, _ in self._seen}
             if missed:
                 raise MethodError(
-                    f"structure='kronecker': the weights {sorted(missed)} are used without a call of "
-                    "their layer (as in attention), or not used at all; use "
+                    f"structure='kronecker': the weights {sorted(missed)} are used without a "
+                    "call of their layer (as in attention), or not used at all; use "
                     "structure='diagonal', or a subset without them"
                 )
             calls = [layer for layer, _ in self._seen]

@@ -4,13 +4,13 @@ Comparison with the MAP estimate (`compare_with_map`). The log score of the Lapl
 compared with the log score of the weights θ* alone. On held-out rows, the average over a good
 posterior loses nothing. On training rows it may lose, because θ* was fitted to the same rows. With
 Gaussian noise, a row of leverage h has the predictive variance σ²(1 + h). Its squared residual is
-(1 − h)σ² on average; the squared residual of a new row is (1 + h)σ². Training therefore improves the
-apparent score of θ* by h, and the apparent score of the predictive by h/(1 + h). The difference,
-h²/(1 + h), is of second order. The leverages add up to γ, the number of well-determined parameters,
-so that h = γ/nd for each of the d directions in the outputs of one row. A diagonal matrix
-overestimates γ, because Σ x/(x + δ) is larger over the diagonal than over the eigenvalues (Schur).
-Such an estimate could explain any loss. Where it would, γ is computed again from Kronecker factors,
-which have correlations within layers, and the smaller of the two is used.
+(1 − h)σ² on average; the squared residual of a new row is (1 + h)σ². Training therefore improves
+the apparent score of θ* by h, and the apparent score of the predictive by h/(1 + h). The
+difference, h²/(1 + h), is of second order. The leverages add up to γ, the number of well-determined
+parameters, so that h = γ/nd for each of the d directions in the outputs of one row. A diagonal
+matrix overestimates γ, because Σ x/(x + δ) is larger over the diagonal than over the eigenvalues
+(Schur). Such an estimate could explain any loss. Where it would, γ is computed again from Kronecker
+factors, which have correlations within layers, and the smaller of the two is used.
 
 The status is "worse-than-map" where the loss is statistically significant and exceeds the expected
 loss by more than 0.1 nats per row (the geometric mean of the probabilities of the observed targets
@@ -282,8 +282,8 @@ def check_settings(method: Laplace) -> None:
         raise MethodError("a subnetwork is chosen after training: use evidence_steps=0")
     if method.curvature == "hessian":
         raise MethodError(
-            "away from a maximum the Hessian may not be positive definite: with evidence_steps, use "
-            "curvature='ggn'"
+            "away from a maximum the Hessian may not be positive definite: with "
+            "evidence_steps, use curvature='ggn'"
         )
 
 
@@ -323,8 +323,8 @@ def _few_rows(method: Laplace, run: Run) -> bool:
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:
     if not method.train and run.settings.fresh:
         raise MethodError(
-            "train=False keeps the weights of the network, but init='fresh' replaces them by random "
-            "ones: use fit(..., init='given') with a trained network"
+            "train=False keeps the weights of the network, but init='fresh' replaces them by "
+            "random ones: use fit(..., init='given') with a trained network"
         )
     if method.tunes(run) and not run.prior.is_gaussian:
         raise MethodError(
@@ -345,8 +345,8 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
         raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
     if method.evidence_steps and not (method.tunes(run) or sums.learns_noise(run)):
         raise MethodError(
-            "evidence_steps re-estimate learned noise and the prior scale, but both are fixed here: "
-            "use tune='evidence', or evidence_steps=0"
+            "evidence_steps re-estimate learned noise and the prior scale, but both are fixed "
+            "here: use tune='evidence', or evidence_steps=0"
         )
     _check_memory(method, run, sums)
 

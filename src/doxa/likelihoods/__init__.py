@@ -1,4 +1,4 @@
-"""What a network's outputs mean: p(y | f), by name or as an object."""
+"""Likelihoods p(y | f) of targets y given network outputs f, by name or as objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ __all__ = [
 
 
 def assumed(name: str) -> Likelihood:
-    """The likelihood of a name that nobody asked for: rows left out may say another."""
+    """The likelihood of a name that was inferred, not given: held-out calibration may replace
+    it."""
     return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
 
 

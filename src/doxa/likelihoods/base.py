@@ -164,8 +164,8 @@ class Likelihood(ABC):
     scales_targets: ClassVar[bool] = False
     """y may be standardised before fitting."""
     spared: ClassVar[float] = 0.0
-    """The degrees-of-freedom correction: calibration of its log scales counts so many fewer held-out
-    rows."""
+    """The degrees-of-freedom correction: calibration of its log scales counts so many fewer
+    held-out rows."""
 
     @property
     def is_normal(self) -> bool:
@@ -187,7 +187,8 @@ class Likelihood(ABC):
         return self
 
     def plain(self) -> Likelihood:
-        """The likelihood as a function of `location` instead of f; for classes, at temperature 1."""
+        """The likelihood as a function of `location` instead of f; for classes, at temperature
+        1."""
         return self
 
     @property

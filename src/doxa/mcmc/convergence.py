@@ -2,8 +2,8 @@
 
 The weights of a network have symmetric modes, which different chains need not share; functions have
 no such symmetry. So chains are compared by the network outputs at some training rows, and by the
-parameters of the likelihood. The chains of a plain log density are compared by its parameters. R-hat
-is rank-normalised and split (`doxa.posterior.chains`).
+parameters of the likelihood. The chains of a plain log density are compared by its parameters.
+R-hat is rank-normalised and split (`doxa.posterior.chains`).
 """
 
 from __future__ import annotations

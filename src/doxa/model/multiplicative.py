@@ -16,8 +16,8 @@ and each row has a draw of W given z, by the noise that is exact in a layer
 
 In prediction a function is one z and one W. Without noise z₀ is m, and W its mean.
 
-Two things are not the paper's, so that a layer starts as a mean-field one: the constants μ̃ and σ̃ of
-r, which begin at m and s; and flows that begin as the identity, whose masks alternate instead of
+Two things are not the paper's, so that a layer starts as a mean-field one: the constants μ̃ and σ̃
+of r, which begin at m and s; and flows that begin as the identity, whose masks alternate instead of
 being drawn.
 """
 

@@ -1,7 +1,8 @@
 """`Posterior`, the result of every fit, for all methods.
 
-A `Posterior` predicts, draws functions, reports whether it is reliable (`status`), and can be saved.
-It is an equal mixture over its members. Subclasses implement how parameters or functions are drawn.
+A `Posterior` predicts, draws functions, reports whether it is reliable (`status`), and can be
+saved. It is an equal mixture over its members. Subclasses implement how parameters or functions are
+drawn.
 
 The registry holds the kinds of posterior by the names under which they are saved.
 """

@@ -5,10 +5,10 @@ Simpson, Carpenter & Bürkner (2021). Draws are replaced by normal scores of the
 
     z = Φ⁻¹((r − 3/8) / (S + 1/4)),    R̂² = (W (L−1)/L + B/L) / W,    ESS = S / (1 + 2 Σ_t ρ_t)
 
-over 2K half-chains of length L. R-hat is the larger of two values: that of z, and that of the folded
-|x − median|, which detects chains that differ in scale. The sum of autocorrelations is Geyer's
-(1992) initial monotone sequence. Energies show whether the momenta of a Hamiltonian sampler reach the
-tails (Betancourt, 2016):
+over 2K half-chains of length L. R-hat is the larger of two values: that of z, and that of the
+folded |x − median|, which detects chains that differ in scale. The sum of autocorrelations is
+Geyer's (1992) initial monotone sequence. Energies show whether the momenta of a Hamiltonian sampler
+reach the tails (Betancourt, 2016):
 
     E-BFMI = Σ_t (E_t − E_{t−1})² / Σ_t (E_t − Ē)²
 

@@ -4,7 +4,8 @@
 
     p(y | x, D) = Σ_i p(M_i | D) p(y | x, M_i, D)
 
-`TransformedPosterior` applies a transform to predictions, for recalibration and conformal intervals:
+`TransformedPosterior` applies a transform to predictions, for recalibration and conformal
+intervals:
 
     predict(x) = transform(base.predict(x))
 

@@ -10,24 +10,24 @@ that every row sees a draw of q. Local noise is exact where a layer has one outp
 Where its weight is used at several positions of a row (a convolution, a linear layer on tokens, a
 layer that is called twice), the outputs under one weight are correlated, and local noise is not.
 Such a layer uses flipout in a `local` fit. Where the rows are not the first axis of a layer's input
-(positions folded into rows), each position would have different signs. Such a layer has noise on its
-weights.
+(positions folded into rows), each position would have different signs. Such a layer has noise on
+its weights.
 
 With one draw per batch, the gradients of the rows are correlated, and a larger batch does not
 average the noise out. With separate noise for each row they are independent (`local`) or
 uncorrelated (`flipout`). `doxa.model.spread` has the layers: linear, convolutional and embedding
-layers that share their weights with no other layer. All other uncertain weights (norm, recurrent and
-attention layers, bare parameters, weights that two layers share) have noise on the weights in the
-same fit.
+layers that share their weights with no other layer. All other uncertain weights (norm, recurrent
+and attention layers, bare parameters, weights that two layers share) have noise on the weights in
+the same fit.
 
 Several local draws, in a network that is a chain of linear layers, take one pass, in which layers
 draw their outputs several times (`doxa.model.spread`). With `auto`, some of them share the noise of
 the first layer. In other networks, and for the other estimators, each draw takes one pass.
 
 Cost of several draws in one pass (`all_draws`, `nested_draws`). S draws of all weights are S passes
-through the network. In one pass, a layer computes its products once for each draw of its input. With
-n draws of the first layer's outputs, S draws of all others, and c_l multiplications per row in layer
-l, one gradient takes about
+through the network. In one pass, a layer computes its products once for each draw of its input.
+With n draws of the first layer's outputs, S draws of all others, and c_l multiplications per row in
+layer l, one gradient takes about
 
     4 c_1 + 6 n c_2 + 6 S Σ_{l>2} c_l      where a point estimate's has   2 c_1 + 3 Σ_{l>1} c_l
 
@@ -35,8 +35,8 @@ multiplications (means and variances; forward, and backward by the weights and b
 the first layer does not need). The last layers are often narrow. With n < S, draws share the noise
 of the first layer, which increases the variance of the gradient. So n is as large as the budget
 allows, and at least two (a pair ±ε). The budget is half of the cost of S draws of the weights, or
-five gradients of a point estimate if that is more. Later layers never share noise: if several layers
-did, the gradient by μ would have more variance than with S draws of the weights.
+five gradients of a point estimate if that is more. Later layers never share noise: if several
+layers did, the gradient by μ would have more variance than with S draws of the weights.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def check_calls(run: Run, paths: Iterable[str], advice: str) -> None:
     for path in paths:
         if elsewhere([path]):
             raise ModelError(
-                f"the network uses the weight of layer {path!r} also without calling the layer, but "
-                f"noise is added to the outputs of the layer: {advice}"
+                f"the network uses the weight of layer {path!r} also without calling the layer, "
+                f"but noise is added to the outputs of the layer: {advice}"
             )
 
 

@@ -405,7 +405,7 @@ def test_starts_that_cannot_be_used() -> None:
 
 
 def test_constraints_that_cannot_be_used() -> None:
-    flagged(normal, MethodError, "'y', which init does not name", constraints={"y": "positive"})
+    flagged(normal, MethodError, "'y', which is not in init", constraints={"y": "positive"})
     flagged(normal, MethodError, "unknown constraint", constraints={"x": "possitive"})
     flagged(normal, DataError, "outside its constraint", {"x": -1.0}, constraints={"x": "positive"})
     flagged(normal, DataError, r"Interval\(low=2", {"x": 1.0}, constraints={"x": Interval(2, 3)})

@@ -113,7 +113,7 @@ def parse_constraints(constraints: Any, start: Params) -> dict[str, Transform]:
     for name in given:
         if name not in start:
             raise MethodError(
-                f"constraints names the parameter {name!r}, which is not in init"
+                f"there is a constraint on {name!r}, which is not in init"
                 f"{did_you_mean(str(name), start)}"
             )
     return {name: transform(given[name]) if name in given else Real() for name in start}

@@ -1,13 +1,13 @@
-"""Priors over weights: what is believed before the data, elementwise on the flat vector.
+"""Priors over weights, elementwise on the flat parameter vector.
 
 A prior is a frozen dataclass of settings. `bind(prior, layout)` turns it into tensors with one
-value an element, so that one expression covers all tensors of all members:
+value per element, so that one expression covers all tensors of all members:
 
     log p(w) = sum_j log p_j(w_j - m_j)
 
-with m_j the entry's centre: 1 for normalisation scales, else 0; elements of a tensor depend on each
-other where they share an unknown scale (`hierarchical.py`). Likelihood parameters (entries
-"likelihood.*", log scales) always have the prior N(0, 1).
+with m_j the centre of the entry: 1 for normalisation scales, else 0. The elements of a tensor
+depend on each other where they share an unknown scale (`hierarchical.py`). Likelihood parameters
+(entries "likelihood.*", log scales) always have the prior N(0, 1).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ PriorSpec = str | Prior | Mapping[str, Prior]
 
 
 def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
-    """A prior from its name or itself; None is Normal(1.0); a mapping of patterns passes."""
+    """A prior from its name or an object; None is Normal(1.0). A mapping of patterns is returned
+    unchanged."""
     if spec is None:
         return Normal()
     if isinstance(spec, str):
@@ -83,9 +84,9 @@ def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
 def bind(spec: PriorSpec | None, layout: Layout) -> BoundPrior:
     """The prior of every element of a layout.
 
-    A mapping {pattern: Prior} is matched against the entries' names (shell patterns, the first
-    match counts, "*" is tried last); Normal(1.0) where none matches. A pattern that matches no
-    name is an error.
+    The patterns of a mapping {pattern: Prior} are compared with the names of the entries. They are
+    shell patterns; the first match is used, and "*" is tried last. Entries without a match have
+    Normal(1.0). A pattern that matches no name is an error.
     """
     chosen = each_prior(spec, layout)
     groups: dict[type[Family], list[tuple[Entry, Prior]]] = {}
@@ -140,7 +141,7 @@ def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layo
 
 
 def _place(entries: list[Entry], layout: Layout) -> slice | Tensor:
-    """A slice where the entries lie next to each other, else their positions."""
+    """A slice where the entries are contiguous, else their positions."""
     positions = layout.index(entry.name for entry in entries)
     if positions.numel() == 0:
         return slice(0, 0)

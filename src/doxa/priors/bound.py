@@ -1,4 +1,4 @@
-"""A prior bound to a layout: tensors, one value an element of the flat parameter vector."""
+"""A prior bound to a layout: tensors with one value per element of the flat parameter vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
     """The elements that share a family: a slice where they lie together, else positions."""
 
     where: slice | Tensor
-    loc: Tensor | None  # [p]; None where all are 0, which saves a subtraction a step
+    loc: Tensor | None  # [p]; None where all are 0, which saves one subtraction per step
     family: Family
 
     def centred(self, flat: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class BoundPrior:
         return BoundPrior(parts, self.size)
 
     def of(self, index: Tensor) -> BoundPrior:
-        """The prior of some elements alone, given by their positions: of flat vectors [..., p]."""
+        """The prior of some elements, given by their positions; for flat vectors [..., p]."""
         place = torch.full((self.size,), -1)
         place[index.cpu()] = torch.arange(len(index))
         parts = []
@@ -105,7 +105,7 @@ class BoundPrior:
         return sum(each[1:], each[0])
 
     def widening_score(self, flat: Tensor, std: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Its gradients by flat (None: 0, of a Gaussian) and by std, [..., P]."""
+        """The gradients of `widening` by flat (None: 0, for a Gaussian) and by std, [..., P]."""
         parts = self.parts
         each = [p.family.widening_score(p.centred(flat), std[..., p.where]) for p in parts]
         by_std = self._join([own for _, own in each])
@@ -152,8 +152,8 @@ class BoundPrior:
 
     @cached_property
     def shared_precision(self) -> float | None:
-        """The precision where every element has the same Gaussian but for its mean: a number is
-        read faster than a row."""
+        """The precision, where all elements have Gaussians of the same precision; else None. A
+        number is faster than a vector."""
         first = self.parts[0].family
         if len(self.parts) > 1 or not isinstance(first, GaussianFamily) or first.same is None:
             return None
@@ -207,7 +207,7 @@ def _counterpart(part: Part, prior: BoundPrior) -> Part:
 
 
 def _span(places: Tensor, device: torch.device) -> slice | Tensor:
-    """Positions as a slice where they follow each other, which is read without a copy."""
+    """Positions as a slice where they are contiguous, because a slice needs no copy."""
     start = int(places[0])
     together = torch.equal(places, torch.arange(start, start + len(places)))
     return slice(start, start + len(places)) if together else places.to(device)
@@ -220,7 +220,8 @@ def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:
 
 
 def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
-    """Where each element of the flat vector lies in the parts put end to end; None: in place."""
+    """The position of each element of the flat vector in the concatenated parts; None where the
+    order is the same."""
     places = torch.arange(size)
     order = torch.cat([places[part.where].cpu() for part in parts])
     if torch.equal(order, places):

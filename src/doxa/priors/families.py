@@ -1,13 +1,13 @@
-"""The densities priors are made of: centred, elementwise, with scores and curvatures in closed
-form. The score is the gradient of log p, the curvature minus its second derivative.
+"""The densities of priors: centred, elementwise, with scores and curvatures in closed form.
 
-Weights as a flow of standard normals, one by one, in closed form (Johnson, 1949: "SU").
+The score is the gradient of log p; the curvature is minus its second derivative. `FlowFamily` is an
+elementwise flow of standard normals, in closed form (Johnson, 1949: "SU"):
 
     w = (s/t) sinh(t ε),  ε ~ N(0, 1);    ε = asinh(r)/t with r = t w/s
 
     log p(w) = −ε²/2 − log s − log(2π)/2 − log(1 + r²)/2
 
-t → 0 is N(0, s²); the larger t, the heavier the tails: most weights small, a few that are large.
+t → 0 is N(0, s²). The larger t, the heavier the tails: most weights are small, and a few are large.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ Values = dict[str, Tensor]
 
 
 class Family(ABC):
-    """A centred density of each element. `exact` holds its settings in float64, [*runs, p]; the
-    working tensors in `at` are derived from them, so that no precision is lost on the way."""
+    """A centred density of each element.
+
+    `exact` holds the settings in float64, [*runs, p]. The working tensors in `at` are derived from
+    them, so that no precision is lost.
+    """
 
     widens: ClassVar[bool] = False  # whether `widening` has a closed form
-    grouped: ClassVar[bool] = False  # whether it is told which tensor an element is of: "group"
+    grouped: ClassVar[bool] = False  # whether it needs the tensor of each element: "group"
 
     def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
         self.exact = exact
@@ -37,7 +40,7 @@ class Family(ABC):
 
     @abstractmethod
     def derive(self, **exact: Tensor) -> Values:
-        """What the closed forms need, precomputed; "norm" [*runs] is the constant."""
+        """Precomputed tensors of the closed forms; "norm" [*runs] is the constant."""
 
     @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
@@ -58,7 +61,7 @@ class Family(ABC):
         raise NotImplementedError
 
     def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """Its gradients by x and by std."""
+        """The gradients of `widening` by x and by std."""
         raise NotImplementedError
 
 
@@ -87,7 +90,7 @@ class GaussianFamily(Family):
         super().__init__(exact, device, dtype)
         scale = exact["scale"]
         alike = scale.ndim == 1 and scale.numel() > 0 and bool((scale == scale[0]).all())
-        # Minus the precision where all elements share one: a number is read faster than a row.
+        # Minus the precision where all elements share one: a number is faster than a vector.
         self.same = -float(scale[0] ** -2) if alike else None
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -106,14 +109,14 @@ class GaussianFamily(Family):
         return self.at["scale"] * normal(n, self.at["scale"], generator)
 
     def widening(self, x: Tensor, std: Tensor) -> Tensor:
-        return self.log_prob(std) - self.at["norm"]  # −std²/2s², whatever x is
+        return self.log_prob(std) - self.at["norm"]  # −std²/2s², for any x
 
     def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_zeros(()), self.score(std)
 
 
 class LaplaceFamily(Family):
-    """log p = -|x| / s - log 2s. The score at 0 is 0, the curvature 0 everywhere but there.
+    """log p = -|x| / s - log 2s. The score at 0 is 0; the curvature is 0 everywhere else.
 
     E|x + std ε| = |x| erf z + std √(2/π) exp(-z^2) with z = |x| / (√2 std).
     """
@@ -184,7 +187,7 @@ class StudentTFamily(Family):
 
 
 class ScaleMixtureFamily(Family):
-    """log p = log(w N(x; 0, s1^2) + (1 - w) N(x; 0, s2^2)); r is the first one's share."""
+    """log p = log(w N(x; 0, s1^2) + (1 - w) N(x; 0, s2^2)); r is the share of the first term."""
 
     def derive(self, *, weight: Tensor, std1: Tensor, std2: Tensor) -> Values:  # type: ignore[override]
         return {
@@ -226,7 +229,7 @@ class ScaleMixtureFamily(Family):
 
 
 class FlowFamily(Family):
-    """The density of w in the docstring above."""
+    """The density of w in the docstring of this module."""
 
     def derive(self, *, scale: Tensor, tail: Tensor) -> Values:  # type: ignore[override]
         norm = -(scale.log() + HALF_LOG_2PI).sum(-1)

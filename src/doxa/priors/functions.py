@@ -1,13 +1,13 @@
-"""Priors over functions: what is believed of f itself, as draws at any inputs.
+"""Priors over functions, with draws at any inputs.
 
     Gaussian process   f ~ GP(0, k): draws, log density and score in closed form
-    implicit process   f = g(·, z), z ~ N(0, I): whatever a function g makes of noise
+    implicit process   f = g(·, z), z ~ N(0, I): any function g of noise z
                        (Ma, Li & Hernández-Lobato, 2019)
 
-`sample(x, n)` is what both answer. Kernels are those of `kernels.py`, times a variance v; "linear"
-is v Σ_d x_d x'_d / ℓ_d², with lengthscales, and the period p is the same in every column.
+Both have `sample(x, n)`. Kernels are those below, times a variance v; "linear" is
+v Σ_d x_d x'_d / ℓ_d², with lengthscales, and the period p is the same in every column.
 
-Kernels, each a function of one product of matrices, for all members at once.
+Kernels are computed from one matrix product, for all members at once.
 
     rbf        exp(−½ r²),  r² = Σ_d (x_d − x'_d)²/ℓ_d²        linear      xᵀx'
     matern12   exp(−r)                                         polynomial2 (xᵀx' + c)²
@@ -21,15 +21,15 @@ Kernels, each a function of one product of matrices, for all members at once.
                the closed form below, from K₀ = 1 + Σ_d x_d x'_d/ℓ_d² (Cho & Saul, 2009)
 
 "matern" is matern52. Rasmussen & Williams (2006), ch. 4. Their gradients are such products, too.
-Gaussian processes compose them (`doxa/function/kernels.py`), and priors over functions have one.
+Gaussian processes compose them (`doxa/function/kernels.py`); a prior over functions has one kernel.
 
-A Gaussian process whose numbers are not known: each function has its own.
+A Gaussian process with unknown hyperparameters, which each function draws separately:
 
     log ℓ_d ~ N(log lengthscale_d, spread²),   log v ~ N(log variance, spread²),   f ~ GP(0, k_ℓ,v)
 
 The target of Tran, Rossi, Milios & Filippone (2022) on tables, with spread 1. A function may then
-be flat in some columns and steep in others, and its size is known up to a factor of some e: much
-less is claimed than by a process with fixed numbers. Its density is not known in closed form.
+be flat in some columns and steep in others, and its size is known up to a factor of about e. This
+is a much weaker assumption than fixed hyperparameters. The density has no closed form.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from doxa import store
 from doxa.errors import DataError, ModelError, ShapeError, did_you_mean
 from doxa.noise import Noise
 
-# Squared distances below this share of the largest squared length are of equal rows.
+# Squared distances below this share of the largest squared length count as equal rows.
 _SAME = {torch.float64: 1e-14}
 _SAME_SINGLE = 1e-6
 
@@ -178,11 +178,11 @@ KINDS = {
 
 
 KERNELS = ("rbf", "matern", "periodic", "linear")
-_JITTER = 1e-6  # of the variance: below what a draw in single precision could show
+_JITTER = 1e-6  # relative to the variance: below the single precision of a draw
 
 
 class FunctionPrior(ABC):
-    """What is believed of functions before the data."""
+    """A prior over functions."""
 
     @abstractmethod
     def noise_shape(self, rows: int, outputs: int) -> tuple[int, ...]:

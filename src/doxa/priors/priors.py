@@ -1,4 +1,4 @@
-"""The priors that people name: frozen dataclasses of settings, whose density is a `Family`."""
+"""The public priors: frozen dataclasses of settings, whose density is a `Family`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prior(ABC):
-    """An elementwise prior, centred at each entry's centre."""
+    """An elementwise prior, centred at the centre of each entry."""
 
     name: ClassVar[str]
     family: ClassVar[type[Family]]
@@ -37,11 +37,11 @@ class Prior(ABC):
 
     @abstractmethod
     def settings(self, entry: Entry) -> dict[str, float]:
-        """The family's settings for the elements of one entry."""
+        """The settings of the family for the elements of one entry."""
 
     @property
     def density(self) -> type[Family]:
-        """The family of its elements: by its settings, where they choose one."""
+        """The family of its elements; it may depend on the settings."""
         return self.family
 
     def bind(self, layout: Layout) -> BoundPrior:
@@ -73,7 +73,8 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class FanInNormal(Prior):
-    """N(centre, scale^2 / fan_in): a unit's input keeps its variance at any width (Neal, 1996).
+    """N(centre, scale^2 / fan_in): the input of a unit has the same variance at any width (Neal,
+    1996).
 
     Biases and normalisation parameters have fan_in 1, hence the standard deviation `scale`.
     """
@@ -117,7 +118,10 @@ class StudentTPrior(Prior):
 @dataclass(frozen=True)
 class FlowPrior(Prior):
     """(scale/tail) sinh(tail ε) of a standard normal ε for every element, the flow of Johnson
-    (1949): near 0 for `tail` it is N(0, scale²), and the larger `tail`, the heavier its tails."""
+    (1949).
+
+    For `tail` near 0 it is N(0, scale²). The larger `tail`, the heavier the tails.
+    """
 
     name: ClassVar[str] = "flow-prior"
     family: ClassVar[type[Family]] = FlowFamily
@@ -164,13 +168,15 @@ class Hierarchical(Prior):
         "inverse-gamma"   σ² ~ InvGamma(shape, shape · scale²)  a Student-t with 2 · shape degrees
         "log-normal"      log σ ~ N(log scale, shape²)
 
-    σ is integrated out, so that every method has it without a parameter more: chains sample the
-    weights under all σ at once, without the funnel that σ makes of a joint density (Neal, 2003).
-    `doxa.prior_scales(posterior)` draws σ given the weights. Half-Cauchy: Gelman (2006).
+    σ is integrated out, so that every method supports it without additional parameters. MCMC
+    samples the weights under all σ at once, without the funnel of the joint density of weights and
+    σ (Neal, 2003). `doxa.prior_scales(posterior)` draws σ given the weights. Half-Cauchy: Gelman
+    (2006).
 
     Parameters
     ----------
-    scale: where σ is believed to be; divided by √fan_in where `fan_in` says so.
+    scale : float
+        The typical size of σ; divided by √fan_in if `fan_in` is True.
     """
 
     name: ClassVar[str] = "hierarchical"

@@ -16,7 +16,7 @@ from doxa.priors.families import Family, GaussianFamily
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The elements that share a family: a slice where they lie together, else positions."""
+    """The elements that share a family: a slice where they are contiguous, else positions."""
 
     where: slice | Tensor
     loc: Tensor | None  # [p]; None where all are 0, which saves one subtraction per step

@@ -45,7 +45,7 @@ from doxa.vi.gaussian import LOG_2PI_E, DrawnWeights, moved
 
 @register_posterior
 class FlowPosterior(CentredPosterior):
-    """θ = μ + σ ∘ f(z) over the subset's parameters, one q a member; the rest are points.
+    """θ = μ + σ ∘ f(z) over the subset's parameters, one q per member; the rest are points.
 
     mean: μ, [K, P], whose entries outside the subset are those points. rho: σ = softplus(ρ),
     [K, subset]. flow: the flow's own numbers, [K, Q].

@@ -166,7 +166,7 @@ MISTAKES = {
     "predict run n.csv -o n.csv/p.csv": r"n\.csv is a file, not a folder",
     "predict run n.csv --net nets_of_mine:fine": r"without a network: remove --net",
     "predict classifier n.csv --net nets_of_mine:fine": r"structure is not the saved one",
-    "predict conformal n.csv --level 0.5": r"calibrated for level 0\.9 .*leave the level out",
+    "predict conformal n.csv --level 0.5": r"calibrated for level 0\.9 .*without a level",
     "report newer": r"has format 99",
     "report run --test none.csv": r"none\.csv does not exist",
     # places

@@ -195,7 +195,7 @@ def test_n_is_the_number_of_samples_in_all(case: Any) -> None:
         few = min(7, total)
         assert len(posterior.predict(x, n=few).samples) == few
     if kept:
-        with pytest.raises(MethodError, match=f"{total + 1} draws asked for, {total} kept"):
+        with pytest.raises(MethodError, match=f"{total + 1} draws requested, but {total} are kept"):
             posterior.predict(x, n=total + 1)
     for n in (0, -1):
         with pytest.raises(MethodError, match="at least 1"):

@@ -367,7 +367,7 @@ def test_densities_that_cannot_be_sampled() -> None:
     flagged(lambda p: normal(p).detach(), ModelError, "no gradient")
     flagged(lambda p: torch.tensor(1.0), ModelError, "no gradient")
     flagged(lambda p: p["y"].sum(), ModelError, "fails at the start: KeyError")
-    flagged(lambda p: p["x"] @ torch.ones(2), ModelError, "parameters come as torch.float64")
+    flagged(lambda p: p["x"] @ torch.ones(2), ModelError, "parameters are torch.float64")
     flagged(lambda p: p["x"].sqrt().sum(), NumericalError, "not finite", {"x": [0.0, 1.0]})
     flagged(3.0, MethodError, "must be a function")
 
@@ -381,7 +381,7 @@ def test_gradients_that_are_wrong_in_part() -> None:
     def half_detached(p: Params) -> Tensor:
         return -(p["x"].detach() * p["x"]).sum()
 
-    flagged(half_detached, ModelError, "not that of its value")
+    flagged(half_detached, ModelError, "does not agree with finite differences")
 
 
 def test_a_random_density_is_refused() -> None:
@@ -405,7 +405,7 @@ def test_starts_that_cannot_be_used() -> None:
 
 
 def test_constraints_that_cannot_be_used() -> None:
-    flagged(normal, MethodError, "'y', which init does not name", constraints={"y": "positive"})
+    flagged(normal, MethodError, "'y', which is not in init", constraints={"y": "positive"})
     flagged(normal, MethodError, "unknown constraint", constraints={"x": "possitive"})
     flagged(normal, DataError, "outside its constraint", {"x": -1.0}, constraints={"x": "positive"})
     flagged(normal, DataError, r"Interval\(low=2", {"x": 1.0}, constraints={"x": Interval(2, 3)})

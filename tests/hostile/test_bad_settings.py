@@ -122,7 +122,7 @@ def test_the_number_of_draws_is_checked(method: str, n: Any) -> None:
 def test_more_draws_than_were_kept_are_an_error() -> None:
     x, y = table()
     posterior = doxa.fit(mlp(), (x, y), "deep-ensemble", steps=2, members=3)
-    with pytest.raises(MethodError, match="4 draws asked for, 3 kept"):
+    with pytest.raises(MethodError, match="4 draws requested, but 3 are kept"):
         posterior.predict(x, n=4)
     with pytest.raises(MethodError, match="'samples' or 'moments'"):
         posterior.predict(x, keep="everything")

@@ -95,7 +95,7 @@ def test_bad_priors_say_so() -> None:
         GPPrior("mattern")
     with pytest.raises(ModelError, match="lengthscale must be positive"):
         GPPrior(lengthscale=(1.0, 0.0))
-    with pytest.raises(ShapeError, match="3 lengthscales, and x 2 columns"):
+    with pytest.raises(ShapeError, match="3 lengthscales, but x has 2 columns"):
         GPPrior(lengthscale=(1.0, 1.0, 1.0)).sample(inputs(), 2)
     with pytest.raises(ShapeError, match=r"values of shape \[4, 1\] for 12 rows; \[12, 1\]"):
         ImplicitPrior(lambda x, z: z, 4).sample(inputs(), 2)

@@ -278,7 +278,9 @@ def test_what_does_not_fit_is_named(kind: str, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO, logger="doxa"):
         doxa.fit(Turned(), (x, y), doxa.MeanField(estimator=kind), steps=1, progress=False)
     assert "noise on weights, not on rows, for mixing.weight, mixing.bias" in caplog.text
-    with pytest.raises(ModelError, match="the weight of layer 'code' besides calling the layer"):
+    with pytest.raises(
+        ModelError, match="the weight of layer 'code' also without calling the layer"
+    ):
         doxa.fit(Tied(), (x, y), doxa.MeanField(estimator=kind), steps=1, progress=False)
     with pytest.raises(ModelError, match="estimator='flipout' needs a linear"):
         net = nn.Sequential(nn.Flatten(), nn.LayerNorm(2))

@@ -1,8 +1,8 @@
 """A log density over a dict of natural parameters, as a function of stacked free vectors.
 
-    log π(u) = log p(f(u)) + log |det ∂f/∂u|,    u [M, P], one row a chain
+    log π(u) = log p(f(u)) + log |det ∂f/∂u|,    u [M, P], one row per chain
 
-`log_density` is written for one chain; all chains are evaluated at once through vmap of the forward
+`log_density` is written for one chain. All chains are evaluated at once with vmap of the forward
 pass, and differentiated by plain autograd on the sum over chains.
 """
 
@@ -24,12 +24,16 @@ Written = Callable[[Params], Tensor]
 
 
 class Density:
-    """What the samplers see: [M, P] to [M].
+    """The log density that samplers use, from free vectors [M, P] to [M].
 
     Parameters
     ----------
-    log_density: of one chain's parameters in natural space, a scalar.
-    shapes: of the natural parameters. transforms: of each, from free to natural.
+    log_density : callable
+        From the parameters of one chain in natural space to a scalar.
+    shapes : dict
+        Shapes of the natural parameters.
+    transforms : dict of Transform
+        The transform of each parameter, from free (unconstrained) to natural space.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class Density:
         return self.layout.flatten({k: self.transforms[k].inverse(v) for k, v in values.items()})
 
     def one(self, values: Params) -> Tensor:
-        return self.log_density(dict(values))  # theirs to change
+        return self.log_density(dict(values))  # a copy, which the function may change
 
     def __call__(self, flat: Tensor) -> Tensor:
         values, log_det = self.natural(flat)
@@ -79,8 +83,8 @@ class Density:
         return torch.cat([self(flat[m : m + 1]) for m in range(len(flat))])
 
     def _outside(self, flat: Tensor, error: Exception) -> Tensor:
-        """A chain whose density raised (a matrix that is not positive definite, a distribution
-        that refuses its parameters) has density 0 there."""
+        """Where the density of a chain raises (a matrix that is not positive definite, invalid
+        parameters of a distribution), its density is 0."""
         if not self.refused:
             log.warning(
                 "the log density raised %s at a proposal (%s): counted as outside the support",
@@ -91,7 +95,7 @@ class Density:
 
 
 def free_layout(shapes: Mapping[str, Shape], transforms: Mapping[str, Transform]) -> Layout:
-    """How the free values lie in a flat vector."""
+    """The layout of the free values in a flat vector."""
     return Layout(tuple(Entry(k, transforms[k].free_shape(s)) for k, s in shapes.items()))
 
 

@@ -1,6 +1,6 @@
-"""What `sample` gives back: chains of draws in natural space, and whether they can be trusted.
+"""`Draws`, the result of `sample`: MCMC draws in natural space, their status, and a summary table.
 
-Draws in a table, one row an element of a parameter.
+`Summary` has one row for each element of a parameter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _BLOCK = 4_000_000  # numbers at a time
 
 @dataclass(frozen=True)
 class Summary:
-    """names: of the rows. columns: {"mean": [rows], …}, in double precision on the CPU."""
+    """A table of posterior summaries.
+
+    names: the names of the rows.
+    columns: {"mean": [rows], …}, in double precision on the CPU.
+    """
 
     names: list[str]
     columns: dict[str, Tensor]
@@ -74,7 +78,7 @@ class Summary:
 
 
 def summarise(draws: Mapping[str, Tensor]) -> Summary:
-    """Of {name: [K, T, *shape]}."""
+    """The summary of draws {name: [K, T, *shape]}."""
     names: list[str] = []
     parts: dict[str, list[Tensor]] = {}
     for name, value in draws.items():
@@ -90,7 +94,7 @@ def summarise(draws: Mapping[str, Tensor]) -> Summary:
 
 
 def _columns(values: Tensor) -> dict[str, Tensor]:
-    """[K, T, E] to figures [E]."""
+    """The columns of the summary, [E] each, from draws [K, T, E]."""
     flat = values.flatten(0, 1)
     nothing = torch.full_like(flat[0], torch.nan)
     judged = values.shape[1] >= LEAST_DRAWS and bool(torch.isfinite(values).all())
@@ -109,16 +113,22 @@ _KIND = "draws"
 
 
 class Draws(describe.Described, Mapping[str, Tensor]):
-    """Chains of a log density: `draws[name]` is [members, draws, *shape], in natural space.
+    """MCMC draws from a log density: `draws[name]` is [members, draws, *shape], in natural space.
 
     Attributes
     ----------
-    theta: the same draws in free space, flat, [members, draws, P].
-    stats: what the sampler said of each draw, {name: [members, draws]}.
-    method: the sampler's settings.
-    status: "ok", "not-converged", "diverged", "stopped", with `.reason` in plain words.
-    diagnostics: R-hat, effective sizes, E-BFMI, acceptance, divergences, time, engine.
-    history: what was recorded while it ran.
+    theta : Tensor
+        The same draws in free (unconstrained) space, flat, [members, draws, P].
+    stats : dict of Tensor
+        Statistics of the sampler for each draw, {name: [members, draws]}.
+    method : Method
+        The sampler with its settings.
+    status : Status
+        "ok", "not-converged", "diverged" or "stopped"; `.reason` holds the explanation.
+    diagnostics : dict
+        R-hat, effective sample sizes, E-BFMI, acceptance, divergences, time, engine.
+    history : dict
+        Values that were recorded during the run.
     """
 
     def __init__(
@@ -157,7 +167,7 @@ class Draws(describe.Described, Mapping[str, Tensor]):
 
     @property
     def count(self) -> int:
-        """Draws of each chain."""
+        """The number of draws per chain."""
         return self.theta.shape[1]
 
     @property
@@ -181,7 +191,7 @@ class Draws(describe.Described, Mapping[str, Tensor]):
         return summarise(self)
 
     def summary(self) -> Summary:
-        """One row an element: mean, sd, Monte Carlo error, quantiles, effective sizes, R-hat."""
+        """One row per element: mean, sd, Monte Carlo error, quantiles, effective sizes, R-hat."""
         return self._summary
 
     def to_arviz(self) -> Any:
@@ -189,7 +199,7 @@ class Draws(describe.Described, Mapping[str, Tensor]):
         return chains.to_arviz(self, self.stats)
 
     def save(self, path: str | Path) -> None:
-        """Write a directory of safetensors and JSON, atomically and checksummed."""
+        """Write a directory of safetensors and JSON files, atomically and with checksums."""
         stats = {f"stat.{name}": value for name, value in self.stats.items()}
         plain = asdict(replace(self.record, stats={})) | {"status": str(self.status)}
         meta = {
@@ -205,13 +215,15 @@ class Draws(describe.Described, Mapping[str, Tensor]):
         device: torch.device | str = "cpu",
         draws_budget: int | None = None,
     ) -> Draws:
-        """What `save` wrote; on disk where it takes more than `draws_budget` bytes, else a quarter
-        of the free memory."""
+        """Load what `save` wrote. Draws stay on disk where they take more than `draws_budget` bytes
+        (default: a quarter of the free memory)."""
         budget = checks.budget("draws_budget", draws_budget)
         budget = free_memory(device) // 4 if budget is None else budget
         tensors, meta = store.read_artefact(path, budget)
         if meta.get("kind") != _KIND:
-            raise StoreError(f"{path} holds no draws of a log density; doxa.load reads posteriors")
+            raise StoreError(
+                f"{path} holds no draws of a log density; use doxa.load for posteriors"
+            )
         fits = sum(v.nbytes for v in tensors.values()) <= budget
         tensors = {k: v.to(device) if fits or k != "theta" else v for k, v in tensors.items()}
         with store.decoding(path):

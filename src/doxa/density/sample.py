@@ -1,21 +1,19 @@
-"""`sample`: from a log density over a dict of tensors to draws from it.
+"""`sample`: draws from a log density over a dict of tensors.
 
-The density is checked, freed of its constraints (`transforms`) and handed to the same driver and
-the same methods that sample networks: a run without a network and without rows.
+The density is checked, transformed to unconstrained space (`doxa.density.transforms`), and passed
+to the driver and the methods that also sample networks, as a run without a network and without
+rows.
 
-Where chains start: what people pass as `init`, checked, freed of its constraints, spread out.
+Start (`parse_init`, `free_starts`, `spread`). `init` is checked and transformed; one start is
+spread over the chains.
 
-Is it a log density one can sample? Asked at the start, before any work is done.
+Checks of the density (`check_density`, `check_gradient`), before the first step. It must accept the
+dict and return a real scalar, the same one at each call. Its gradient must be the gradient of its
+value: with `detach`, `.item()` or a conversion to numpy, a gradient is missing or wrong.
 
-It must take the dict, give a real scalar, the same one each time, and its gradient must be that of
-its value: a `detach`, a `.item()` or a detour through numpy gives a gradient that is missing or,
-worse, wrong.
-
-Can the draws be trusted? Figures of the chains, and a status in plain words.
-
-R-hat must stay below 1.01 for every parameter, as Vehtari et al. (2021) ask, which goes with some
-400 effective draws. What the sampler itself worries about (divergences, E-BFMI, acceptance) is in
-the status already.
+Status (`set_status`). R-hat must be below 1.01 for every parameter, as Vehtari et al. (2021)
+recommend; this corresponds to about 400 effective draws. The sampler's own warnings (divergences,
+E-BFMI, acceptance) are in the status before that.
 """
 
 from __future__ import annotations
@@ -69,13 +67,13 @@ _HALVINGS = 12
 
 
 def parse_init(init: Any, members: int, dtype: torch.dtype, device: Any) -> list[Params]:
-    """One start, or one a chain: dicts of finite floating tensors of equal shapes."""
+    """One start, or one per chain: dicts of finite floating tensors of equal shapes."""
     many = isinstance(init, Sequence) and not isinstance(init, str)
     starts = [_start(each, dtype, device) for each in (init if many else [init])]
     if many and len(starts) != members:
         raise ShapeError(
-            f"init has {len(starts)} starts for {members} chains; pass one dict a chain, or a "
-            "single dict that all of them start near"
+            f"init has {len(starts)} starts for {members} chains; pass one dict per chain, or a "
+            "single dict: all chains then start near it"
         )
     shapes = [{k: tuple(v.shape) for k, v in start.items()} for start in starts]
     for m, own in enumerate(shapes):
@@ -88,10 +86,10 @@ def _start(init: Any, dtype: torch.dtype, device: Any) -> Params:
     if not isinstance(init, Mapping):
         raise DataError(
             f"init must be a dict of tensors, one for each parameter (or a list of such dicts, one "
-            f"a chain), not {type(init).__name__}"
+            f"per chain), not {type(init).__name__}"
         )
     if not init:
-        raise DataError("init is empty: it must name every parameter and give it a value")
+        raise DataError("init is empty: it must hold a value for every parameter")
     values = {}
     for name, value in init.items():
         if not isinstance(name, str):
@@ -114,14 +112,14 @@ def parse_constraints(constraints: Any, start: Params) -> dict[str, Transform]:
     for name in given:
         if name not in start:
             raise MethodError(
-                f"there is a constraint on {name!r}, which init does not name"
+                f"there is a constraint on {name!r}, which is not in init"
                 f"{did_you_mean(str(name), start)}"
             )
     return {name: transform(given[name]) if name in given else Real() for name in start}
 
 
 def free_starts(density: Density, starts: Sequence[Params]) -> Tensor:
-    """The free vectors of the starts, [S, P]; an error where one lies outside its constraint."""
+    """The starts as unconstrained vectors, [S, P]; an error where one violates its constraint."""
     for start in starts:
         for name, value in start.items():
             own = density.transforms[name]
@@ -135,8 +133,10 @@ def free_starts(density: Density, starts: Sequence[Params]) -> Tensor:
 def spread(
     density: Density, centre: Tensor, jitter: float, seed: int, ids: Sequence[int]
 ) -> Tensor:
-    """Starts [M, P] uniform within ±jitter of the centre [P], in free space; halved for a chain
-    as often as its density there is not finite."""
+    """Starts [M, P], uniform within ±jitter of the centre [P] in unconstrained space.
+
+    Where the density of a start is not finite, its distance from the centre is halved, repeatedly.
+    """
     noise = Noise(seed, "start", list(ids), centre.device, centre.dtype)
     away = jitter * (2 * noise.uniform((len(centre),)) - 1)  # [M, P]
     starts = centre + away
@@ -147,7 +147,10 @@ def spread(
             away[m] /= 2
             starts[m] = centre + away[m]
         else:
-            log.warning("chain %d starts at init itself: the density is 0 all around it", ids[m])
+            log.warning(
+                "chain %d starts at init itself: the density is 0 at all points tried near it",
+                ids[m],
+            )
             starts[m] = centre
     return starts
 
@@ -161,19 +164,20 @@ def _finite(density: Density, flat: Tensor) -> bool:
 
 
 def check_value(value: Tensor, what: str) -> None:
-    """The log density [] or [1] at a start."""
+    """Raise where the log density ([] or [1]) at a start is not finite."""
     number = float(value.detach())
     if number == -torch.inf:
         raise NumericalError(
             f"{what} lies outside the support: the log density there is −inf; start where it is "
-            "finite, or say what bounds the parameters with constraints={...}"
+            "finite, or set the bounds of the parameters with constraints={...}"
         )
     if not torch.isfinite(value).all():
         raise NumericalError(f"the log density is {number} at {what}; start where it is finite")
 
 
 def check_density(density: Density, start: Params) -> None:
-    """At one start, in natural space; the errors say what to do."""
+    """Check the density at one start, in natural space: a scalar, finite, differentiable,
+    deterministic."""
     leaves = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
     with torch.enable_grad():
         value = _call(density, leaves)
@@ -185,16 +189,16 @@ def check_density(density: Density, start: Params) -> None:
     first, second = float(value.detach()), float(again)
     if first != second:
         raise ModelError(
-            f"the log density is random: it gave {first!r} and then {second!r} at the "
-            "same point; draw its random numbers once, outside"
+            f"the log density is random: it returned {first!r} and then {second!r} at the "
+            "same point; draw its random numbers once, outside the function"
         )
 
 
 def check_gradient(density: Density, starts: Tensor) -> None:
-    """The gradient along a random direction against central differences, in double precision.
+    """Compare the gradient along a random direction with central differences, in double precision.
 
-    A kink or a stiff density may spoil the differences at one start, so that only a gradient
-    that is wrong at every start is refused.
+    At a kink, or for a stiff density, the differences can be wrong at one start. So only a gradient
+    that is wrong at every start is an error.
     """
     if starts.dtype != torch.float64:
         return
@@ -203,9 +207,9 @@ def check_gradient(density: Density, starts: Tensor) -> None:
     )[0]
     if all(_wrong(density, theta, direction) for theta in starts):
         raise ModelError(
-            "the gradient of the log density is not that of its value (compared with finite "
-            "differences): something in it is cut off from autograd; look for detach, .item(), "
-            ".data, torch.no_grad, numpy or rounding"
+            "the gradient of the log density does not agree with finite differences of its value: "
+            "a part of it is hidden from autograd; look for detach, .item(), .data, torch.no_grad, "
+            "numpy or rounding"
         )
 
 
@@ -217,8 +221,8 @@ def _call(density: Density, values: Params) -> Tensor:
     except Exception as error:  # whatever the user's density raises
         dtype = next(iter(values.values())).dtype
         raise ModelError(
-            f"the log density fails at the start: {type(error).__name__}: {error} (parameters come "
-            f"as {dtype}; data of another type must be converted, or pass dtype=)"
+            f"the log density fails at the start: {type(error).__name__}: {error} (parameters are "
+            f"{dtype}; convert data of another type, or pass dtype=)"
         ) from error
 
 
@@ -226,12 +230,12 @@ def _check_scalar(value: object) -> None:
     if not isinstance(value, Tensor):
         raise ModelError(
             f"the log density must return a tensor computed from the parameters, not "
-            f"{type(value).__name__}: leave out .item(), float() and numpy"
+            f"{type(value).__name__}: remove .item(), float() and numpy"
         )
     if value.shape != ():
         raise ShapeError(
             f"the log density must return a scalar for one chain, got the shape "
-            f"{list(value.shape)}: add up what belongs to the rows"
+            f"{list(value.shape)}: sum over the rows"
         )
     if not value.is_floating_point():
         raise ModelError(f"the log density must be a real number, got {value.dtype}")
@@ -240,15 +244,15 @@ def _check_scalar(value: object) -> None:
 def _check_reaches(value: Tensor, leaves: Params) -> None:
     if not value.requires_grad:
         raise ModelError(
-            "the log density has no gradient: it does not depend on the parameters, or is cut off "
-            "from them by detach, .item(), torch.no_grad or numpy"
+            "the log density has no gradient: it does not depend on the parameters, or detach, "
+            ".item(), torch.no_grad or numpy hide them from autograd"
         )
     grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     for name, grad in zip(leaves, grads, strict=True):
         if grad is None:
             raise ModelError(
                 f"the log density does not depend on {name!r} in a way that can be differentiated: "
-                "use it, leave it out of init, or look for detach and numpy"
+                "use it, remove it from init, or look for detach and numpy"
             )
         if not bool(torch.isfinite(grad).all()):
             raise NumericalError(
@@ -281,7 +285,7 @@ LEAST_MOVED = 0.05
 
 
 def set_status(draws: Draws) -> None:
-    """Fill in diagnostics and status; a status the sampler set is left as it is."""
+    """Fill in diagnostics and status; a status that the sampler has set is kept."""
     table = draws.summary()
     found = draws.diagnostics
     found["moved"] = moved(draws.theta).tolist()
@@ -302,18 +306,18 @@ def _status(draws: Draws) -> Status:
     if still and draws.count > 1:
         return Status(
             "not-converged",
-            f"{len(still)} of {draws.members} chains hardly move (chain {still[0]}: a new place in "
-            f"{found['moved'][still[0]]:.1%} of its draws): start elsewhere, or a longer burn_in",
+            f"{len(still)} of {draws.members} chains hardly move (chain {still[0]}: a new value in "
+            f"{found['moved'][still[0]]:.1%} of its draws): use another start, or a longer burn_in",
         )
     if draws.count < LEAST_DRAWS:
-        return Status("not-converged", f"{draws.count} draws a chain are too few to judge")
+        return Status("not-converged", f"{draws.count} draws per chain are too few for R-hat")
     worst = int(table["rhat"].argmax())
     rhat = float(table["rhat"][worst])
     if not rhat <= MOST_RHAT:
         return Status(
             "not-converged",
-            f"R-hat of {table.names[worst]} is {rhat:.3g} (above {MOST_RHAT}): the chains disagree "
-            "still; more draws and burn_in",
+            f"R-hat of {table.names[worst]} is {rhat:.3g} (above {MOST_RHAT}): the chains still "
+            "disagree; use more draws and burn_in",
         )
     return draws.status
 
@@ -343,26 +347,40 @@ def sample(
 
     Parameters
     ----------
-    log_density: takes a dict of tensors, one chain's parameters in natural space, and returns a
+    log_density : callable
+        A function of a dict of tensors, the parameters of one chain in natural space. It returns a
         scalar tensor that autograd can differentiate. Write it for one chain: all chains are
-        evaluated at once through vmap, or one after the other where vmap refuses (data-dependent
-        Python), with a line in the log. Where it raises ValueError, ArithmeticError or
-        LinAlgError after the start (a distribution that refuses its parameters, a failed
-        Cholesky), the density is taken as 0 and `diagnostics["raised"]` counts it.
-    init: {name: value}, a start; every chain starts within ±`jitter` of it in free space. Or a
-        list of such dicts, one a chain, taken as they are.
-    method: a name or a method object with its settings (draws, burn_in, …): NUTS, HMC, Metropolis.
-    members: how many chains, or the list of their ids.
-    constraints: {name: "positive" | "unit" | "simplex" | "ordered" | … or a transform such as
-        `doxa.transforms.Interval(0, 10)`}; the rest is free. The Jacobian is taken care of.
-    dtype: what is computed in; double precision unless stats otherwise.
-    device: default: that of the tensors in init.
-    seed, progress, checkpoint, checkpoint_every, draws_budget, callbacks, engine: as in `fit`.
+        evaluated at once with vmap. Where vmap fails (data-dependent Python), they are evaluated
+        one after the other, and the log reports it. Where the function raises ValueError,
+        ArithmeticError or LinAlgError after the start (invalid parameters of a distribution, a
+        failed Cholesky), the density counts as 0, and `diagnostics["raised"]` counts the cases.
+    init : dict, or list of dict
+        {name: value}, one start: every chain starts within ±`jitter` of it in unconstrained space.
+        Or a list of such dicts, one per chain, which are used without jitter.
+    method : str or Method
+        A name, or a method object with its settings (draws, burn_in, …): NUTS, HMC, Metropolis.
+    members : int or sequence of int
+        The number of chains, or the list of their ids.
+    constraints : dict, optional
+        {name: "positive" | "unit" | "simplex" | "ordered" | … or a transform such as
+        `doxa.transforms.Interval(0, 10)`}. Other parameters are unconstrained. The Jacobian of the
+        transform is included.
+    seed : int
+        As in `fit`.
+    jitter : float
+        Half of the width of the starts around `init`, in unconstrained space.
+    dtype : torch.dtype
+        The floating type of all computations; double precision by default.
+    device : torch.device or str, optional
+        Default: the device of the tensors in `init`.
+    progress, checkpoint, checkpoint_every, draws_budget, callbacks, engine
+        As in `fit`.
 
     Returns
     -------
-    `Draws`: draws[name] is [members, draws, *shape] in natural space, with status, diagnostics,
-    summary(), to_arviz(), save().
+    Draws
+        draws[name] is [members, draws, *shape] in natural space, with status, diagnostics,
+        summary(), to_arviz() and save().
     """
     began = time.monotonic()
     method = as_method(method)
@@ -418,7 +436,7 @@ def _device(init: Any) -> torch.device:
 
 
 def _starts(density: Density, given: list[Any], jitter: float, seed: int, ids: list[int]) -> Tensor:
-    """[M, P], where the density and its gradient are finite."""
+    """Starts in unconstrained space, [M, P]; density and gradient are checked there."""
     free = free_starts(density, given)
     check_density(density, given[0])
     if len(given) == 1 and len(ids) > 1:
@@ -445,7 +463,10 @@ def _run(density: Density, starts: Tensor, ids: list[int], seed: int) -> Run:
 
 
 def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, Tensor]:
-    """All chains at once if that works and gives what each chain gives alone; the values [M]."""
+    """The engine, and the log densities at the starts [M].
+
+    All chains run at once where that works and gives the same values as one chain at a time.
+    """
     chosen = Engine("stack", None, reason="all chains at once, vmap")
     if engine != "auto":
         chosen = Engine.parse(engine)
@@ -459,7 +480,7 @@ def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, T
             value, grad = replace(run, engine=engine).joint(run.start(), run.all_rows(), {})
         loose = 1e-3 if run.dtype.itemsize < 8 else 1e-8
         if value.shape != alone.shape or grad.shape != run.start().shape:
-            raise ValueError("its shape is not that of one chain at a time")
+            raise ValueError("its shape differs from that of one chain at a time")
         if engine.kind == "stack" and not torch.allclose(value, alone, rtol=loose, atol=loose):
             raise ValueError("its value differs from that of one chain at a time")
 
@@ -475,7 +496,7 @@ def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, T
 
 
 def _fingerprint(run: Run, density: Density, method: Method, values: Tensor) -> str:
-    """Tells one run from another; a density is stats by its values at the starts."""
+    """A digest that identifies the run; a density is identified by its values at the starts."""
     facts = {
         "method": store.encode(method), "members": list(run.members), "seeds": list(run.seeds),
         "dtype": str(run.dtype), "shapes": {k: list(v) for k, v in density.shapes.items()},

@@ -1,8 +1,9 @@
-"""Parameters with bounds as functions of free ones, so that samplers move in all of ℝᴾ.
+"""Transforms from unconstrained (free) parameters to constrained ones, so that samplers use all of
+ℝᴾ.
 
 A transform maps free values u to natural ones x = f(u); a density p(x) of the natural values
-becomes p(f(u)) |det ∂f/∂u| of the free ones. With log |det| added, draws of u, mapped back, are
-draws of x; without it they are not.
+becomes p(f(u)) |det ∂f/∂u| of the free ones. With log |det| added, draws of u that are mapped to x
+are draws of x; without it they are not.
 
     positive     x = exp u                            log|J| = u
     softplus     x = log(1 + exp u)                   log|J| = log σ(u)
@@ -40,22 +41,22 @@ class Transform(ABC):
     """
 
     vector: ClassVar[bool] = False
-    says: ClassVar[str]  # the constraint in words, for errors
+    says: ClassVar[str]  # the constraint as text, for error messages
 
     @abstractmethod
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor | None]:
-        """x, and log |det ∂x/∂u| of each element (of each vector); None where it is 0."""
+        """x, and log |det ∂x/∂u| of each element (or each vector); None where it is 0."""
 
     @abstractmethod
     def inverse(self, x: Tensor) -> Tensor:
-        """The free values; not finite where x lies outside."""
+        """The free values; not finite where x violates the constraint."""
 
     @abstractmethod
     def holds(self, x: Tensor) -> bool:
-        """Whether x lies strictly inside."""
+        """Whether x satisfies the constraint strictly."""
 
     def free_shape(self, shape: Shape) -> Shape:
-        """The shape of the free values for natural ones of a shape."""
+        """The shape of the free values, for natural values of this shape."""
         return shape
 
 
@@ -79,7 +80,7 @@ class Real(Transform):
 @store.register("transform-positive")
 @dataclass(frozen=True)
 class Positive(Transform):
-    """x > 0, as exp u; or softly, as log(1 + exp u), which is u itself for large u."""
+    """x > 0, as exp u; or as softplus, log(1 + exp u), which approaches u for large u."""
 
     says: ClassVar[str] = "above 0"
 
@@ -198,7 +199,7 @@ class Simplex(Transform):
 @store.register("transform-ordered")
 @dataclass(frozen=True)
 class Ordered(Transform):
-    """Increasing along the last axis; all of them positive where asked for."""
+    """Increasing along the last axis; with positive=True, all entries are positive."""
 
     vector: ClassVar[bool] = True
     says: ClassVar[str] = "increasing along the last axis (and above 0 where positive=True)"
@@ -237,7 +238,7 @@ NAMES: dict[str, Callable[[], Transform]] = {
 
 
 def transform(spec: Any) -> Transform:
-    """A transform from its name, its class or itself."""
+    """A transform from its name, its class or an object."""
     if isinstance(spec, Transform):
         return spec
     if isinstance(spec, str):

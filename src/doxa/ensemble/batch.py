@@ -4,12 +4,13 @@
     p(y | x) = (1/K) Σ_k p(y | x, W_k)
 
 Wen, Tran & Ba (2020). K networks for little more than the memory of one: a component adds an entry
-for each input and output of a layer. In training a batch is cut into K parts, one a component, and
-factors multiply activations, so that all parts share one product with W: a step costs little more
-than one network's on the same rows (K passes of its own where a layer mixes rows, as BatchNorm
-does, or does not see them first). Factors start at random signs, without which components
-would be one network; they have no prior. W, biases and everything else are shared, but for
-BatchNorm's statistics. Linear and convolutional layers have factors; others are shared as they are.
+for each input and output of a layer. In training a batch is split into K parts, one per component.
+Factors multiply activations, so that all parts share one product with W: a step costs little more
+than a step of one network on the same rows. (It takes K passes where a layer mixes rows, as
+BatchNorm does, or where the rows are not its first axis.) Factors start at random signs, because
+otherwise all components would be the same network; they have no prior. W, biases and all other
+weights are shared, except for BatchNorm's statistics. Linear and convolutional layers have factors;
+others are shared.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from doxa.posterior import Posterior, SamplePosterior
 @store.register("batch-ensemble")
 @dataclass(frozen=True)
 class BatchEnsemble(Components):
-    """Networks that share their weights but for rank-one factors.
+    """Networks that share their weights, except for rank-one factors.
 
     Parameters
     ----------
-    size: K, the components.
-    spread: the standard deviation with which factors start around one; 0: random signs.
+    size : int
+        K, the number of components.
+    spread : float
+        The standard deviation of the initial factors around one; 0: random signs.
     """
 
     name: ClassVar[str] = "batch-ensemble"

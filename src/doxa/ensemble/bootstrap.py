@@ -2,12 +2,13 @@
 
     w_m ~ n · Dirichlet(1, …, 1);   θ_m = argmax Σ_i w_mi log p(y_i | θ) + log p(θ)
 
-Rubin (1981); Newton & Raftery (1994). The weights are draws from the posterior over where the rows
-came from, under no prior on it, so that the points θ_m are draws from a posterior over what is
-fitted: with a flat prior on θ, that of the best fit to the unknown population. Members also start
-and are shuffled differently, as in a deep ensemble. Unlike the ordinary bootstrap no row is ever
-left out altogether. No model is assumed to be right, so its spread holds up where the likelihood is
-wrong; on a network the starts usually matter more than the weights.
+Rubin (1981); Newton & Raftery (1994). The weights are draws from the posterior over the
+distribution of the rows, under a noninformative prior. So the points θ_m are draws from a posterior
+over the fitted parameters: with a flat prior on θ, over the best fit to the unknown population.
+Members also differ in their initial weights and in the order of rows, as in a deep ensemble. Unlike
+in the ordinary bootstrap, no row is ever excluded. The method does not assume that the model is
+correct, so its spread is valid also where the likelihood is wrong. For a network, the initial
+weights usually matter more than the row weights.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from doxa.method import Run
 @store.register("bootstrap")
 @dataclass(frozen=True)
 class BayesianBootstrap(MAP):
-    """Ten MAP fits, each under Dirichlet weights of its own, unless `members` says otherwise."""
+    """MAP fits, each with its own draw of Dirichlet weights; ten members by default."""
 
     name: ClassVar[str] = "bootstrap"
     default_members: ClassVar[int] = 10
 
     def row_weights(self, run: Run) -> Tensor:
-        """[M, N]: the mean over a member's rows is 1; rows that it does not train on count as
-        they are."""
+        """Row weights [M, N]: their mean over the rows of a member is 1; rows outside its training
+        set keep their weight."""
         drawn = -run.noise("bootstrap").uniform((run.rows.total,)).log()  # Exp(1), by place
         weights = torch.ones_like(drawn)
         for m, split in enumerate(run.split_of):

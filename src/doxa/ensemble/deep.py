@@ -4,12 +4,12 @@
     adversarial:  ½ log p(y | x, θ) + ½ log p(y | x′, θ),   x′ = x − ε Δ sign ∇ₓ log p(y | x, θ)
 
 Lakshminarayanan, Pritzel & Blundell (2017). Members differ in their initial weights and in the
-order of their data, so that they end in different modes. The strongest simple baseline; its cost is
-M fits, which run as one stacked fit here. Adversarial training, an option of the paper's, also fits
-rows moved a little to where they are predicted worst (the fast gradient sign; Δ is the range of
-each input), which smooths the predictions around the data, at twice the cost. An ensemble of heads
-shares the features of one trained network, which are computed once and stay as they are: dropout is
-off in them, and BatchNorm uses its running statistics.
+order of their data, so that they end in different modes. It is the strongest simple baseline. Its
+cost is M fits, which run as one stacked fit here. Adversarial training, an option of the paper,
+also fits rows that are moved slightly in the direction of larger loss (the fast gradient sign; Δ is
+the range of each input). It smooths the predictions around the data, at twice the cost. An ensemble
+of heads shares the features of one trained network. They are computed once and not trained: dropout
+is off in them, and BatchNorm uses its running statistics.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from doxa.model.model import Network, Problem
 @store.register("deep-ensemble")
 @dataclass(frozen=True)
 class DeepEnsemble(MAP):
-    """Five MAP fits unless `members` says otherwise.
+    """MAP fits from different initial weights; five members by default.
 
     Parameters
     ----------
-    adversarial: ε, how far rows are moved, as a share of each input's range; 0: not at all. The
-        paper has 0.01.
-    features: "joint" trains all layers of each member; "frozen" shares those of a network that is
-        trained already (with init="given"): the members are last layers, or what `subset` says,
-        that each start anew.
+    adversarial : float
+        ε, the distance by which rows are moved, as a share of the range of each input; 0: off. The
+        paper uses 0.01.
+    features : str
+        "joint" trains all layers of each member. "frozen" shares the layers of a trained network
+        (with init="given"): the members are last layers, or the `subset`, each with new initial
+        weights.
     """
 
     name: ClassVar[str] = "deep-ensemble"
@@ -53,7 +55,7 @@ class DeepEnsemble(MAP):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.frozen and self.adversarial > 0:
-            raise MethodError("adversarial training smooths the features too: use features='joint'")
+            raise MethodError("adversarial training changes the features: use features='joint'")
 
     @property
     def frozen(self) -> bool:
@@ -71,7 +73,7 @@ class DeepEnsemble(MAP):
         if self.frozen:
             if run.settings.fresh:
                 raise MethodError(
-                    "features='frozen' leaves the layers before the last as they are: it needs a "
+                    "features='frozen' does not train the layers before the last: it needs a "
                     "trained network and init='given'"
                 )
             return state | {"theta": run.net.fresh(run.starts)}
@@ -111,13 +113,15 @@ def _each(y: Any, members: int) -> Any:
 
 
 def _range(run: Run) -> Tensor:
-    """max − min of each input over a member's rows, [M, ...]."""
+    """max − min of each input over the rows of each member, [M, ...]."""
     rows = run.passes()
     low = high = None
     for t in range(rows.count):
         x = rows.batch(t).x
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise MethodError("adversarial training needs one float input: it moves rows a little")
+            raise MethodError(
+                "adversarial training needs one float input, because it moves the rows"
+            )
         x = x.unsqueeze(0) if rows.batch(t).shared else x
         least, most = x.amin(1), x.amax(1)
         low = least if low is None else torch.minimum(low, least)

@@ -3,21 +3,19 @@
     θ* = argmax Σ_i log p(y_i | f(x_i; θ)) + log p(θ)
 
 With a Gaussian prior of standard deviation s this is weight decay 1/(s² n) on the mean loss
-(MacKay, 1992). One point says nothing about epistemic uncertainty: use it as the baseline, and as
+(MacKay, 1992). One point has no epistemic uncertainty: use it as the baseline, and as
 the start of other methods.
 
-The noise of members that are averaged, less what their spread already says.
-
-A member's noise is found on rows that it has not seen, where it errs by σ² + c + o: the noise, what
-all members have wrong, and what is the member's own. The mean of M members errs by σ² + c + o/M,
-and their mixture has the spread o(1 − 1/M) beside its noise. With o the variance between members at
-those rows,
+Noise of averaged members. The noise level of a member is estimated on its held-out rows. There its
+mean squared error is σ² + c + o: the noise, the error that all members share, and the error of this
+member alone. The mean of M members has the error σ² + c + o/M, and their mixture has the variance
+o(1 − 1/M) in addition to its noise. With o the variance between members at those rows,
 
     σ_m² ← σ_m² (1 − (1 − 1/M) o/σ̄²),   σ̄² the mean of the σ_m²
 
-is on average the error of the mixture's mean, and the mixture's whole variance that of a member by
-itself: o is counted once. Otherwise it would be counted twice, and intervals be too wide where
-members differ by as much as the noise.
+is on average the error of the mixture's mean. The total variance of the mixture is then that of a
+single member: o is counted once. Without this correction o would be counted twice, and intervals
+would be too wide where members differ by as much as the noise.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ from doxa.method import (
 from doxa.posterior import Posterior, SamplePosterior
 
 _LOG_NOISE = "likelihood.log_noise"
-_ROWS = 1024  # that are looked at, of each part
-_LEAST = 0.1  # of σ² stays, whatever few rows say
+_ROWS = 1024  # largest number of held-out rows per split
+_LEAST = 0.1  # smallest share of σ² that remains, as few rows are unreliable
 
 
 def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:

@@ -51,8 +51,10 @@ class SnapshotEnsemble(Method):
 
     Parameters
     ----------
-    size: how many cycles, and so networks, a member has.
-    skip: of them, the first ones, which are left out: they are the least trained.
+    size : int
+        The number of cycles per member, and of its networks.
+    skip : int
+        The number of first snapshots that are dropped, because they are the least trained.
     """
 
     name: ClassVar[str] = "snapshot"
@@ -88,7 +90,7 @@ class SnapshotEnsemble(Method):
         yield from noise_on_held_out(self._mixed, run, f"{_KEPT}theta")
 
     def _entered(self, k: int, begin: Hook) -> Hook:
-        """Into the cycle k: what the one before ended with is kept."""
+        """Start cycle k, and keep the final weights of the cycle before."""
 
         def enter(run: Run, state: State) -> State:
             if k == 0:
@@ -124,7 +126,7 @@ class SnapshotEnsemble(Method):
         return state | new
 
     def _mixed(self, run: Run, state: State, batch: Batch) -> Tensor:
-        """What the snapshots together say of rows, [M]."""
+        """The score of the mixture of all snapshots on rows, [M]."""
         return self.score(run, _snapshots(state), batch)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:

@@ -7,7 +7,7 @@ Liu & Wang (2016). φ is the direction that lowers KL(q ‖ p) fastest among fun
 of the kernel's Hilbert space; med is the median distance between particles. One particle is MAP.
 Gradients are those of mini-batches. Use it for a handful of networks that know of each other, at
 the price of an ensemble. In many dimensions the kernel sees all particles as equally far apart and
-the spread comes out too small (Ba et al., 2022): judge it as an ensemble, not as a sample.
+the spread comes out too small (Ba et al., 2022): treat it as an ensemble, not as a sample.
 Weights outside the model's subset are common to all particles and climb their mean gradient;
 dropout is off, and each particle has BatchNorm statistics of its own.
 """

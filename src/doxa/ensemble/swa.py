@@ -8,7 +8,7 @@ ordinary training; then the rate stays at α₁ (constant), or falls from α₁ 
 the points at the ends of cycles are averaged. They lie around a wide optimum and their mean near
 its middle, which generalises better than any of them. BatchNorm statistics belong to no point that
 was visited: they are recomputed for the mean by one pass over the data; without them the mean that
-predicts held-out rows best is kept, where rows are held out. One point says nothing about epistemic
+predicts held-out rows best is kept, where rows are held out. One point has no epistemic
 uncertainty: with `members` it is an ensemble of such points.
 """
 

@@ -89,8 +89,8 @@ class SWAG(SWA):
         yield from noise_on_held_out(self.score, run, "mean")
 
     def _trajectory(self, run: Run, points: int) -> Iterable[Stage]:
-        """The walk. Where rows say when it should have ended, its first two points are taken before
-        any look at them, and its last one, which no look could follow, is not."""
+        """The trajectory. With early stopping on held-out rows, its first two points are collected
+        before the first evaluation, and its last point, after which there is none, is not used."""
         rates, c = self.rates(run, points * self.cycle), self.cycle
         watched = run.data.validation is not None and not run.net.momenta and points > _LEAST
         cuts = [0, _LEAST, points] if watched else [0, points]

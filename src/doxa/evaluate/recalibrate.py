@@ -39,8 +39,8 @@ Temperature scaling: one parameter that sharpens or flattens all probabilities.
 
     q = softmax(log p̄ / T),    T = argmin_T  -Σ_n log q_n(y_n)
 
-Guo, Pleiss, Sun and Weinberger (2017). On the averaged probabilities p̄, where the loss is convex in
-1/T and has p̄ itself at T = 1: on the rows it is fitted to, the log-likelihood never gets worse.
+Guo, Pleiss, Sun and Weinberger (2017). On the averaged probabilities p̄, where the loss is convex
+in 1/T and has p̄ itself at T = 1: on the rows it is fitted to, the log-likelihood never gets worse.
 The likeliest class stays what it was. T lies in [0.01, 1e8]: 0.01 when every row is classified
 correctly, so that no T is sharp enough; 1e8, which is uniform, when the classes are ranked worse
 than by chance. Where no T matters (uniform predictions) it is 1.

@@ -145,7 +145,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def by_evidence(
     data: Spectrum, log_noise: Tensor | None, log_std: Tensor | None, per_output: bool
 ) -> tuple[Tensor, Tensor]:
-    """log σ [M, 1 or O] and log s [M] at the maximum of the evidence; what is given stays."""
+    """log σ [M, 1 or O] and log s [M] at the maximum of the evidence; given values stay fixed."""
     if log_noise is not None and log_std is not None:
         return log_noise, log_std
     if log_noise is not None:
@@ -234,7 +234,7 @@ def maximise(value: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Te
         right = value(c) < value(d)
         a, b = torch.where(right, c, a), torch.where(right, b, d)
     at = (a + b) / 2
-    for _ in range(3):  # golden section knows half the digits; Newton's steps give the rest
+    for _ in range(3):  # golden section gives half of the digits; Newton steps give the rest
         with torch.enable_grad():
             x = at.detach().requires_grad_()
             (first,) = torch.autograd.grad(value(x).sum(), x, create_graph=True)

@@ -57,7 +57,7 @@ class BayesianLinear(Method):
     count: how many centres or frequencies. lengthscale: their width, in units of fitted x.
     intercept: add a feature that is always 1, under the same prior.
     prior_std: the weights' prior standard deviation; None: by evidence (1 where fit_by is not).
-    noise: the noise's standard deviation in units of y; None: as the likelihood says, else fitted.
+    noise: the noise standard deviation in units of y; None: that of the likelihood, else fitted.
     fit_by: "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
 
     Examples
@@ -103,7 +103,7 @@ class BayesianLinear(Method):
         return kept + self._matrices(work.members, size + self.intercept)
 
     def _matrices(self, members: int, size: int) -> int:
-        """Bytes of so many features' ΦᵀΦ, its eigenvectors and what they are made with."""
+        """Bytes of ΦᵀΦ for this number of features, its eigenvectors, and workspace."""
         return _MATRICES * 8 * members * size**2
 
     def init(self, run: Run) -> State:

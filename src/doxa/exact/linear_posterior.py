@@ -71,7 +71,7 @@ class LinearPosterior(Posterior):
     def check_restored(self) -> None:
         super().check_restored()
         if not all(type(size) is int and size >= 0 for size in self.event):
-            raise StoreError(f"a target is said to have the shape {self.event!r:.60}")
+            raise StoreError(f"the artefact has an invalid target shape: {self.event!r:.60}")
         s, k, o = self.statistics, self.members, self.outputs
         f = s.gram.shape[-1]
         want = {"gram": (k, f, f), "cross": (k, f, o), "square": (k, o), "n": (k,),
@@ -104,7 +104,7 @@ class LinearPosterior(Posterior):
 
     @property
     def undecided(self) -> Tensor:
-        """Where the data cannot tell the noise from none: [K, O']."""
+        """Whether the data cannot distinguish the noise from zero: [K, O']."""
         return self._spectrum.undecided(self._levels, self.log_std)
 
     @cached_property
@@ -153,7 +153,7 @@ class LinearPosterior(Posterior):
             yield phi.expand(self.members, -1, -1)
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """The closed form: a Gaussian for each row, whatever n; `functions` draws."""
+        """The closed form: a Gaussian for each row, independent of n; `functions` draws."""
         self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         levels = self._levels.shape[1]

@@ -1,41 +1,43 @@
-"""The Gaussian nearest to the posterior of a linearised classifier, not the one at its mode.
+"""The mean of the Laplace Gaussian: correction towards the posterior mean, Newton steps, and
+checks.
 
-Rows that are told apart with hardly a doubt stop pushing: their posterior is skewed, away from
-doubt, and a Gaussian at the maximum θ* reaches as far to the other side. Its average gradient is
-not zero there. Of the linearised network, f + J(m + δ) with δ ~ N(0, Σ), it is at the minimum of
+Mean correction (`move`, `nearest`). Rows that the network classifies with near certainty have
+almost no gradient. The posterior is therefore skewed, towards larger logits, but a Gaussian at the
+maximum θ* is symmetric. Averaged over that Gaussian, the gradient of the log joint is not zero. For
+the linearised network f + J(m + δ), δ ~ N(0, Σ), the mean m of the nearest Gaussian minimises
 
     F(m) = Σ_i E[−log p(y_i | f_i + J_i(m + δ))] + sᵀJm + ½ mᵀΛm,    s = ∂ log p(y | f)/∂f at θ*
 
-which is the Kullback–Leibler divergence to that network's posterior as a function of the Gaussian's
-mean, but for s, which leaves θ* where there is no spread, whether or not it is a maximum. F is
-convex. The average is over fixed draws ±δ, and conjugate gradients preconditioned by Σ go down: a
-product with J and one with Jᵀ a round, and a line search on outputs alone. The width of the nearest
-Gaussian is that of its average curvature,
+F is the Kullback–Leibler divergence to the posterior of the linearised network, as a function of
+the mean, except for the term in s. This term makes m = 0 the solution for Σ = 0, whether or not θ*
+is a maximum. F is convex. The expectation is an average over fixed draws ±δ. F is minimised by
+conjugate gradients with the preconditioner Σ. One iteration takes one product with J, one with Jᵀ,
+and a line search on the outputs alone. The covariance of the nearest Gaussian comes from the
+average curvature,
 
     Σ⁻¹ = Λ + Σ_i J_iᵀ E[C(f_i + J_i(m + δ))] J_i,
 
-so that m and Σ are found in turns (Khan et al. 2019; Immer, Korzepa & Bauer 2021).
+so that m and Σ are updated in turn (Khan et al. 2019; Immer, Korzepa & Bauer 2021).
 
-Products with the Jacobian J of all rows, for directions of the weights, without J.
+Jacobian products (`Linearised`). J is never formed. Forward-mode derivatives give Jv at the cost of
+about two passes of the network, and reverse-mode derivatives give Jᵀv. Memory limits the number of
+rows, or directions, per call.
 
-Forward derivatives give Jv at about the price of two passes of the network, and backward ones Jᵀv.
-Memory bounds how many rows, or directions, go together.
-
-Is θ* a maximum of the log joint, and is it worth while to make it one?
+Newton steps and the maximum (`gauss_newton_step`, `check_maximum`). The squared Newton decrement is
 
     λ² = gᵀ H⁻¹ g,    g = ∇ log p(θ*, D)
 
-is the Newton decrement squared: a Newton step from θ* gains λ²/2 nats, and moves by λ posterior
-standard deviations. Were θ* a draw from the posterior itself, λ² would be χ² with p degrees of
-freedom. Where it is above all but a thousandth of those, the Gaussian stands in a place that it
-would hardly visit, and the status says so. Training that was stopped by held-out rows ended
-before the maximum on purpose; there λ is recorded and nothing is said.
+A Newton step from θ* gains λ²/2 nats and moves by λ posterior standard deviations. If θ* were a
+draw from the posterior, λ² would be χ² with p degrees of freedom. Where λ² is above the 99.9 %
+quantile of that distribution, the Gaussian is centred where its own draws would hardly ever be, and
+the status is "not-converged". Early stopping on held-out rows ends training before the maximum on
+purpose; there λ is only recorded.
 
-The evidence is an integral over the quadratic at θ*, whose largest value is λ²/2 above
-log p(θ*, D): for a linear network with Gaussian noise it is exact wherever θ* is. As far as the
-Gaussian itself reaches, Laplace's method takes the log joint for a quadratic anyway. Where held-out
-rows stopped training farther from the maximum, one Newton step shows whether it is one: where its
-gain is not λ²/2, to a nat, the status says that the evidence is not to be trusted.
+Evidence (`_check_quadratic`). The evidence is the integral of the quadratic at θ*, whose maximum is
+λ²/2 above log p(θ*, D). For a linear network with Gaussian noise it is exact at any θ*. Within the
+range of the Gaussian, the Laplace approximation takes the log joint for a quadratic anyway. Where
+early stopping ended farther from the maximum, one Newton step tests the quadratic: if its gain
+differs from λ²/2 by more than one nat, the status carries a warning about the evidence.
 """
 
 from __future__ import annotations
@@ -67,14 +69,17 @@ from doxa.posterior import Status
 
 @dataclass(frozen=True)
 class Linearised:
-    """Products with J at all rows, some at a time, without J."""
+    """Products with the Jacobian J of all rows, in blocks of rows. J itself is never formed."""
 
     jacobians: Jacobians
     batch: Batch
 
     def along(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """f [M, B, O] and Jδ [M, S, B, O] for draws [M, S, p], as many together as memory allows:
-        they share f, and a layer's products with all of them are one."""
+        """f [M, B, O] and Jδ [M, S, B, O] for draws δ [M, S, p].
+
+        As many draws as memory allows are computed together: they share f, and each layer needs
+        one product for all of them.
+        """
         most = max(1, chunk_bytes(delta.device) // self._row_bytes)
         pushed = [self._together(some) for some in delta.split(most, 1)]
         return pushed[0][0], torch.cat([away for _, away in pushed], 1)
@@ -85,7 +90,7 @@ class Linearised:
 
     def _together(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         if delta.shape[1] > 1:
-            with contextlib.suppress(RuntimeError, ValueError):  # an operation without a rule
+            with contextlib.suppress(RuntimeError, ValueError):  # an operation without a vmap rule
                 f, away = self._pushed(delta, _pushed_together, delta.shape[1])
                 return f, away.transpose(1, 2)
         pushed = [self._pushed(delta[:, s], _pushed) for s in range(delta.shape[1])]
@@ -97,8 +102,8 @@ class Linearised:
             parts = [self._members(product, rows, own) for rows in self._parts(draws)]
         except NotImplementedError as error:
             raise MethodError(
-                "centre='mean' needs forward derivatives, which an operation of the network has "
-                f"none of ({str(error).splitlines()[0][:120]}): use centre='mode'"
+                "centre='mean' needs forward-mode derivatives, and an operation of the network has "
+                f"none ({str(error).splitlines()[0][:120]}): use centre='mode'"
             ) from error
         f, away = (torch.cat(each, 1) for each in zip(*parts, strict=True))
         return f, away
@@ -117,12 +122,12 @@ class Linearised:
 
     @property
     def _row_bytes(self) -> int:
-        """What layers give for one row of all members, its tangent, and a copy."""
+        """Bytes of the layer outputs for one row of all members, their tangents, and one copy."""
         numbers = max(1, sum(width for _, width in self.jacobians.model.widths))
         return 3 * self.jacobians.members * numbers * self._like.dtype.itemsize
 
     def _parts(self, draws: int = 1) -> list[slice]:
-        """Pieces of the rows: no J is held, only what layers give."""
+        """Blocks of rows. Their size is limited by the layer outputs, as J is not stored."""
         count = batch_rows(self.batch)
         step = max(1, chunk_bytes(self._like.device) // (draws * self._row_bytes))
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
@@ -171,31 +176,34 @@ def _pulled(model: Model, own: Params, rest: Params, buffers: Params, x: Any, v:
 
 log = logging.getLogger("doxa")
 
-_WIDTHS = 1  # how often the width is found again
-_DRAWS = 256  # half of them the other half's negatives
-_NUMBERS = 1 << 24  # of outputs over rows and draws, at the most
-_ROUNDS = 100
-_TRIES = 12  # of a step's length
-_FLAT = 0.1  # of the slope at its start
-_LONGEST = 4.0  # in steps of Newton's method at θ*
-_ARRIVED = 1e-6  # of gᵀΣg, of that at θ*,
-_NEAR = 1e-3  # or of gᵀΣg itself: to a thirtieth of a standard deviation
+_WIDTHS = 1  # number of updates of Σ
+_DRAWS = 256  # draws δ; the second half are the negatives of the first
+_NUMBERS = 1 << 24  # largest number of outputs, over rows and draws
+_ROUNDS = 100  # largest number of conjugate-gradient iterations
+_TRIES = 12  # largest number of evaluations in the line search
+_FLAT = 0.1  # the line search ends at this fraction of the initial slope
+_LONGEST = 4.0  # longest step, in Newton steps at θ*
+_ARRIVED = 1e-6  # converged: gᵀΣg relative to its value at θ*,
+_NEAR = 1e-3  # or gᵀΣg itself: 1/30 of a standard deviation
 
-# Σ with the curvature averaged over outputs f + d, by d [M, S, B, O]
+# from d [M, S, B, O] to the Σ whose curvature is averaged over the outputs f + d
 Width = Callable[[Tensor], Structure]
 
 
 def move(
     run: Run, posterior: LaplacePosterior, prior: Tensor, width: Width | None, asked: bool
 ) -> None:
-    """Moves its Gaussians; those without a `width` to be found stay as wide as they are. Where
-    nobody asked, and the network has no forward derivatives, they stay in their place, too."""
+    """Move the Gaussians of `posterior` to the corrected mean, in place.
+
+    `width` updates Σ; with None, Σ stays. `asked` is True where the user set centre='mean'. Then a
+    network without forward-mode derivatives is an error; otherwise the Gaussians stay at the mode.
+    """
     try:
         m, spread = nearest(run, posterior, prior, width)
     except MethodError as error:
         if asked:
             raise
-        log.info("laplace: the Gaussian stays at the mode: %s", error)
+        log.info("laplace: the mean is not corrected, the Gaussian stays at the mode: %s", error)
         return
     posterior.at, posterior.covariance = posterior.mean, spread
     posterior.mean = posterior.mean.index_add(1, run.subset_index, m.to(run.dtype))
@@ -204,12 +212,12 @@ def move(
 def nearest(
     run: Run, posterior: LaplacePosterior, prior: Tensor, width: Width | None
 ) -> tuple[Tensor, Structure]:
-    """m of each member, [M, p] over the uncertain weights, and Σ; `prior` are Λ's entries."""
+    """m of each member, [M, p] over the uncertain weights, and Σ; `prior` is the diagonal of Λ."""
     batch = Pass(run.rows, run.split_of).batch(0)
     line = Linearised(posterior._jacobians(), batch)
     outputs = Outputs(run.likelihood, run.constants, batch, run.net.output, "ggn")
     spread = posterior.covariance
-    if isinstance(spread, Embedded):  # weights that are points do not move
+    if isinstance(spread, Embedded):  # weights outside the subnetwork do not move
         prior = spread.put(prior)
     count = batch_rows(batch) * line.jacobians.outputs
     half = max(1, min(_DRAWS, _NUMBERS // (count * run.size)) // 2)
@@ -227,7 +235,7 @@ def nearest(
 def _lowest(
     line: Linearised, average: _Average, spread: Structure, prior: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Where F is least, [M, p], from a start, and Jm there, [M, B, O]."""
+    """The minimiser m of F, [M, p], found from `start`, and Jm, [M, B, O]."""
 
     def slopes(m: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """−∇F, the step of Newton's method at θ*, and their product."""
@@ -247,7 +255,7 @@ def _lowest(
             break
         turn = line.push(step)
         length = _length(average, at, turn, prior, m, step)
-        length = torch.where(away, length, 0.0)  # who has arrived stays
+        length = torch.where(away, length, 0.0)  # converged members stay
         m, at = m + length[:, None] * step, at + length[:, None, None].to(at.dtype) * turn
         before, last = downhill, size
         downhill, natural, size = slopes(m, at)
@@ -259,8 +267,10 @@ def _lowest(
 def _length(
     average: _Average, at: Tensor, turn: Tensor, prior: Tensor, m: Tensor, step: Tensor
 ) -> Tensor:
-    """[M]: how far to go until F stops falling along the step, to a tenth of its slope at the
-    start: between lengths at which it falls and rises, where a line through both slopes is zero."""
+    """Step length of each member, [M], by regula falsi (Illinois) on the slope of F along the step.
+
+    The search ends where the slope is a tenth of the slope at the start.
+    """
     linear, square = (prior * m * step).sum(1), (prior * step.square()).sum(1)
 
     def falls(t: Tensor) -> Tensor:
@@ -275,7 +285,7 @@ def _length(
         slope = falls(t)
         more = slope > 0
         low, high = torch.where(more, t, low), torch.where(more, high, t)
-        # an end that stays a second time counts half, so that the other comes nearer (Illinois)
+        # Illinois: the slope at an end of the bracket is halved when that end stays twice
         stays = 0.5 * (slope * before > 0) + 1.0 * (slope * before <= 0)
         falling = torch.where(more, slope, falling * stays)
         rising = torch.where(more, rising * stays, slope)
@@ -290,7 +300,7 @@ def _length(
 
 @dataclass(frozen=True)
 class _Average:
-    """Scores averaged over the draws Jδ, `away` [M, S, B, O], about f [M, B, O]."""
+    """Likelihood scores at f [M, B, O], averaged over the draws `away` = Jδ [M, S, B, O]."""
 
     outputs: Outputs
     f: Tensor
@@ -306,19 +316,21 @@ class _Average:
         return change if weight is None else change * weight[..., None].to(change.dtype)
 
 
-_COUNT = 10  # Gauss–Newton steps, where nobody said how many
-_SHORT = 100  # steps of training: what is polished is nearly there
-_SHARES = (1.0, 0.5, 0.25, 0.1, 0.02)  # of a step that are tried
-_WORK = 4e9  # multiplications that they may take for a member: a second or so of one core
-_RARE = 3.09  # standard normals: once in a thousand
-_NAT = 1.0  # by which a Newton step may gain more or less than of a quadratic
-_ROUNDING = 1e-3  # of that gain, beside it
+_COUNT = 10  # Gauss–Newton steps by default
+_SHORT = 100  # training steps; after fewer, θ is too far from a maximum for Gauss–Newton steps
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.02)  # step lengths that are tried
+_WORK = 4e9  # largest number of multiplications per member: about a second on one core
+_RARE = 3.09  # the 99.9 % quantile of a standard normal
+_NAT = 1.0  # tolerance of the gain of a Newton step, in nats
+_ROUNDING = 1e-3  # relative tolerance of the same, added to it
 
 
 def default_newton_steps(run: Run, trained: bool) -> int:
-    """How many Gauss–Newton steps follow training by default: a few where they are cheap, none
-    where held-out rows stopped the training, it was too short to come near a maximum, or the
-    weights were to be taken as they are. A member's own: how many others run decides nothing."""
+    """The default number of Gauss–Newton steps after training: 10 where they are cheap, else 0.
+
+    It is 0 also where held-out rows stop the training, where the training is too short to come near
+    a maximum, or where the weights are not trained. It does not depend on the number of members.
+    """
     if not trained or run.rows.validation is not None or run.steps < _SHORT:
         return 0
     size, rows = len(run.subset_index), max(len(own) for own in run.rows.rows)
@@ -329,10 +341,10 @@ def default_newton_steps(run: Run, trained: bool) -> int:
 def gauss_newton_step(
     run: Run, state: State, batch: Batch, clock: Clock, tunes: bool
 ) -> tuple[State, Info]:
-    """θ ← θ + t H⁻¹ ∇ log p(θ, D), with the best t; then noise, and the prior's scale where that is
-    free."""
+    """θ ← θ + t H⁻¹ ∇ log p(θ, D) with the best t; then update the learned noise, and the prior
+    scale where it is tuned."""
     index, theta = run.subset_index, state["theta"]
-    sums = forms.Sums(Matrix(diagonal=False))  # positive wherever it is
+    sums = forms.Sums(Matrix(diagonal=False))  # Gauss–Newton: positive semi-definite at every θ
     local = sums.add(run, state | sums.empty(run), batch)
     prior, _ = prior_curvature(run, state)
     tau = Scales.of(run, state).each(state["tau"])
@@ -354,7 +366,8 @@ def gauss_newton_step(
 
 
 def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool) -> Tensor:
-    """Up to a constant, with the prior's precision times τ where that is free: [M]."""
+    """The log joint up to a constant, [M]; the prior precision is multiplied by τ where τ is
+    tuned."""
     fit = torch.zeros(run.size, device=run.device, dtype=torch.float64)
     for part in run.engine.chunks(run.size):
         own, rows = slice_state(state, part), batch.members(part)
@@ -365,8 +378,10 @@ def _log_joint(run: Run, state: State, theta: Tensor, batch: Batch, tunes: bool)
 
 
 def gradient(run: Run, state: State) -> Tensor:
-    """∇ log p(θ*, D) of the uncertain weights, as the pass added it up, under the prior that was
-    found: [M, p]."""
+    """∇ log p(θ*, D) of the uncertain weights under the tuned prior, [M, p].
+
+    The likelihood's part is the sum that the pass over the rows has accumulated in `state`.
+    """
     index, theta = run.subset_index, state["theta"]
     scales = replace(Scales.of(run, state), chosen=None)
     own = scales.each(state["tau"]) * run.prior.score(theta)[:, index].double()
@@ -374,8 +389,10 @@ def gradient(run: Run, state: State) -> Tensor:
 
 
 def newton_step(run: Run, state: State, inverse: Structure) -> tuple[Tensor, Tensor]:
-    """H⁻¹g, [M, p] over the uncertain weights, and λ² = gᵀ H⁻¹ g, [M]. Of weights of which only
-    some have a matrix, the others stay."""
+    """H⁻¹g, [M, p] over the uncertain weights, and λ² = gᵀ H⁻¹ g, [M].
+
+    With a subnetwork, the step of the weights outside it is zero.
+    """
     g = gradient(run, state)
     if not isinstance(inverse, Embedded):
         step = inverse.matmul(g)
@@ -386,7 +403,7 @@ def newton_step(run: Run, state: State, inverse: Structure) -> tuple[Tensor, Ten
 
 
 def _gained(run: Run, state: State, step: Tensor) -> Tensor:
-    """By how much the log joint is larger after a step of the uncertain weights, [M, p]: [M]."""
+    """The change of the log joint by a step [M, p] of the uncertain weights: [M]."""
     theta, batches = state["theta"], run.passes()
     moved = theta.index_add(1, run.subset_index, step.to(theta.dtype))
     gain = torch.zeros(run.size, device=run.device, dtype=torch.float64)
@@ -408,9 +425,12 @@ def _gained(run: Run, state: State, step: Tensor) -> Tensor:
 def check_maximum(
     run: Run, state: State, posterior: LaplacePosterior, spread: Structure, heat: Tensor
 ) -> None:
-    """λ of each member as a diagnostic, and in the status where θ* was to be a maximum and is far
-    from one, or the evidence rests on a quadratic that the log joint is not; `heat` is the
-    temperature T [M] of the covariance T H⁻¹ at θ*, `spread`."""
+    """Record λ of each member as a diagnostic, and set the status where λ is too large.
+
+    Without held-out rows a large λ means "not-converged". With them, θ* need not be a maximum, and
+    only the quadratic approximation behind the evidence is checked. `spread` is the covariance
+    T H⁻¹ at θ*, and `heat` is its temperature T [M].
+    """
     spread = spread.to(dtype=torch.float64)
     step, squares = newton_step(run, state, spread)
     step, squares = step / heat.double()[:, None], squares / heat.double()
@@ -418,7 +438,7 @@ def check_maximum(
     posterior.record.diagnostics["newton_decrement"] = squares.clamp_min(0.0).sqrt().tolist()
     size = spread.size
     cube = 1.0 - 2.0 / (9.0 * size) + _RARE * (2.0 / (9.0 * size)) ** 0.5
-    most = size * max(cube, 0.0) ** 3  # of χ² (Wilson & Hilferty 1931)
+    most = size * max(cube, 0.0) ** 3  # the 99.9 % quantile of χ² (Wilson & Hilferty 1931)
     worst = float(squares.max())
     if worst <= most:
         return
@@ -430,29 +450,32 @@ def check_maximum(
         return
     posterior.record.status = Status(
         "not-converged",
-        f"the weights are no maximum of the log joint: it lies {worst**0.5:.3g} posterior standard "
-        f"deviations away, where a draw of {size} weights is {size**0.5:.3g} away: train for "
-        "longer, or give polish= Gauss–Newton steps (structure='full')",
+        "the weights are not at a maximum of the log joint: the maximum is "
+        f"{worst**0.5:.3g} posterior standard deviations away, and a posterior draw of {size} "
+        f"weights is only {size**0.5:.3g} away; train longer, or set polish= to a number of "
+        "Gauss–Newton steps (structure='full')",
     )
 
 
 def _check_quadratic(
     run: Run, state: State, posterior: LaplacePosterior, step: Tensor, squares: Tensor
 ) -> None:
-    """What a Newton step gains beside what it would of a quadratic, as a diagnostic, and in the
-    status where they differ."""
+    """Compare the gain of a Newton step with the gain λ²/2 of a quadratic log joint.
+
+    Both are recorded as a diagnostic, and reported in the status where they differ.
+    """
     expected, found = 0.5 * squares, _gained(run, state, step)
-    told = {"expected": expected.tolist(), "found": found.tolist()}
-    posterior.record.diagnostics["newton_gain"] = told
+    gains = {"expected": expected.tolist(), "found": found.tolist()}
+    posterior.record.diagnostics["newton_gain"] = gains
     off = (found - expected).abs()
     worst = int(torch.where(off.isfinite(), off, math.inf).argmax())
     if posterior.record.status != "ok" or float(off[worst]) <= _NAT + _ROUNDING * expected[worst]:
         return
     reason = posterior.record.status.reason
-    said = (
-        "log_evidence is not to be trusted: it takes the log joint for a quadratic, by which a "
-        f"Newton step from where training ended gains {float(expected[worst]):.3g} nats, and it "
-        f"gains {float(found[worst]):.3g}; compare models by held-out rows, or train to the "
+    message = (
+        "log_evidence is not reliable: it assumes a quadratic log joint, for which a Newton step "
+        f"from the trained weights gains {float(expected[worst]):.3g} nats, but the step gains "
+        f"{float(found[worst]):.3g} nats; compare models on held-out rows, or train to the "
         "maximum (validation=None)"
     )
-    posterior.record.status = Status("ok", f"{reason}; {said}" if reason else said)
+    posterior.record.status = Status("ok", f"{reason}; {message}" if reason else message)

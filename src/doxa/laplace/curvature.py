@@ -3,13 +3,13 @@
     G = Σ_i w_i J_iᵀ C_i J_i,    J_i = ∂f(x_i)/∂θ,    C_i = E_y[−∂² log p(y | f_i)/∂f²]
 
 This is the generalised Gauss–Newton matrix: positive semi-definite, and the exact Hessian where f
-is linear in θ. Jacobians are vectorised over members and rows, one backward pass an output.
+is linear in θ. Jacobians are vectorised over members and rows, with one backward pass per output.
 
-Curvature of −log p(y | f) in the outputs f of some rows.
+The curvature of −log p(y | f) in the outputs f (`Outputs`) has two kinds:
 
 ggn: C = E_y[−∂² log p(y | f)/∂f²], the Fisher information, also called type-2 Fisher.
 fisher: C = s sᵀ with s = ∂ log p(y | f)/∂f at the observed y: the empirical Fisher, of rank one.
-It is not the curvature: where the model fits, s vanishes whatever the curvature is (Kunstner,
+It is not the curvature: where the model fits perfectly, s is zero for any curvature (Kunstner,
 Balles & Hennig 2019).
 """
 
@@ -33,9 +33,9 @@ from doxa.linalg import Structure
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model
 
-_JITTER = 1e-13  # of the diagonal: softmax has a direction without curvature
-_NUMBERS = 1 << 24  # of curvature, over rows and draws at once
-_FLAT = 1e-6  # of the largest entry: what a last column of round-off stays below
+_JITTER = 1e-13  # relative to the diagonal: softmax has a direction without curvature
+_NUMBERS = 1 << 24  # numbers of curvature per block, over rows and draws
+_FLAT = 1e-6  # relative to the largest entry: a last column below it is round-off
 
 
 class Outputs:
@@ -43,7 +43,10 @@ class Outputs:
 
     Parameters
     ----------
-    shape: of one row's output. kind: "ggn" or "fisher".
+    shape : tuple
+        The output shape of one row.
+    kind : str
+        "ggn" or "fisher".
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Outputs:
         self.shape = shape
 
     def times(self, draws: int) -> Outputs:
-        """The same rows for each of so many draws of every member's outputs."""
+        """The same rows, repeated for `draws` draws of the outputs of every member."""
         part = self.part.expand_particles(draws)
         return Outputs(self.likelihood, self.theta, part, self.shape, self.kind)
 
@@ -72,8 +75,8 @@ class Outputs:
         return self.likelihood.curvature(self.shaped(flat), self.theta, 1, self.part.y)
 
     def root(self, flat: Tensor, square: bool = False) -> Tensor:
-        """R with w C = R Rᵀ, [M, B, O, R], w the weight of a row; float64. A last column without
-        curvature is left out unless R is to be square."""
+        """R with w C = R Rᵀ, [M, B, O, R], with w the weight of each row; float64. A last
+        column without curvature is dropped unless `square`."""
         root = self._root(flat.double())
         size = float(root.abs().max())
         if not square and root.shape[-1] > 1 and float(root[..., -1].abs().max()) < _FLAT * size:
@@ -96,7 +99,7 @@ class Outputs:
         return factor
 
     def pulls(self, flat: Tensor, groups: int) -> Tensor:
-        """w ∂ log p(y | f)/∂f of each group of outputs as columns, [M, B, O, g]; float64."""
+        """w ∂ log p(y | f)/∂f, with one column per group of outputs, [M, B, O, g]; float64."""
         score = self.score(flat).double()
         if self.part.weight is not None:
             score = score * self.part.weight.double()[..., None]
@@ -120,7 +123,7 @@ class Outputs:
 
 
 class Averaged(Outputs):
-    """Their curvature is that of outputs f + d, averaged over draws d [M, S, B, O]."""
+    """`Outputs` whose curvature is averaged over outputs f + d, for draws d [M, S, B, O]."""
 
     def __init__(self, own: Outputs, away: Tensor) -> None:
         super().__init__(own.likelihood, own.theta, own.part, own.shape, own.kind)
@@ -142,11 +145,12 @@ log = logging.getLogger("doxa")
 
 Contrast = Callable[[Tensor], Tensor]  # linear in the outputs: [..., O, n] to the same, in place
 
-_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of Jacobian at a time
+_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes of the Jacobian per block
 
 
 def chunk_bytes(device: torch.device) -> int:
-    """What a piece of the rows may take: fixed, so that no result depends on what is free."""
+    """The largest number of bytes per block of rows. It is fixed, so that results do not depend on
+    the free memory."""
     return _CHUNK_BYTES.get(device.type, 64 << 20)
 
 
@@ -177,7 +181,7 @@ def _has_heads(output: Any) -> bool:
 
 
 def output_shapes(output: Any) -> list[tuple[int, ...]]:
-    """Of one row, a head each."""
+    """Output shapes of one row, one per head."""
     return [tuple(shape) for shape in output] if _has_heads(output) else [tuple(output)]
 
 
@@ -186,9 +190,14 @@ class Jacobians:
 
     Parameters
     ----------
-    model: the network. mean: flat parameters [M, P].
-    subset: the names that are differentiated; the others are constants.
-    buffers: each member's own buffers; BatchNorm uses its running statistics.
+    model : Model
+        The network.
+    mean : Tensor
+        Flat parameters [M, P].
+    subset : sequence of str
+        The names that are differentiated; the others are constants.
+    buffers : dict of Tensor
+        The buffers of each member; BatchNorm uses its running statistics.
     """
 
     def __init__(
@@ -203,10 +212,10 @@ class Jacobians:
         self.rest = {k: v for k, v in weights.items() if k not in self.layout.slices}
         self.buffers = dict(buffers or {})
         self.outputs = output_size(model.output)
-        self.rowwise = False  # since the network does not run under vmap
+        self.rowwise = False  # True where the network does not run under vmap
 
     def chunks(self, rows: int) -> Iterator[slice]:
-        """Pieces of the rows whose Jacobian stays small."""
+        """Blocks of rows with a Jacobian of limited size."""
         like = next(iter(self.own.values()))
         row = self.members * self.outputs * self.layout.size * 8
         if row > free_memory(like.device) // 4:
@@ -220,7 +229,7 @@ class Jacobians:
             yield slice(start, min(start + step, rows))
 
     def member(self, k: int) -> Jacobians:
-        """Of member k alone."""
+        """The Jacobians of member k alone."""
         own = copy.copy(self)
         own.members = 1
         pick = lambda tree: {name: v[k : k + 1] for name, v in tree.items()}  # noqa: E731
@@ -258,7 +267,7 @@ class Jacobians:
         return f, torch.einsum("kbop,ksp->ksbo", j, delta)
 
     def _row(self, own: Params, rest: Params, buffers: Params, x: Any) -> tuple[Tensor, Tensor]:
-        """One member at one row: f [O], twice, because jacrev hands back its auxiliary only."""
+        """One member at one row: f [O], twice, because jacrev returns only its auxiliary value."""
         row = tree_map(lambda t: t.unsqueeze(0), x)
         f = flatten_outputs(self.model.forward({**rest, **own}, row, buffers=buffers), 0)[0]
         return f, f
@@ -311,8 +320,8 @@ def gauss_newton(
 ) -> Tensor:
     """Σ_b w_b J_bᵀ C_b J_b: [M, p, p], or its diagonal [M, p], in float64.
 
-    The product is taken in float64 whatever the network's type: rounded Jacobians still give a
-    positive semi-definite matrix, rounded products need not.
+    The product is computed in float64 for any dtype of the network: rounded Jacobians still give a
+    positive semi-definite matrix, but rounded products may not.
     """
     j = jacobian.double()  # [M, B, O, p]
     cj = curvature.double() @ j

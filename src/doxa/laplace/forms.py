@@ -1,15 +1,17 @@
-"""In which form curvature is added up, and what is asked of it afterwards.
+"""Structures in which curvature is summed (`Form`), and the evidence that is computed from them.
 
-A form keeps nothing: sums are entries of the state, each with leading axis M, that begin with
-"curvature", and "slope", the gradient of the log-likelihood. Groups g are of outputs with a noise
-level of their own; r divides a group's curvature and slope.
+A form holds no tensors. Sums are entries of the state with leading axis M: names that begin with
+"curvature", and "slope", the gradient of the log-likelihood. A group g is a group of outputs with a
+separate noise level; r divides the curvature and slope of a group. `Sums` makes one pass over the
+data. For each member it sums the curvature of the uncertain weights, the log-likelihood at θ*, and
+the squared residuals of each group of outputs with a learned noise level.
 
-Factors τ on the precision of a Gaussian prior: one for all uncertain weights, or each tensor's.
+`Scales`: factors τ on the precision of a Gaussian prior, one for all uncertain weights or one per
+tensor. "tau" in the state is [M, K], with K = 1 for a shared factor. With a subnetwork, prior and
+posterior are over its weights only.
 
-A state's "tau" is [M, K], with K = 1 for one that all share. Prior and posterior are of the chosen
-weights where only some of the uncertain ones have a matrix.
-
-Evidence of a Gaussian at the maximum, and type-II maximum likelihood on it (MacKay, 1992).
+`reestimate`: type-II maximum likelihood on the evidence of a Gaussian at the maximum (MacKay,
+1992).
 
     log p(D) ≈ log p(D | θ*) + log p(θ*) + (p/2) log 2π − ½ log |H|,    H = Σ_g G_g / r_g + τ Λ
 
@@ -20,31 +22,26 @@ for each group k of weights. At the maximum
     τ_k = γ_k / [(θ* − m)ᵀ Λ (θ* − m)]_k,         γ_k = p_k − tr[H⁻¹ τΛ]_kk
 
 with γ, by outputs or by weights, the number of well-determined parameters and χ²_g the sum of
-squared residuals in units of the noise. Learned noise lies outside the Hessian.
+squared residuals in units of the noise. Learned noise is not part of the Hessian.
 
-What Laplace adds up over the data, and what it re-estimates from it, on stacked states.
-
-One pass gives, for each member, the curvature of the uncertain weights, the log-likelihood at θ*,
-and the squared residuals of each group of outputs that has a learned noise level of its own.
-
-Curvature of low rank: the directions that data determine most, and the prior in all others.
+`LowRank`: the leading directions of the curvature, and the prior in all others.
 
     H ≈ F Fᵀ + Λ,    F Fᵀ ≈ the leading eigenpairs of G
 
-G = SᵀS has a row of S for each row of data and output, so its eigenpairs are those of the small
-matrix S Sᵀ. Rows come in pieces: each is put below the directions kept so far, and the leading ones
-of the two together are kept (Brand 2006), twice as many as are asked for. What is dropped is lost,
-so F Fᵀ lies below G: the posterior is too wide and the evidence too high, by ½ log(1 + λ/δ) for
-each direction of curvature λ that is left to a prior of precision δ. It is G where the rank is at
-least rows × outputs.
+G = SᵀS, where S has one row for each data row and output, so the eigenpairs follow from the small
+matrix S Sᵀ. The data come in blocks of rows. Each block is stacked below the directions kept so
+far, and the leading directions of both together are kept (Brand 2006), twice as many as `rank`.
+Dropped directions are lost, so that F Fᵀ ≤ G: the posterior is too wide and the evidence too high,
+by ½ log(1 + λ/δ) for each dropped direction of curvature λ under a prior precision δ. F Fᵀ = G
+where the rank is at least rows × outputs.
 
-The Hessian of −log p(D | θ) itself, for networks with few weights.
+`Hessian`: the Hessian of −log p(D | θ), for networks with few weights.
 
     G = −Σ_i w_i ∂² log p(y_i | f(x_i; θ)) / ∂θ²
 
-It differs from Gauss–Newton by Σ_i (∂ log p_i/∂f)ᵀ ∂²f_i/∂θ², so it may have negative eigenvalues
-where the network is not at a maximum, and at a maximum of the log joint as far as the prior
-outweighs them. Columns are products with unit vectors, forward over reverse.
+It differs from Gauss–Newton by Σ_i (∂ log p_i/∂f)ᵀ ∂²f_i/∂θ², so it may have negative eigenvalues,
+also at a maximum of the log joint, as long as the prior precision is larger. Columns are products
+with unit vectors, in forward-over-reverse mode.
 """
 
 from __future__ import annotations
@@ -81,10 +78,10 @@ CHOSEN = "subnetwork"  # which of the uncertain weights have a matrix, [M, s], i
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Which of the factors each of p weights has.
+    """The assignment of factors τ to p weights.
 
-    sizes: of the tensors, in the order of the weights; None: one factor for all. chosen: which of
-    these weights there are, [M, s]; None: all.
+    sizes: the sizes of the tensors, in the order of the weights; None: one factor for all.
+    chosen: the indices of the weights of a subnetwork, [M, s]; None: all weights.
     """
 
     sizes: tuple[int, ...] | None = None
@@ -92,12 +89,12 @@ class Scales:
 
     @classmethod
     def of(cls, run: Run, state: State) -> Scales:
-        """Those that a state has."""
+        """The assignment for a state."""
         kind = "shared" if state["tau"].shape[1] == 1 else "layer"
         return cls(_sizes(run, kind), state.get(CHOSEN))
 
     def each(self, tau: Tensor) -> Tensor:
-        """τ of every weight, [M, p], or [M, 1] where they share it."""
+        """τ of every weight, [M, p], or [M, 1] for a shared factor."""
         if self.sizes is None:
             return tau
         wide = self._wide(tau)
@@ -138,8 +135,8 @@ def scale_names(run: Run) -> list[str]:
 
 
 def prior_curvature(run: Run, state: State) -> tuple[Tensor, Tensor]:
-    """The curvature Λ of the subset's prior as it was given, [M, p], and (θ − m)ᵀ Λ (θ − m) over
-    the weights of each factor, [M, K]."""
+    """The curvature Λ of the given prior on the subset, [M, p], and (θ − m)ᵀ Λ (θ − m) over the
+    weights of each factor, [M, K]."""
     index, theta, scales = run.subset_index, state["theta"], Scales.of(run, state)
     prior = run.prior.curvature(theta).expand_as(theta)[:, index].double()
     away = (theta - run.prior.mean).double()[:, index]
@@ -149,14 +146,14 @@ def prior_curvature(run: Run, state: State) -> tuple[Tensor, Tensor]:
 
 
 def priors_used(run: Run, tau: Tensor) -> list[Prior | dict[str, Prior]]:
-    """Each member's Gaussian prior with its precision times τ [M, K] on the subset; weights outside
-    it are points under the prior as it was."""
+    """The Gaussian prior of each member, with its precision times τ [M, K] on the subset; weights
+    outside the subset are points and keep the given prior."""
     each = tau.rsqrt().expand(-1, len(scale_names(run)))
     return scaled_priors(run, {name: each[:, k] for k, name in enumerate(scale_names(run))})
 
 
 def reported_scales(run: Run, tau: Tensor) -> list[float] | list[dict[str, float]]:
-    """Each member's prior scale over the given one's, by tensor where they differ."""
+    """The prior scale of each member relative to the given one; per tensor where they differ."""
     if tau.shape[1] == 1:
         return [float(own) for own in tau[:, 0].rsqrt()]
     return [dict(zip(scale_names(run), own, strict=True)) for own in tau.rsqrt().tolist()]
@@ -168,8 +165,8 @@ def prior_precision(run: Run, state: State) -> Tensor:
     return Scales.of(run, state).each(state["tau"]) * prior
 
 
-BOUNDS = (1e-8, 1e8)  # of factors on the noise's variance and the prior's precision
-_TINY = 1e-2  # n − γ stays above this share of n: with more weights than rows, noise is not zero
+BOUNDS = (1e-8, 1e8)  # of the factors on noise variance and prior precision
+_TINY = 1e-2  # n − γ stays above this share of n, so that noise is not zero if weights exceed rows
 
 
 def reestimate(
@@ -186,9 +183,16 @@ def reestimate(
 
     Parameters
     ----------
-    effective: γ of outputs [M, g] and of weights [M, K], by r and τ. rounds: of it, at most.
-    chi, count: χ² and n, [M, g]. quad: (θ* − m)ᵀ Λ (θ* − m), [M, K].
-    noise, scale: whether r and τ are free; what is not stays 1.
+    effective : callable
+        γ of outputs [M, g] and of weights [M, K], as a function of r and τ.
+    rounds : int
+        The largest number of iterations.
+    chi, count : Tensor
+        χ² and n, [M, g].
+    quad : Tensor
+        (θ* − m)ᵀ Λ (θ* − m), [M, K].
+    noise, scale : bool
+        Whether r and τ are estimated; otherwise they stay 1.
     """
     ratio, tau = torch.ones_like(chi), torch.ones_like(quad)
     for _ in range(rounds):
@@ -208,29 +212,29 @@ def reestimate(
 
 
 NOISE = "likelihood.log_noise"
-ROUNDS = 2000  # of the fixed point, where they are cheap
+ROUNDS = 2000  # fixed-point iterations, where they are cheap
 
 
 def learns_noise(run: Run) -> bool:
-    """A Gaussian noise level that is re-estimated outside the Hessian."""
+    """Whether the run has a learned Gaussian noise level, re-estimated outside the Hessian."""
     return isinstance(run.likelihood, Gaussian) and NOISE in run.layout.slices
 
 
 def noise_groups(run: Run) -> int:
-    """How many groups of outputs have a noise level of their own."""
+    """The number of groups of outputs with separate noise levels."""
     return run.layout.select([NOISE]).size if learns_noise(run) else 1
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a pass adds up: curvature of one kind ("ggn", "fisher", "hessian") in one form."""
+    """The sums of a pass: curvature of one kind ("ggn", "fisher", "hessian") in one form."""
 
     form: Form
     kind: str = "ggn"
 
     def learns_noise(self, run: Run) -> bool:
-        """Whether noise is re-estimated. The empirical Fisher does not scale with it as G does, and
-        a Hessian is not told apart by outputs."""
+        """Whether noise is re-estimated. The empirical Fisher does not scale with the noise as G
+        does, and a Hessian does not separate groups of outputs."""
         kinds = ("ggn", "hessian") if noise_groups(run) == 1 else ("ggn",)
         return learns_noise(run) and self.kind in kinds
 
@@ -245,7 +249,7 @@ class Sums:
 
     @property
     def averages(self) -> bool:
-        """Whether its curvature can be averaged over outputs."""
+        """Whether the curvature can be averaged over several outputs."""
         return self.kind == "ggn" and self.form.averages
 
     def averaged(self, run: Run, state: State, away: Tensor) -> State:
@@ -257,8 +261,8 @@ class Sums:
         return self.form.complete(run, bare | sums | self.form.averaged(run, bare, away))
 
     def add(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> State:
-        """The state with some rows' curvature, squared residuals and log-likelihood. The curvature
-        may be an average, over outputs f + d, d [M, S, B, O]."""
+        """The state with the curvature, squared residuals and log-likelihood of some rows added.
+        With d [M, S, B, O], the curvature is averaged over outputs f + d."""
         new = dict(state)
         theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
         groups = self.groups(run)
@@ -278,8 +282,8 @@ class Sums:
         return new
 
     def settle(self, run: Run, state: State, scale: bool, most: int = ROUNDS) -> State:
-        """Learned noise, and the prior's scale where asked, at their type-II maximum for θ*, or
-        after the most rounds that are to be made."""
+        """The state with learned noise, and the prior scale if `scale`, at the type-II maximum for
+        θ*, or after the largest number of rounds."""
         state = self.form.complete(run, state)
         prior, quad = prior_curvature(run, state)
         tau, groups, scales = state["tau"], self.groups(run), Scales.of(run, state)
@@ -292,7 +296,7 @@ class Sums:
             ratio, rescale = reestimate(
                 found, min(rounds, most), state["chi"], count, tau * quad, noise=noise, scale=scale
             )
-        new = {**state, "tau": (tau * rescale).clamp(*BOUNDS)}  # however often it is re-estimated
+        new = {**state, "tau": (tau * rescale).clamp(*BOUNDS)}  # also after several re-estimations
         if noise:
             theta = state["theta"].clone()
             theta[:, run.layout.slices[NOISE]] += 0.5 * ratio.log().to(theta.dtype)
@@ -307,7 +311,7 @@ class Sums:
         return new
 
     def determined(self, run: Run, state: State, heat: Tensor) -> float:
-        """T γ/n, at noise and a scale of the prior that were found with another form."""
+        """T γ/n, for noise and a prior scale that were estimated with another form."""
         new, batches = state | self.empty(run), run.passes()
         for t in range(batches.count):
             new = self.add(run, new, batches.batch(t))
@@ -325,22 +329,23 @@ def some_rows(batch: Batch, rows: slice) -> Batch:
 
 
 def determined(run: Run, state: State, spread: Structure, heat: Tensor) -> float:
-    """T γ/n: how many parameters the data determine, a row, γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ).
+    """T γ/n, the number of well-determined parameters per row, averaged over the members.
 
-    `spread` is T H⁻¹, `heat` T [M]; the mean of the members."""
+    γ = tr(H⁻¹ G) = p − tr(H⁻¹ τΛ); `spread` is T H⁻¹, and `heat` is T [M].
+    """
     spread = spread.inner if isinstance(spread, Embedded) else spread
     bound = (prior_precision(run, state) * spread.diagonal().double()).sum(1)
     return float(((heat.double() * spread.size - bound) / run.n.double()).mean())
 
 
-# γ of outputs [M, g] and of weights [M, K], by r [M, g] and τ [M, K]
+# γ of outputs [M, g] and of weights [M, K], as a function of r [M, g] and τ [M, K]
 Effective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-_WORK = 1e9  # multiplications that inverses of one member may take
+_WORK = 1e9  # largest number of multiplications for the inverses of one member
 
 
 class Form(ABC):
-    """Full, diagonal, Kronecker-factored or of low rank."""
+    """A structure of the curvature: full, diagonal, Kronecker-factored or low-rank."""
 
     @abstractmethod
     def empty(self, run: Run, groups: int) -> State:
@@ -350,7 +355,8 @@ class Form(ABC):
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
-        """The sums and the slope [M, g, p] with some rows added, and the outputs f [M, B, O]."""
+        """The state with some rows added to the sums and the slope [M, g, p], and the outputs f
+        [M, B, O]."""
 
     @abstractmethod
     def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
@@ -398,8 +404,10 @@ class Form(ABC):
 
 
 def spectral(values: Tensor, floor: Tensor, scales: Scales) -> Effective:
-    """γ_g = Σ_j (v_gj/r_g) / (Σ_g v_gj/r_g + τ_j l_j) from v [M, g, p] and l [M, p]; γ_k is the sum
-    over g, of the weights j that have factor k."""
+    """γ_g = Σ_j (v_gj/r_g) / (Σ_g v_gj/r_g + τ_j l_j) from v [M, g, p] and l [M, p].
+
+    γ_k is the sum over g for the weights j with factor k.
+    """
 
     def effective(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
         each = values / ratio[..., None]
@@ -413,7 +421,7 @@ def spectral(values: Tensor, floor: Tensor, scales: Scales) -> Effective:
 
 
 def slope(state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int) -> State:
-    """Σ w Jᵀ ∂ log p/∂f of each group with J [M, B, O, p] of some rows added."""
+    """Add Σ w Jᵀ ∂ log p/∂f of some rows to the slope of each group, with J [M, B, O, p]."""
     pulls = outputs.pulls(flat, groups).flatten(1, 2)  # [M, B O, g]
     return {"slope": state["slope"] + pulls.mT @ j.double().flatten(1, 2)}
 
@@ -421,7 +429,7 @@ def slope(state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int) 
 def added(
     state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int, diagonal: bool
 ) -> State:
-    """Σ w JᵀCJ of each group, or its diagonal, with J [M, B, O, p] of some rows added."""
+    """Add Σ w JᵀCJ of some rows, or its diagonal, for each group, with J [M, B, O, p]."""
     c, weight = outputs.matrix(flat), outputs.part.weight
     if groups == 1:
         each = [gauss_newton(j, c, weight, diagonal)]
@@ -464,7 +472,7 @@ class Matrix(Form):
         if self.diagonal:
             return spectral(curvature, prior, scales), self.rounds
         if curvature.shape[1] == 1 and scales.sizes is None and run.prior.is_gaussian:
-            # in the basis where Λ is 1 and G diagonal, a round costs nothing
+            # in the basis where Λ is the identity and G diagonal, a round is cheap
             root = prior.rsqrt()
             whitened = root[:, :, None] * curvature[:, 0] * root[:, None, :]
             values = torch.linalg.eigvalsh(_symmetric(whitened)).clamp_min(0.0)[:, None]
@@ -483,7 +491,7 @@ class Matrix(Form):
         return 3 * 8 * run.size * groups * (size if self.diagonal else size**2)
 
     def product(self, run: Run) -> float | None:
-        """Of JᵀCJ, or of factoring it."""
+        """Multiplications of JᵀCJ, or of its factorisation."""
         if self.diagonal:
             return None
         size, rows = len(run.subset_index), run.settings.batch_size * output_size(run.net.output)
@@ -496,7 +504,7 @@ def _symmetric(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LowRank(Form):
-    """Directions [M, g, 2 rank, p], each as long as the root of its eigenvalue."""
+    """Directions [M, g, 2 rank, p], each with the length √eigenvalue."""
 
     rank: int
 
@@ -537,8 +545,9 @@ class LowRank(Form):
         grams = torch.stack([part @ part.mT for part in parts], 1)  # of each factor, [M, K, k, k]
 
         def effective(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-            """γ_g = tr [K (I + K)⁻¹]_gg with K = S Λ⁻¹ Sᵀ, rows of S over √r_g, Λ times τ; γ_k is
-            the trace with the part of K that the weights of factor k have."""
+            """γ_g = tr [K (I + K)⁻¹]_gg with K = S Λ⁻¹ Sᵀ, where rows of S are divided by √r_g and
+            Λ is multiplied by τ. γ_k is the trace with the part of K from the weights of factor
+            k."""
             root = ratio.rsqrt().repeat_interleave(each, 1)
             own = root[:, None, :, None] * grams * root[:, None, None] / tau[..., None, None]
             k = own.sum(1)
@@ -562,8 +571,11 @@ class LowRank(Form):
 
 
 def leading(rows: Tensor, count: int) -> Tensor:
-    """The leading directions of SᵀS for S [..., n, p], by S Sᵀ: [..., count, p]. Their largest
-    entries are positive, so that no library chooses their signs; those of round-off are zero."""
+    """The leading directions of SᵀS for S [..., n, p], computed from S Sᵀ: [..., count, p].
+
+    The largest entry of each is positive, so that the signs do not depend on the linear algebra
+    library. Directions that are round-off are zero.
+    """
     values, vectors = torch.linalg.eigh(rows @ rows.mT)
     noise = torch.finfo(rows.dtype).eps * values.shape[-1] * values[..., -1:]
     found = (vectors * (values > noise)[..., None, :])[..., -count:].mT @ rows
@@ -596,7 +608,7 @@ class Hessian(Matrix):
             each = outputs.log_prob(flat(own))
             return -(each if part.weight is None else part.weight * each).sum()
 
-        own = source.layout.flatten(source.own)  # [M, p]: members meet in the sum only
+        own = source.layout.flatten(source.own)  # [M, p]: members are independent terms of the sum
         eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
         column = lambda v: jvp(grad(loss), (own,), (v.expand_as(own),))[1]  # noqa: E731
         found = vmap(column, chunk_size=_TOGETHER)(eye).transpose(0, 1)  # [M, p, p]

@@ -1,25 +1,23 @@
-"""Laplace in function space: the Gaussian process that a linearised network is.
+"""Laplace in function space: the Gaussian process of a linearised network.
 
     f ~ GP(f(x; θ*), k),    k(x, x') = J Λ⁻¹ J'ᵀ
 
-conditioned on the training rows, each seen with the noise C⁻¹ that the likelihood has at θ*
-(Khan et al. 2019; Immer, Korzepa & Bauer 2021). Variances, draws and evidence are those of the full
-matrix over the weights, at the price of one over rows × outputs, so that it is for networks with
-more weights than rows. A few of the rows may stand for all (a subset of data): their precision is
-multiplied so that the trace of the kernel in units of the noise, which is the sum of its
-eigenvalues, is that of all rows.
+conditioned on the training rows, each observed with the noise C⁻¹ of the likelihood at θ* (Khan et
+al. 2019; Immer, Korzepa & Bauer 2021). Variances, draws and evidence equal those of the full matrix
+over the weights, at the cost of a matrix over rows × outputs. So it is for networks with more
+weights than rows. A subset of the rows can replace all rows: its precision is multiplied so that
+the trace of the kernel in units of the noise (the sum of its eigenvalues) equals that of all rows.
 
-The posterior of a linearised network, written in the space of its outputs.
-
-With Ψ = C^½ J Λ^−½, whose rows are the outputs at the training rows, and ΨΨᵀ = U diag(λ) Uᵀ, the
-kernel k(x, x') = J Λ⁻¹ J'ᵀ on those rows in units of their noise,
+`Dual` is this posterior over the weights. With Ψ = C^½ J Λ^−½, which has one row for each output at
+each training row, and ΨΨᵀ = U diag(λ) Uᵀ, the kernel k(x, x') = J Λ⁻¹ J'ᵀ on those rows in units of
+their noise,
 
     H⁻¹ = (JᵀCJ + τΛ)⁻¹ = S Sᵀ/τ,    S = Λ^−½ (I − Ψᵀ U diag(c) Uᵀ Ψ),    c = (1 − s)/λ
     log |H| = log |τΛ| + Σ log(1 + λ/τ),    s = (1 + λ/τ)^−½
 
-(Woodbury's identity, in the form that squares and cannot become negative.) Nothing of size p × p is
-made: a matrix over rows × outputs, and Ψ, which is held where it is small and else recomputed, some
-rows at a time. The same as `Dense` from J, for networks with more weights than rows.
+(Woodbury's identity, as a square, which cannot become negative.) No p × p matrix is formed, only a
+matrix over rows × outputs, and Ψ. Ψ is stored where it is small, and otherwise recomputed in blocks
+of rows. The result is the same as `Dense` from J.
 """
 
 from __future__ import annotations
@@ -45,16 +43,18 @@ from doxa.method import Run, State
 from doxa.model import likelihood_parameters
 from doxa.posterior import register_posterior
 
-_HELD = 512 << 20  # bytes of Ψ that are kept, or made at once
+_HELD = 512 << 20  # bytes of Ψ that are stored, or computed at once
 _TOGETHER = 256  # directions whose squares are summed at once
 
 
 @dataclass(eq=False)
 class Features:
-    """Ψ [K, m·O, p] in float64, a few training rows at a time.
+    """Ψ [K, m·O, p] in float64, in blocks of training rows.
 
-    jacobians: of the network at θ*. x: the rows, [m, ...] shared by all members, or [K, m, ...].
-    root: C^½ of each row, [K, m, O, O]. scale: Λ^−½, [K, p].
+    jacobians: of the network at θ*.
+    x: the rows, [m, ...] shared by all members, or [K, m, ...].
+    root: C^½ of each row, [K, m, O, O].
+    scale: Λ^−½, [K, p].
     """
 
     jacobians: Jacobians
@@ -75,7 +75,7 @@ class Features:
         return torch.cat([part for _, part in self._made()], 1)
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """(which of the m·O, Ψ there): all at once where Ψ is held."""
+        """Pairs (slice of m·O, Ψ of that slice): a single pair where Ψ is stored."""
         held = self._held
         if held is None:
             yield from self._made()
@@ -120,7 +120,7 @@ class Features:
         return kernel
 
     def _panels(self) -> Iterator[tuple[slice, Tensor]]:
-        """Pieces of Ψ that are as large as may be."""
+        """Blocks of Ψ of the largest allowed size."""
         most = max(1, _HELD // (8 * self.scale.numel()))  # of m·O
         parts: list[Tensor] = []
         start = stop = 0
@@ -142,7 +142,7 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Dual(Structure):
-    """T H⁻¹ by way of the kernel: λ [K, q], U [K, q, q], and τ and T of each member, [K]."""
+    """T H⁻¹ expressed by the kernel: λ [K, q], U [K, q, q], and τ and T of each member, [K]."""
 
     name = "dual"
 
@@ -172,7 +172,7 @@ class Dual(Structure):
     def diagonal(self) -> Tensor:
         seen = torch.zeros_like(self.features.scale)
         weight = (1.0 / (self.tau[:, None] * (1.0 + self._ratio))).sqrt()
-        directions = self.vectors.mT * weight[..., None]  # [K, q, q], a row a direction
+        directions = self.vectors.mT * weight[..., None]  # [K, q, q], one direction per row
         for some in directions.split(_TOGETHER, 1):
             seen = seen + self.features.back(some).square().sum(1)
         return self._scale[:, 0].square() * (1.0 - seen).clamp_min(0.0)
@@ -213,11 +213,11 @@ class Dual(Structure):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Dual:
-        """As it is: float64, where its network lies."""
+        """Unchanged: it stays in float64, on the device of its network."""
         return self
 
     def state(self) -> dict[str, Tensor]:
-        """With the rows that the kernel is made of, under "rows" (shared) or "own_rows"."""
+        """The tensors, with the rows of the kernel under "rows" (shared) or "own_rows"."""
         x = self.features.x
         named = {"": x} if isinstance(x, Tensor) else dict(_entries(x))
         kind = "rows" if self.features.shared else "own_rows"
@@ -229,11 +229,11 @@ class Dual(Structure):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Dual:
-        raise StoreError("a kernel is rebuilt with its network: Dual.restored")
+        raise StoreError("a kernel needs its network to be rebuilt: use Dual.restored")
 
     @classmethod
     def restored(cls, jacobians: Jacobians, state: Mapping[str, Tensor], inputs: Any) -> Dual:
-        """From what `state` gave; `inputs` are the shapes of one row, as the posterior has them."""
+        """Rebuild from `state`; `inputs` are the shapes of one row, as in the posterior."""
         shared = any(name.startswith("rows") for name in state)
         kind = "rows" if shared else "own_rows"
         x: Any = state.get(kind)
@@ -246,7 +246,7 @@ class Dual(Structure):
 
 
 def _entries(x: Any) -> Iterator[tuple[str, Tensor]]:
-    """Rows that are several tensors, by name or by number."""
+    """The tensors of rows that consist of several tensors, by name or number."""
     pairs = x.items() if isinstance(x, dict) else enumerate(x)
     for name, value in pairs:
         yield f".{name}", value
@@ -254,7 +254,7 @@ def _entries(x: Any) -> Iterator[tuple[str, Tensor]]:
 
 @register_posterior
 class FunctionalPosterior(LaplacePosterior):
-    """A `LaplacePosterior` whose covariance is a `Dual`: it keeps training rows."""
+    """A `LaplacePosterior` whose covariance is a `Dual`. It stores training rows."""
 
     kind = "functional-laplace"
 
@@ -279,7 +279,7 @@ class FunctionalPosterior(LaplacePosterior):
             raise StoreError(f"{features.count} features for {q} directions")
 
     def _check_covariance(self) -> None:
-        """A draw would need every row's Jacobian: the shapes are checked instead."""
+        """Only shapes are checked, because a draw would need the Jacobian of every row."""
 
     @classmethod
     def restore(
@@ -298,29 +298,32 @@ class FunctionalPosterior(LaplacePosterior):
 
 
 def check(run: Run, need: int, groups: int) -> None:
-    """What the form cannot do, before it is tried."""
+    """Raise for runs that this form does not support, before any computation."""
     if not run.prior.is_gaussian:
         raise MethodError(
-            "structure='functional' needs a Gaussian prior, Normal or FanInNormal: a kernel has "
-            "the prior's variances"
+            "structure='functional' needs a Gaussian prior, Normal or FanInNormal: the kernel "
+            "uses the variances of the prior"
         )
     if groups > 1:
         raise MethodError(
-            "structure='functional' has one learned noise level: use per_output=False, or 'full'"
+            "structure='functional' supports one learned noise level: use per_output=False, or "
+            "structure='full'"
         )
     if need > 0.8 * free_memory(run.device):
         raise MemoryBudgetError(
-            f"{run.size} kernels over all rows × outputs that they are made of take "
-            f"{need / 2**30:.3g} GiB; use rows=, for the kernel of fewer rows, "
+            f"{run.size} kernels over rows × outputs take "
+            f"{need / 2**30:.3g} GiB; use rows= for the kernel of fewer rows, "
             "structure='diagonal', or fewer members at once"
         )
 
 
 @dataclass(frozen=True)
 class Kernel(Form):
-    """ΨΨᵀ over some rows × outputs; of all rows, the diagonal over weights, which has its trace.
+    """ΨΨᵀ over some rows × outputs; for all rows, the diagonal over weights, which has the same
+    trace.
 
-    rows: how many rows the kernel is made of; None: all. kind: of the curvature in the outputs.
+    rows: the number of rows of the kernel; None: all.
+    kind: the kind of curvature in the outputs.
     """
 
     rows: int | None = None
@@ -336,7 +339,7 @@ class Kernel(Form):
         return self.diagonal.add(source, state, outputs, groups)
 
     def complete(self, run: Run, state: State) -> State:
-        """With the kernel's eigenvalues and vectors, under τ = 1."""
+        """The state with the eigenvalues and eigenvectors of the kernel, for τ = 1."""
         if "curvature.values" in state:
             return state
         features = self._features(run, state)
@@ -381,7 +384,7 @@ class Kernel(Form):
         return new
 
     def bytes(self, run: Run, groups: int) -> int:
-        """Of the kernel, its factors, and room to find them."""
+        """Bytes of the kernel, its factors, and workspace."""
         count = self._used(run) * output_size(run.net.output)
         return 5 * 8 * run.size * count**2
 
@@ -403,21 +406,21 @@ class Kernel(Form):
         if root is None:
             root = self._root(run, state, batch)
         missing = root.shape[1] - batch_rows(batch)
-        if missing:  # some of the members, whose rows are fewer than others': no weight is there
+        if missing:  # members with fewer rows than others are padded with rows of weight zero
             axis = 0 if batch.shared else 1
             last = lambda t: t.narrow(axis, t.shape[axis] - 1, 1)  # noqa: E731
             x = tree_map(lambda t: torch.cat([t, *[last(t)] * missing], axis), x)
         return Features(jacobians, x, batch.shared, root.contiguous(), prior.double().rsqrt())
 
     def _root(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> Tensor:
-        """C^½ at some rows, [M, m, O, O]; of C averaged over outputs f + d, where d is given."""
+        """C^½ at some rows, [M, m, O, O]; with d, C is averaged over outputs f + d."""
         theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
         outputs = Outputs(run.likelihood, theta, batch, run.net.output, self.kind)
         outputs = outputs if away is None else Averaged(outputs, away)
         return outputs.root(_values(self.source(run, state), batch), square=True).mT
 
     def _chosen(self, run: Run) -> Batch:
-        """The rows that the kernel is made of, evenly over each member's own."""
+        """The rows of the kernel, evenly spaced over the rows of each member."""
         data = run.rows
         if self.rows is not None:
             data = replace(data, rows=[_evenly(own, self.rows) for own in data.rows])

@@ -2,25 +2,25 @@
 
     G_W ≈ B ⊗ A,  G_b ≈ B,  B = Σ_i w_i Σ_t g_it g_itᵀ,  A = Σ_i w_i Σ_t a_it a_itᵀ / Σ_i w_i T
 
-for each layer, and nothing between layers, nor between a weight and its bias, which is a block of
-its own. g are gradients through a root of the outputs' curvature, one pass an output: no label is
-drawn. Positions t of a row (pixels, tokens, calls of a shared layer) count as if they were rows
-("expand": Grosse & Martens 2016; Eschenhagen et al. 2023), which also drops what lies between them.
-An embedding's A is the diagonal of its tokens' shares. All this is as in laplace-torch. What has no
-factors (scales and shifts of norm layers, a module's own parameters) has its exact diagonal.
+for each layer. There are no correlations between layers, nor between a weight and its bias, which
+is a separate block. g are gradients through a square root of the curvature in the outputs, with one
+pass per output; no labels are drawn. The positions t of a row (pixels, tokens, calls of a shared
+layer) count as separate rows ("expand": Grosse & Martens 2016; Eschenhagen et al. 2023), which also
+drops the correlations between positions. A of an embedding is the diagonal of token frequencies.
+All this is as in laplace-torch. Weights without factors (scales and shifts of norm layers,
+parameters outside of layers) have their exact diagonal.
 
-The prior's precision is added to the eigenvalues of B ⊗ A, so it must be one number for each weight
+The prior precision is added to the eigenvalues of B ⊗ A, so it must be one number for each weight
 tensor: a Gaussian prior. A block is exact where g or a is the same in all rows and positions: in a
 linear network with Gaussian noise, of any number of outputs.
 
-Linearised predictions under a Kronecker-factored covariance, without the Jacobian.
-
-In the eigenbasis U ⊗ V of a weight's block, whose variances are D,
+`Factored` computes linearised predictions under such a covariance without the Jacobian. In the
+eigenbasis U ⊗ V of the block of a weight, with variances D,
 
     (J Σ Jᵀ)_oo' = Σ_ij D_ij h_oij h_o'ij,    h_o = Σ_t (Uᵀ g_ot)(Vᵀ a_t)ᵀ
 
-With one position, h is an outer product, and the sum over j is taken first: Σ_i g̃_oi g̃_o'i s_i with
-s = D (Vᵀa)². A layer at a time is added up, for some rows and outputs at a time.
+With one position, h is an outer product, and the sum over j is taken first: Σ_i g̃_oi g̃_o'i s_i
+with s = D (Vᵀa)². The sum is computed layer by layer, in blocks of rows and outputs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Blocks = dict[str, tuple[KroneckerBlock, Tensor]]  # with its variances [K, siz
 
 
 class Factored(Jacobians):
-    """`Jacobians` whose products with a Kronecker covariance are taken layer by layer."""
+    """`Jacobians` whose products with a Kronecker covariance are computed layer by layer."""
 
     def __init__(
         self, model: Model, mean: Tensor, subset: tuple[str, ...], buffers: Params | None = None
@@ -61,7 +61,7 @@ class Factored(Jacobians):
         self._like = next(iter(self.own.values()))
 
     def chunks(self, rows: int) -> Iterator[slice]:
-        """Pieces of the rows whose activations and gradients stay small."""
+        """Blocks of rows of limited activations and gradients."""
         given, made = self._widths()
         budget = chunk_bytes(self._like.device)
         row = self._bytes * (3 * (given + made) + 6 * self.columns * made)
@@ -79,7 +79,7 @@ class Factored(Jacobians):
 
     @property
     def columns(self) -> int:
-        """How many outputs are differentiated together."""
+        """The number of outputs that are differentiated together."""
         made = self._widths()[1]
         most = chunk_bytes(self._like.device) // (6 * self._bytes * made)
         return max(1, min(self.outputs, most))
@@ -89,7 +89,7 @@ class Factored(Jacobians):
         return self.members * self._like.dtype.itemsize
 
     def _widths(self) -> tuple[int, int]:
-        """Numbers that the layers are given (unfolded) and give, for one row."""
+        """The sizes of the inputs (unfolded) and outputs of the layers, for one row."""
         seen: dict[str, int] = {}
         for path, width in self.model.widths:
             seen[path] = seen.get(path, 0) + width
@@ -101,7 +101,8 @@ class Factored(Jacobians):
         return given, made
 
     def slopes(self, made: Pass, pulls: Tensor) -> Params:
-        """Σ_b Jᵀ v of the layers' weights, {name: [M, g, size]}, for columns v of [M, B, O, g]."""
+        """Σ_b Jᵀ v for the weights of the layers, {name: [M, g, size]}, for columns v of
+        [M, B, O, g]."""
         found: Params = {}
         for key, g in made.gradients(pulls).items():
             layer, a = self.layers[key], made.inputs[key]  # g is [M, g, B, T, out]
@@ -186,7 +187,7 @@ class Factored(Jacobians):
         return dict(zip(self.layout.names, parts, strict=True))
 
     def _dense(self, x: Any, blocks: _Blocks) -> Iterator[tuple[Tensor, Tensor]]:
-        """J and the variances of what has no factors, at once."""
+        """J and the variances of the weights without factors."""
         if self.others is not None:
             names = self.others.layout.names
             yield self.others(x)[1], torch.cat([blocks[name][1] for name in names], -1)
@@ -268,7 +269,7 @@ def _paired(g: Tensor, z: Tensor) -> Tensor:
 
 
 def _embedded(tokens: Tensor, g: Tensor, variance: Tensor) -> Tensor:
-    """Positions with one token add up before they are squared: [K, B, R, T n]."""
+    """Positions of the same token are summed before they are squared: [K, B, R, T n]."""
     members, _, _, positions, size = g.shape
     same = (tokens[..., None] == tokens[..., None, :]).to(g.dtype)  # [K, B, T, T]
     place = torch.arange(members, device=tokens.device)[:, None, None]
@@ -285,10 +286,10 @@ _REST = "curvature.rest"
 
 @dataclass(frozen=True)
 class Factors(Form):
-    """A and B of each layer, the number of positions, and the diagonal of what has no factors.
+    """A and B of each layer, the number of positions, and the diagonal of weights without factors.
 
-    When all rows are in, A becomes its eigenvectors, with its eigenvalues beside it; B too, unless
-    noise levels of several outputs can still change it.
+    After the pass over all rows, A is replaced by its eigenvectors, and its eigenvalues are stored
+    beside it. So is B, unless the noise levels of several outputs can still change it.
     """
 
     def empty(self, run: Run, groups: int) -> State:
@@ -306,7 +307,9 @@ class Factors(Form):
                 state |= {_a(layer): zeros(*shape), _count(layer): zeros()}
             state[_b(layer)] = zeros(groups, layer.outputs, layer.outputs)
         if rest:
-            log.info("laplace: %s without Kronecker factors: their diagonal", ", ".join(rest))
+            log.info(
+                "laplace: %s have no Kronecker factors, their diagonal is used", ", ".join(rest)
+            )
             state[_REST] = zeros(groups, run.layout.select(rest).size)
         return state
 
@@ -393,7 +396,7 @@ class Factors(Form):
         layout = run.layout.select(run.net.subset_names)
 
         def values(ratio: Tensor | None) -> Tensor:
-            """Each group's part of the eigenvalues of G, [M, g, p], in the order of the layout."""
+            """The part of each group in the eigenvalues of G, [M, g, p], in layout order."""
             parts: dict[str, Tensor] = {}
             for layer in found:
                 b, _ = _outer(layer, state, ratio)
@@ -452,7 +455,8 @@ def _values(name: str) -> str:
 
 
 def _gram(layer: Layer, a: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Σ w a aᵀ over rows and positions, [M, in, in], or an embedding's diagonal; Σ w T, [M]."""
+    """Σ w a aᵀ over rows and positions, [M, in, in] (its diagonal for an embedding), and Σ w T,
+    [M]."""
     members, rows, positions = a.shape[:3]
     scale = torch.ones((members, rows), dtype=torch.float64, device=a.device)
     scale = scale if weight is None else scale * weight
@@ -477,7 +481,7 @@ def _products_of(g: Tensor) -> Tensor:
 
 
 def _outer(layer: Layer, state: State, ratio: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The groups' parts of B's eigenvalues at r, [M, g, out], and its eigenvectors."""
+    """The parts of the groups in the eigenvalues of B at r, [M, g, out], and its eigenvectors."""
     b, known = state[_b(layer)], _values(_b(layer))
     if known in state:
         return state[known], b[:, 0]
@@ -494,8 +498,8 @@ def _products(layer: Layer, b: Tensor, a: Tensor) -> Tensor:
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, of which round-off makes none negative, and eigenvectors, whose largest entries
-    are positive."""
+    """Eigenvalues, with negative round-off set to zero, and eigenvectors, whose largest entries are
+    positive."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
     return values.clamp_min(0.0), torch.where(largest < 0, -vectors, vectors)

@@ -3,37 +3,41 @@
     q(θ) = N(θ*, T H⁻¹),    H = Σ_i J_iᵀ C_i J_i + Λ
     log p(D) ≈ log p(D, θ*) + ½ gᵀ H⁻¹ g + (p/2) log 2π − ½ log |H|,    g = ∇ log p(D, θ*)
 
-MacKay (1992); Daxberger et al. (2021). g is zero at the maximum, but not where held-out rows
-stopped training: the evidence is that of the quadratic at θ*, in the structure that H has. Training
-is MAP's; one pass over the data then adds up the generalised Gauss–Newton matrix of the uncertain
-weights (the model's `subset`), Λ is the prior's curvature. A learned Gaussian noise level is
-re-estimated by type-II maximum likelihood, outside the Hessian, and with it the scale of a prior
-that nobody chose, after training or, by `evidence_steps`, during it; other likelihood parameters
-stay at their joint maximum. Predictions are linearised unless asked otherwise. The evidence says
-which scale explains the data, not which predicts best: where the posterior is no Gaussian, classes
-are predicted with too little confidence. So the predictive is compared with that of θ* alone, on
-held-out rows where there are any; where it is much worse, the Gaussian of classes is moved
-(`centre`), or `status` says so. Use it where one mode is enough and the evidence is wanted; "full"
-is for up to about 5,000 weights, and by default 2,000, "kronecker" for networks of Linear layers,
-convolutions and embeddings, "low-rank" for few rows, "diagonal" for any number of weights, at the
-price of all correlations. Dropout is off and BatchNorm frozen while curvature is computed.
+MacKay (1992); Daxberger et al. (2021). Training is that of MAP. One pass over the data then sums
+the generalised Gauss–Newton matrix of the uncertain weights (the `subset` of the model); Λ is the
+curvature of the prior. g is zero at the maximum, but not after early stopping on held-out rows: the
+evidence is the integral of the quadratic at θ*, with H in its structure. A learned Gaussian noise
+level is re-estimated by type-II maximum likelihood, outside the Hessian. So is the scale of the
+prior, if the user has not chosen a prior. This happens after training or, with `evidence_steps`,
+during it. Other likelihood parameters stay at their joint maximum. Predictions are linearised by
+default.
 
-A full matrix over the few weights that are least certain, while the others are points.
+The evidence selects the scale that explains the data, which is not always the one that predicts
+best: where the posterior is not Gaussian, class predictions have too little confidence. So the
+predictive is compared with that of θ* alone, on held-out rows if there are any. Where it is much
+worse, the mean of the Gaussian is corrected for classes (`centre`), or `status` reports it.
 
-Of all weights those with the largest variance 1/(G_jj + Λ_jj) under the diagonal approximation are
-chosen, each member's own: of all subsets of that size, they leave the diagonal posterior nearest
-to that of all weights in Wasserstein distance (Daxberger, Nalisnick, Allingham, Antorán &
-Hernández-Lobato 2021). The matrix of the chosen is then exact, correlations and all.
+Use Laplace where one mode is enough and the evidence is needed. "full" is for up to about 5,000
+weights (2,000 by default), "kronecker" for networks of Linear layers, convolutions and embeddings,
+"low-rank" for few rows. "diagonal" is for any number of weights, but has no correlations. Dropout
+is off and BatchNorm frozen while curvature is computed.
 
-Training under a prior, and a noise level, that follow the evidence.
+Subnetwork (`Subnetwork`). The weights with the largest variance 1/(G_jj + Λ_jj) under the diagonal
+approximation have a full matrix, and the others are points. They are chosen for each member. Of all
+subsets of that size, this one has the smallest Wasserstein distance between its diagonal posterior
+and that of all weights (Daxberger, Nalisnick, Allingham, Antorán & Hernández-Lobato 2021). The
+matrix of the chosen weights is then exact, with all correlations.
+
+Training with evidence steps (`evidence_stage`). The prior scale and the noise level follow the
+evidence during training.
 
     θ ← an optimiser's steps on log p(D | θ, σ) + log p(θ | τ)
     τ, σ ← now and then, up log p(D | θ, σ) + log p(θ | τ) + (p/2) log 2π − ½ log |H(θ, τ, σ)|
 
-Immer, Bauer, Fortuin, Rätsch & Khan (2021). Curvature is that of all rows at the weights of the
-moment, and (τ, σ) go a few rounds of MacKay's fixed point, not to its end, also once training is
-over: the weights have yet to follow. Between, σ stays where the evidence put it: on rows that are
-fitted, noise looks small.
+Immer, Bauer, Fortuin, Rätsch & Khan (2021). The curvature is that of all rows at the current
+weights. (τ, σ) take a few rounds of MacKay's fixed-point iteration, without converging, also after
+training, because the weights have not yet adapted to them. Between two updates σ is fixed, because
+the noise is underestimated on training rows.
 """
 
 from __future__ import annotations
@@ -96,9 +100,11 @@ class Subnetwork(Form):
     size: int
 
     def chosen(self, run: Run, state: State, prior: Tensor) -> State:
-        """The state with the chosen weights, from the diagonal in it and Λ [M, p]."""
+        """The state with the chosen weights, selected by its diagonal curvature and Λ [M, p]."""
         precision = state["curvature"].sum(1) + prior
-        order = precision.argsort(dim=1, stable=True)[:, : self._size(run)]  # least: widest
+        order = precision.argsort(dim=1, stable=True)[
+            :, : self._size(run)
+        ]  # the smallest precision is the largest variance
         return state | {CHOSEN: order.sort(1).values}
 
     def _size(self, run: Run) -> int:
@@ -141,7 +147,7 @@ EVIDENCE_ROUNDS = 3
 
 
 def evidence_stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
-    """The stage of training, with so many re-estimations, evenly over its steps."""
+    """The training stage, with `count` re-estimations at even intervals."""
     objective = Objective(sums.learns_noise(run))
     ascent = optimise(objective, run.steps)
     times = {max(1, round(run.steps * k / (count + 1))) for k in range(1, count + 1)}
@@ -153,7 +159,8 @@ def evidence_stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
 
 
 def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
-    """Learned noise, and the prior's scale where that is free, by the evidence at these weights."""
+    """Update learned noise, and the prior scale where it is tuned, by the evidence at these
+    weights."""
     rows = run.passes()
     local = state | sums.empty(run)
     for t in range(rows.count):
@@ -163,7 +170,8 @@ def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
 
 
 class Objective:
-    """log p(D | θ) + log p(θ | τ) in training, with τ of the state; `fixed` noise does not move."""
+    """log p(D | θ) + log p(θ | τ) in training, with τ from the state; `fixed` noise is not
+    trained."""
 
     def __init__(self, fixed: bool) -> None:
         self.fixed = fixed
@@ -173,7 +181,7 @@ class Objective:
         at = params["theta"].detach()
         tau = _of_all(run, params).to(at.dtype)
         pull = run.prior.score(at)
-        # a Gaussian's log-density, less that under τ = 1
+        # the log-density of a Gaussian, minus that under τ = 1
         more = 0.5 * (tau.log() + (tau - 1) * pull * (at - run.prior.mean)).sum(1)
         value = run.prior.log_prob(at) + more
 
@@ -187,7 +195,7 @@ class Objective:
 
 
 def _of_all(run: Run, params: State) -> Tensor:
-    """τ of every weight, [M, P]: 1 for those that are points, and for learned noise."""
+    """τ of every weight, [M, P]: 1 for weights that are points, and for learned noise."""
     every = torch.ones_like(params["theta"], dtype=torch.float64)
     each = Scales.of(run, params).each(params["tau"])
     return every.index_copy(1, run.subset_index, each.expand(-1, len(run.subset_index)))
@@ -195,7 +203,7 @@ def _of_all(run: Run, params: State) -> Tensor:
 
 log = logging.getLogger("doxa")
 
-_DIAGONAL = statistics.Sums(Matrix(diagonal=True))  # by which a subnetwork is chosen
+_DIAGONAL = statistics.Sums(Matrix(diagonal=True))  # selects a subnetwork
 
 
 @store.register("laplace")
@@ -205,42 +213,57 @@ class Laplace(Method):
 
     Parameters
     ----------
-    structure: "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the
-        leading eigenpairs over all layers; "functional": as full, by way of the kernel on rows.
+    structure : str
+        "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the leading
+        eigenpairs over all layers; "functional": as full, computed with the kernel over rows.
         "auto": full up to 2,000 uncertain weights, functional up to 2,000 rows × outputs, then
-        Kronecker's factors, where the network has them.
-    predictive: "linearised" (closed form for Gaussian noise) or "sampled" (weights into the net).
-    temperature: T multiplies the covariance; with T ≠ 1 there is no evidence.
-    tune: how the scale of a Gaussian prior is found. "evidence": by type-II maximum likelihood;
-        "validation": of half decades of the precision about that, the nearest that predicts
-        held-out rows as well as the best, to a standard error (Breiman et al. 1984); None: it stays
-        as given. "auto": as given where a prior was chosen for the model, else by evidence, and by
-        validation where held-out rows show that θ* alone predicts better (by a tenth of a nat a
-        row, where training stopped by the same rows).
-    polish: Gauss–Newton steps on all rows after training, with a line search, each followed by the
-        re-estimation of noise and prior scale: for an exact maximum ("full" only). None: ten where
-        they are cheap, none after training that held-out rows could stop.
-    train: False takes the weights as they are: for a trained network, with fit(init="given").
-    curvature: "ggn", the generalised Gauss–Newton matrix; "fisher", the empirical Fisher, which
-        leaves learned noise where training put it; "hessian", of small networks ("full" only): an
-        error where it has a negative eigenvalue that the prior does not outweigh.
-    rank: of structure="low-rank", how many eigenpairs.
-    link: from a Gaussian over logits to class probabilities, where the predictive is linearised.
-        "odds": functions are drawn, and log odds integrated over the Gaussian that they show
-        (`predictive/classes.py`); "samples": drawn functions are averaged; "probit", "bridge" and
-        "probit-marginal", laplace-torch's probit: in closed form (`laplace/posterior.py`).
-    rows: of structure="functional", how many rows, evenly; None: all.
-    subnetwork: so many weights, of the largest variance, have a full matrix; the others are points.
-    prior_scale: what is tuned: one factor, "shared" by all uncertain weights, or one for each
+        Kronecker factors, where the network has them.
+    predictive : str
+        "linearised" (closed form for Gaussian noise), or "sampled" (drawn weights in the network).
+    temperature : float
+        T multiplies the covariance. With T ≠ 1 there is no evidence.
+    tune : str or None
+        How the scale of a Gaussian prior is selected. "evidence": type-II maximum likelihood.
+        "validation": among half decades of the precision around that one, the nearest whose
+        held-out score is within one standard error of the best (Breiman et al. 1984). None: it
+        stays as given. "auto": as given, if the user chose a prior for the model; otherwise
+        "evidence", and "validation" where held-out rows show that θ* alone predicts better (by 0.1
+        nats per row, if the same rows stopped the training).
+    polish : int or None
+        The number of Gauss–Newton steps on all rows after training, for an exact maximum ("full"
+        only). Each has a line search, and is followed by the re-estimation of noise and prior
+        scale. None: ten where they are cheap, and none after training with early stopping.
+    train : bool
+        False keeps the weights: for a trained network, with fit(init="given").
+    curvature : str
+        "ggn": the generalised Gauss–Newton matrix. "fisher": the empirical Fisher; learned noise
+        then stays as trained. "hessian": for small networks ("full" only); it is an error where
+        the Hessian of the log joint has a negative eigenvalue.
+    rank : int
+        The number of eigenpairs of structure="low-rank".
+    link : str
+        From a Gaussian over logits to class probabilities, where the predictive is linearised.
+        "odds": functions are drawn, and the log odds are integrated over a Gaussian with the
+        moments of the draws (`predictive/classes.py`). "samples": drawn functions are averaged.
+        "probit", "bridge", and "probit-marginal" (the probit of laplace-torch): closed forms
+        (`laplace/posterior.py`).
+    rows : int or None
+        The number of evenly spaced rows of structure="functional"; None: all.
+    subnetwork : int or None
+        The number of weights, those of largest variance, with a full matrix; the others are points.
+    prior_scale : str
+        The factors that are tuned: one factor, "shared" by all uncertain weights, or one for each
         "layer" (each tensor).
-    evidence_steps: how many times, evenly over training, learned noise and the prior's scale are
-        re-estimated and training goes on under them (`laplace/laplace.py`); no rows are then held
-        out by default. 0: after training alone.
-    centre: of classes, "mode": the Gaussian stays at θ*; "mean": it is moved, in the linearised
-        network, to where its average gradient is zero, and is as wide as its average curvature
-        says (`laplace/centre.py`): the doubt that the evidence's prior leaves then costs little.
-        "auto": it is moved where it would otherwise be "worse-than-map", its predictive much worse
-        than that of θ* alone.
+    evidence_steps : int
+        How many times learned noise and the prior scale are re-estimated during training, at even
+        intervals; training continues under the new values (`laplace/laplace.py`). No rows are then
+        held out by default. 0: only after training.
+    centre : str
+        For classes. "mode": the Gaussian stays at θ*. "mean": its mean moves, in the linearised
+        network, to the point where the average gradient is zero, and its covariance follows from
+        the average curvature (`laplace/centre.py`). The uncertainty under the prior of maximal
+        evidence then costs little accuracy of probabilities. "auto": "mean" where "mode" would be
+        "worse-than-map", that is, predict much worse than θ* alone.
     """
 
     name: ClassVar[str] = "laplace"
@@ -272,18 +295,18 @@ class Laplace(Method):
 
     @property
     def holds_out(self) -> bool:
-        """A network that is trained already may know the rows that would be held out; where the
-        evidence keeps training from overfitting, they are not needed."""
+        """A trained network may have been trained on the rows that would be held out. With evidence
+        steps, the evidence prevents overfitting, and no held-out rows are needed."""
         return self.train and not self.evidence_steps
 
     def tunes(self, run: Run) -> bool:
-        """Whether the prior's scale is found."""
+        """Whether the prior scale is tuned."""
         if self.tune == "auto":
             return run.net.default_prior and not run.prior.runs  # a stack: a grid of priors
         return self.tune is not None
 
     def _settled(self, run: Run) -> Laplace:
-        """With the structure that a run's network asks for, where none was named."""
+        """The method with structure="auto" resolved for the network of this run."""
         return replace(self, structure=status.choose_structure(self, run))
 
     @property
@@ -381,7 +404,7 @@ class Laplace(Method):
         return posterior
 
     def _spread(self, run: Run, state: State) -> Structure:
-        """T H⁻¹, as a posterior keeps it."""
+        """T H⁻¹, as the posterior stores it."""
         inverse = self._sums.form.covariance(run, state, scales.prior_precision(run, state))
         return self._kept(run, inverse)
 
@@ -389,7 +412,7 @@ class Laplace(Method):
         spread = inverse.scaled(run.field(self, "temperature").double()).to(dtype=run.dtype)
         if isinstance(spread, Dual):
             return spread
-        tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as a loaded one will be
+        tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as after loading
         return spread.from_state(tidy)
 
     def _posterior(self, run: Run, state: State, moves: bool = False) -> LaplacePosterior:
@@ -416,15 +439,18 @@ class Laplace(Method):
         return posterior
 
     def _averaged(self, run: Run, state: State, away: Tensor) -> Structure:
-        """T H⁻¹ with the curvature averaged over outputs f + d, by d [M, S, B, O]."""
+        """T H⁻¹ with the curvature averaged over outputs f + d, as a function of d [M, S, B, O]."""
         return self._spread(run, self._sums.averaged(run, state, away))
 
     def _log_evidence(
         self, run: Run, state: State, logdet: Tensor, prior: Tensor, quad: Tensor, above: Tensor
     ) -> float:
-        """In units of y; several members (modes) count by the mean of their evidences. Weights that
-        are points, and learned noise, are given: their prior is not counted. `above` is how far the
-        largest value of the quadratic at θ* lies above its value there, [M]."""
+        """The log evidence in units of y; with several members (modes), the mean of their
+        evidences.
+
+        Weights that are points, and learned noise, count as given: their prior is not included.
+        `above` [M] is the maximum of the quadratic minus its value at θ*.
+        """
         if run.prior.is_gaussian:
             log_prior = 0.5 * (prior.log().sum(1) - quad)
         else:

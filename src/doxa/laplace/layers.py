@@ -8,11 +8,10 @@ that is called again) a layer maps an input a_t to z_t = W a_t + b, so that
 A convolution's a_t is the patch under its window, unfolded (Grosse & Martens 2016); an embedding's
 weight is transposed, and its a_t the unit vector of a token, kept as a number.
 
-One pass of a network that remembers what its layers were given, and what is asked back of them.
-
-A zero is added to the output z of every layer; the gradient of vᵀf in it is the layer's g. Members
-and rows are vectorised, so that a row is all that a layer sees, whichever way it lays out its axes;
-gradients of several v are taken together.
+`Passes` runs the network and records the inputs of its layers. A zero is added to the output z of
+every layer; the gradient of vᵀf with respect to this zero is g. Members and rows are vectorised, so
+that each layer receives a single row, in any layout of axes. Gradients of several v are computed
+together.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from doxa.model import Model
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FACTORED: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, nn.Embedding)
-_LEFT = 0.1  # of the weights: scales and shifts
+_LEFT = 0.1  # largest share of weights without factors, such as scales and shifts
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight and bias; several paths where modules share them.
+    """One weight and bias; it has several paths where modules share them.
 
-    weight, bias: their names, None where they are not uncertain (or there is no bias).
-    inputs, outputs: the sizes of a_t and z_t; of an embedding, of the dictionary and of a vector.
+    weight, bias: their names; None where they are not uncertain, or where there is no bias.
+    inputs, outputs: the sizes of a_t and z_t; for an embedding, of the dictionary and of a vector.
     """
 
     module: Any
@@ -76,8 +75,9 @@ class Layer:
         return a.reshape(-1, self.inputs)
 
     def gradients(self, g: Tensor, lead: int) -> Tensor:
-        """Gradients in the layer's output, [*lead, *z], as g_t: [*lead, T, outputs]."""
-        if isinstance(self.module, _CONVOLUTIONS):  # a view: what follows reads it as it lies
+        """Gradients with respect to the layer's output, [*lead, *z], as g_t: [*lead, T,
+        outputs]."""
+        if isinstance(self.module, _CONVOLUTIONS):  # a view, without a copy
             return g.reshape(*g.shape[:lead], self.outputs, -1).mT
         return g.reshape(*g.shape[:lead], -1, self.outputs)
 
@@ -98,9 +98,12 @@ def unfold(module: Any, a: Tensor) -> Tensor:
 
 
 def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]]:
-    """The layers of the named weights, and the names that are left: scales and shifts of norm
-    layers, parameters of a person's own modules, grouped convolutions and weights that layers of
-    different kinds share. A layer of torch with other matrices of weights is an error."""
+    """The layers of the named weights, and the names of the weights without Kronecker factors.
+
+    Weights without factors are scales and shifts of norm layers, parameters of user-defined
+    modules, grouped convolutions, and weights that layers of different kinds share. Any other layer
+    of torch with weight matrices is an error.
+    """
     called = {id(p): name for name, p in model.net.named_parameters()}
     wanted = set(names)
     found: dict[str, Layer] = {}
@@ -122,7 +125,7 @@ def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]
 
 
 def factored(model: Model, names: Sequence[str]) -> bool:
-    """Whether nine in ten of the named weights have factors, all in layers that are called."""
+    """Whether at least 90 % of the named weights have factors, all in layers that are called."""
     try:
         found, rest = of(model, names)
     except MethodError:
@@ -174,10 +177,10 @@ log = logging.getLogger("doxa")
 
 
 class Pass:
-    """Some rows of all members.
+    """The result of one forward pass: some rows of all members.
 
-    f: [M, B, O]. inputs: each layer's a_t, {key: [M, B, T, inputs]}; tokens [M, B, T] for an
-    embedding.
+    f: the outputs, [M, B, O].
+    inputs: a_t of each layer, {key: [M, B, T, inputs]}; tokens [M, B, T] for an embedding.
     """
 
     def __init__(
@@ -218,12 +221,18 @@ class Pass:
 
 
 class Passes:
-    """A network at given weights whose layers are watched.
+    """A network at given weights, with hooks on its layers.
 
     Parameters
     ----------
-    model: the network. params: its weights, each [M, ...]. buffers: each member's own.
-    layers: those that are watched.
+    model : Model
+        The network.
+    params : dict of Tensor
+        Its weights, each [M, ...].
+    buffers : dict of Tensor
+        The buffers of each member.
+    layers : list of Layer
+        The layers whose inputs and gradients are recorded.
     """
 
     def __init__(
@@ -238,7 +247,7 @@ class Passes:
         self._rowwise = False
 
     def __call__(self, x: Any, shared: bool = True) -> Pass:
-        """Some rows; x has a member axis unless it is shared."""
+        """Run some rows; x has a member axis unless it is shared."""
         first = tree_map(lambda t: t[0] if shared else t[0, 0], x)
         lead = (self.members, tree_flatten(x)[0][0].shape[0 if shared else 1])
         with self._watched(), torch.enable_grad():
@@ -266,7 +275,7 @@ class Passes:
     def _row(
         self, params: Params, buffers: Params, x: Any, zeros: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """One member at one row: f [O], and what each call of a layer was given."""
+        """One member at one row: f [O], and the input of each call of a layer."""
         self._seen, self._zeros = [], iter(zeros)
         row = tree_map(lambda t: t.unsqueeze(0), x)
         f = flatten_outputs(self.model.forward(params, row, buffers=buffers), 0)[0]
@@ -298,7 +307,7 @@ class Passes:
         return f.reshape(*lead, -1), [a.reshape(*lead, *a.shape[1:]) for a in stacked]
 
     def _traced(self, row: Any) -> tuple[list[Layer], list[tuple[int, ...]]]:
-        """Which layers are called at a row of this shape, in order, and the shapes they give."""
+        """The layers that are called for a row of this shape, in order, and their output shapes."""
         key = tuple(t.shape for t in tree_flatten(row)[0])
         if key not in self._shapes:
             params, buffers = ({k: v[0] for k, v in t.items()} for t in (self.params, self.buffers))
@@ -308,8 +317,8 @@ class Passes:
             missed = {layer.key for layer in self.layers} - {s.key for s, _ in self._seen}
             if missed:
                 raise MethodError(
-                    f"structure='kronecker': the weights {sorted(missed)} are used without their "
-                    "layers being called (as attention does with its own), or not at all; use "
+                    f"structure='kronecker': the weights {sorted(missed)} are used without a "
+                    "call of their layer (as in attention), or not used at all; use "
                     "structure='diagonal', or a subset without them"
                 )
             calls = [layer for layer, _ in self._seen]
@@ -343,5 +352,5 @@ class Passes:
 
 
 def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    """Calls of one layer are further positions of it."""
+    """Concatenate the calls of one layer: each call adds positions t."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)

@@ -1,25 +1,26 @@
-"""A Gaussian at the maximum, seen through the network or through its linearisation.
+"""The Laplace posterior: a Gaussian at the maximum, with linearised or sampled predictions.
 
     f(x; θ* + δ) ≈ f(x; θ*) + J(x) δ,    δ ~ N(0, Σ)    ⇒    f(x) ~ N(f(x; θ*), J Σ Jᵀ)
 
 The Gauss–Newton curvature is that of the linearised network, so the linearised predictive is the
-one it belongs to (Khan et al. 2019; Immer, Korzepa & Bauer 2021). With Gaussian noise it is a
-closed form; otherwise whole functions f + Jδ are drawn, by which classes have their probabilities
-(`predictive/classes.py`), or these are approximated in closed form (`links.py`).
+consistent one (Khan et al. 2019; Immer, Korzepa & Bauer 2021). With Gaussian noise it is a closed
+form. Otherwise whole functions f + Jδ are drawn, from which class probabilities are computed
+(`predictive/classes.py`), or class probabilities are approximated in closed form, by a link.
 
-Class probabilities from Gaussian logits f ~ N(m, S), without drawing any.
+Links: class probabilities from Gaussian logits f ~ N(m, S), without draws.
 
-probit: E σ(f) ≈ σ(m / √(1 + π v/8)) for one logit of variance v (MacKay 1992). Of several classes,
-probabilities depend on differences between logits alone, so that each stands against the mean of
-the others, d_c = f_c − Σ_{k≠c} f_k/(C − 1):
+probit: E σ(f) ≈ σ(m / √(1 + π v/8)) for one logit of variance v (MacKay 1992). With several
+classes, probabilities depend only on differences between logits, so each logit is compared with the
+mean of the others, d_c = f_c − Σ_{k≠c} f_k/(C − 1):
 
     softmax_c of (1 − 1/C) E d_c / √(1 + π Var d_c/8)
 
-which is MacKay's form where there are two. The averaged probabilities are all that it gives.
+which is MacKay's form for two classes. It gives only averaged probabilities, without a split of the
+uncertainty.
 
 probit-marginal: the softmax of m_c / √(1 + π S_cc/8), as in Daxberger et al. (2021) and in
-laplace-torch. S_cc counts the variance of what is common to all logits, which no probability
-depends on: under a wide prior it is most of it.
+laplace-torch. S_cc includes the variance of the part that is common to all logits, on which no
+probability depends. Under a wide prior this part is most of the variance.
 
 bridge: the Dirichlet whose density over logits has its mode at m and the curvature 1/S_cc there
 (Laplace bridge; MacKay 1998, Hobbhahn et al. 2022),
@@ -30,8 +31,9 @@ Only logits that sum to zero have such a density, so that f is first conditioned
 
     m ← m − S1 (1ᵀm)/(1ᵀS1),    S ← S − S11ᵀS/(1ᵀS1)
 
-One logit f is the pair ∓f/2, and a Beta with α = (1 + e^{±m})/v. Its mean is σ(m) exactly: with two
-classes the bridge spreads the probabilities and leaves them where the weights alone have them.
+One logit f is the pair ∓f/2, and a Beta with α = (1 + e^{±m})/v. Its mean is exactly σ(m): with two
+classes, the bridge gives a distribution of probabilities, but its mean is the prediction of θ*
+alone.
 """
 
 from __future__ import annotations
@@ -62,15 +64,15 @@ if TYPE_CHECKING:
     from doxa.laplace.laplace import Laplace
 
 
-DRAWN_LINKS = ("odds", "samples")  # links that draw functions, and are for every likelihood
+DRAWN_LINKS = ("odds", "samples")  # links that draw functions; for every likelihood
 
-_TINY = 1e-12  # no variance is below it
-_MOST = 600.0  # of a logarithm whose exponential is taken
+_TINY = 1e-12  # smallest variance
+_MOST = 600.0  # largest argument of an exponential
 
 
 def check_link(link: str, likelihood: Likelihood) -> None:
-    """A closed link needs classes: an error where no head, or some head without a closed form, has
-    none."""
+    """Raise where a closed-form link is used without classes: no head has classes, or some head
+    has neither classes nor a closed form."""
     if link in DRAWN_LINKS:
         return
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
@@ -78,13 +80,13 @@ def check_link(link: str, likelihood: Likelihood) -> None:
     if open_ or not any(head.classifies for head in heads):
         named = ", ".join(open_ or [head.name for head in heads])
         raise MethodError(
-            f"link={link!r} gives class probabilities, which a {named} likelihood has none of: "
+            f"link={link!r} gives class probabilities, but a {named} likelihood has none: "
             "use link='samples'"
         )
 
 
 def against_others(rows: Tensor, classes: int) -> Tensor:
-    """Each class less the mean of the others, in place of [..., C·site, n]."""
+    """Each class minus the mean of the others, for [..., C·site, n], in place."""
     each = rows.unflatten(-2, (classes, -1))
     each -= each.mean(-3, keepdim=True)
     each *= classes / max(1, classes - 1)
@@ -109,26 +111,26 @@ def bridge(f: Tensor, covariance: Tensor) -> Tensor:
 
 
 def binary_bridge(f: Tensor, variance: Tensor) -> Tensor:
-    """α of no and yes, on a new last axis, from one logit and its variance."""
+    """α of 0 and 1, on a new last axis, from one logit and its variance."""
     m = f.double()
     odds = torch.stack([-m, m], -1).clamp_max(_MOST).exp()
     return (1.0 + odds) / variance.double().clamp_min(_TINY)[..., None]
 
 
 def marked() -> dict[str, str]:
-    """What a posterior saves beside its method, to say what "probit" means in it."""
+    """The saved marker that identifies the meaning of "probit" in this posterior."""
     return {"probit": "against-others"}
 
 
 def link_as_saved(method: Laplace, extra: dict[str, Any]) -> Laplace:
-    """The method with the link that it was saved with: "probit" was "probit-marginal" before."""
+    """The method with its saved link; in older artefacts, "probit" means "probit-marginal"."""
     old = method.link == "probit" and "probit" not in extra
     return replace(method, link="probit-marginal") if old else method
 
 
 class _Logits(NamedTuple):
     """One head at some rows: f and its variances [K, B, *output], and the covariance over classes
-    [K, B, *site, C, C] where it is asked for."""
+    [K, B, *site, C, C] where the link needs it."""
 
     f: Tensor
     variance: Tensor
@@ -138,7 +140,7 @@ class _Logits(NamedTuple):
 def predict_link(
     posterior: LaplacePosterior, jacobians: Jacobians, x: Any, theta: Params
 ) -> Predictive:
-    """The closed form of each head; those with Gaussian noise have theirs."""
+    """The closed form of each head; heads with Gaussian noise have the Gaussian one."""
     likelihood = posterior.likelihood
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     pieces = []
@@ -156,7 +158,7 @@ def predict_link(
 def _logits(
     posterior: LaplacePosterior, heads: tuple[Likelihood, ...], jacobians: Jacobians, x: Any
 ) -> list[_Logits]:
-    """Of every head at some rows."""
+    """The logits of every head at some rows."""
     output, bridges = posterior.network.output, posterior.method.link == "bridge"
     split = lambda flat: _as_heads(unflatten_outputs(flat, output), len(heads))  # noqa: E731
     contrast = _Contrast(heads, output) if posterior.method.link == "probit" else None
@@ -185,7 +187,8 @@ def _logits(
 
 @dataclass(frozen=True)
 class _Contrast:
-    """Outputs [..., O, n] with `against_others` of every head that has several logits; in place."""
+    """Applies `against_others` to outputs [..., O, n], for every head with several logits, in
+    place."""
 
     heads: tuple[Likelihood, ...]
     output: Any
@@ -201,12 +204,12 @@ class _Contrast:
 
 
 def _several(head: Likelihood) -> bool:
-    """A logit for each class, and not one alone."""
+    """Whether the head has one logit per class, rather than a single logit."""
     return head.classifies and not isinstance(head, Bernoulli)
 
 
 def _joined(pieces: list[_Logits]) -> _Logits:
-    """Consecutive rows as one."""
+    """Concatenate consecutive blocks of rows."""
     f = torch.cat([piece.f for piece in pieces], 1)
     variance = torch.cat([piece.variance for piece in pieces], 1)
     covariances = [piece.covariance for piece in pieces if piece.covariance is not None]
@@ -237,21 +240,21 @@ def _form(likelihood: Likelihood, logits: _Logits, theta: Params, link: str) -> 
 
 
 def _held(alpha: Tensor, dtype: torch.dtype) -> Tensor:
-    """α [K, N, C, ...] in a precision that may not reach so far: a belief as narrow as that is no
-    wider, and has the same mean, where all its α are smaller."""
+    """α [K, N, C, ...] in a dtype of smaller range. Where α overflows, all α of the row are scaled
+    down: the Dirichlet keeps its mean, and is still extremely narrow."""
     kind = torch.finfo(dtype)
     least = kind.max**0.75 / alpha.amax(2, keepdim=True)
     return (alpha * least.clamp_max(1.0)).clamp_min(kind.tiny).to(dtype)
 
 
-Drawn = tuple[Any, Any]  # functions, and the centres of the Gaussians that they are drawn from
+Drawn = tuple[Any, Any]  # functions, and the means of the Gaussians from which they are drawn
 
 
 @register_posterior
 class LaplacePosterior(GaussianPosterior):
-    """A `GaussianPosterior` that predicts by its linearisation unless its method says "sampled".
+    """A `GaussianPosterior` with linearised predictions, unless predictive="sampled".
 
-    at: θ*, where the network is linearised, [K, P], if that is not its mean.
+    at: θ*, where the network is linearised, [K, P], if it differs from the mean.
     """
 
     kind = "laplace"
@@ -263,7 +266,7 @@ class LaplacePosterior(GaussianPosterior):
     def check_restored(self) -> None:
         super().check_restored()
         if not (isinstance(self.method.predictive, str) and isinstance(self.method.link, str)):
-            raise StoreError("the method is no Laplace approximation")
+            raise StoreError("the method is not a Laplace approximation")
         if self.at is not None:
             self._check_tensor("at", self.at, tuple(self.mean.shape))
         state = self.covariance.state()
@@ -283,7 +286,7 @@ class LaplacePosterior(GaussianPosterior):
 
     @property
     def moved(self) -> Tensor | None:
-        """From θ* to the mean, over the uncertain weights, [K, p]; None: they are one."""
+        """The mean minus θ*, over the uncertain weights, [K, p]; None where both are equal."""
         if self.at is None:
             return None
         return self.subset.flatten(self.layout.unflatten(self.mean - self.at))
@@ -307,8 +310,8 @@ class LaplacePosterior(GaussianPosterior):
         return super().restore(common | own, tensors, extra)
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """As for every posterior; the linearised predictive with Gaussian noise is a closed form,
-        and needs no samples."""
+        """Predict; with Gaussian noise the linearised predictive is a closed form without
+        samples."""
         if not self.linearised:
             return super()._predict(x, n, seed, keep)
         seed = self.sampling(n, seed, keep)
@@ -359,7 +362,7 @@ class LaplacePosterior(GaussianPosterior):
         return classes.averaged(form, self.likelihood, centres, counts)
 
     def _functions(self, jacobians: Jacobians, x: Any, counts: list[int], seed: int) -> Drawn:
-        """Functions [S, N, ...] and what they are drawn about, [K, N, ...]."""
+        """Functions [S, N, ...], and the means of their Gaussians, [K, N, ...]."""
         self._check_memory(sum(counts), rows_of(x, "x"))
         pieces = self._function_chunks(jacobians, x, counts, seed)
         f, centres = tree_map(lambda *parts: torch.cat(parts, 1), *pieces)
@@ -368,7 +371,7 @@ class LaplacePosterior(GaussianPosterior):
     def _function_chunks(
         self, jacobians: Jacobians, x: Any, counts: list[int], seed: int
     ) -> Iterator[Drawn]:
-        """The same at some rows after others: f + Jδ for every draw, and for its mean."""
+        """The same in blocks of rows: f + Jδ for every draw, and for the mean."""
         delta, moved = self._deltas(counts, seed), self.moved
         for rows in jacobians.chunks(rows_of(x, "x")):
             f, away = jacobians.along(tree_map(lambda t, r=rows: t[r], x), delta)
@@ -378,8 +381,8 @@ class LaplacePosterior(GaussianPosterior):
             yield tuple(unflatten_outputs(t, self.network.output) for t in (torch.cat(own), centre))
 
     def _deltas(self, counts: list[int], seed: int) -> Tensor:
-        """Draws of θ − θ*, [K, S, p], the same ones as `draw` uses; their mean is one more, where
-        it is not zero."""
+        """Draws of θ − θ*, [K, S, p], the same as in `draw`; where their mean is not zero, it is
+        appended."""
         keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
         away, moved = self._away(self.covariance, keys, seed), self.moved
         if moved is None:

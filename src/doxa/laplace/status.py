@@ -1,27 +1,30 @@
-"""Is a predictive worse than that of its own maximum, the weights alone?
+"""Validation of a Laplace fit: its settings, its status, and its prior scale on held-out rows.
 
-On held-out rows, averaging over an honest posterior loses nothing. On the rows that were fitted it
-may, for the maximum was fitted to them too. With Gaussian noise a row of leverage h has the
-predictive variance σ²(1 + h), and its squared residual is (1 − h)σ² on average, where that of a new
-row is (1 + h)σ²: fitting made the score of the maximum look better by h, and that of the predictive
-by h/(1 + h). The difference, h²/(1 + h), is of second order. Leverages add up to γ, the number of
-well-determined parameters, so that h = γ/nd for each of the d directions in a row's outputs. A
-matrix without correlations counts more of them than there are (Σ x/(x + δ) is larger over its
-diagonal than over its eigenvalues: Schur), and could excuse anything: where it would, γ is that of
-layers' factors, which have some, if it is less.
+Comparison with the MAP estimate (`compare_with_map`). The log score of the Laplace predictive is
+compared with the log score of the weights θ* alone. On held-out rows, the average over a good
+posterior loses nothing. On training rows it may lose, because θ* was fitted to the same rows. With
+Gaussian noise, a row of leverage h has the predictive variance σ²(1 + h). Its squared residual is
+(1 − h)σ² on average; the squared residual of a new row is (1 + h)σ². Training therefore improves
+the apparent score of θ* by h, and the apparent score of the predictive by h/(1 + h). The
+difference, h²/(1 + h), is of second order. The leverages add up to γ, the number of well-determined
+parameters, so that h = γ/nd for each of the d directions in the outputs of one row. A diagonal
+matrix overestimates γ, because Σ x/(x + δ) is larger over the diagonal than over the eigenvalues
+(Schur). Such an estimate could explain any loss. Where it would, γ is computed again from Kronecker
+factors, which have correlations within layers, and the smaller of the two is used.
 
-A loss is much, and said in the status, where it is above that by a tenth of a nat a row (the
-geometric mean of the probabilities given to what came true is then a tenth lower), of classes on
-fitted rows also where it is above half of the maximum's own loss, if that is less; and beyond
-chance. (Held-out rows choose a scale where much is lost: where classes are told apart with hardly a
-doubt, less than a tenth of a nat is no reason to give up the doubt far away.)
+The status is "worse-than-map" where the loss is statistically significant and exceeds the expected
+loss by more than 0.1 nats per row (the geometric mean of the probabilities of the observed targets
+is then 10 % lower). For classes on training rows the limit is half of the loss of θ* itself, if
+that is less than 0.1. On held-out rows the limit stays at 0.1: where the classes are separated
+almost perfectly, a smaller loss is no reason to give up the uncertainty far from the data.
 
-A prior's scale by rows that were held out, from the evidence's outwards.
+Prior scale on held-out rows (`HeldOut`). The candidates are half decades of the prior precision
+around the one of maximal evidence. The chosen one is the candidate nearest to the evidence's whose
+held-out score is within one standard error of the best (Breiman et al. 1984). At the largest
+candidate, H is practically the prior precision alone.
 
-Of half decades of the precision, the nearest that predicts held-out rows as well as the best, to a
-standard error (Breiman et al. 1984). At the last of them H is the prior's alone.
-
-What settings ask of each other, and of a run, before anything is computed.
+Validation of settings (`check_settings`, `choose_structure`, `check_run`). Conflicts between
+settings, or between settings and a run, are raised before anything is computed.
 """
 
 from __future__ import annotations
@@ -55,13 +58,15 @@ WORSE = "worse-than-map"  # the status
 
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
-_MUCH = 0.1  # nats a row
-_LEAST = 0.01  # the same, of classes that were fitted with hardly a doubt left
+_MUCH = 0.1  # nats per row: the largest acceptable loss
+_LEAST = 0.01  # lower bound of that limit, for classes that θ* fits almost perfectly
 
 
 class EvaluationRows(NamedTuple):
-    """Rows of one run in fitted units, whether the fit had not seen them, and their weights, where
-    they have some."""
+    """Rows of one run, in fitted units.
+
+    `held_out` is True for rows that the fit has not used. `weight` is None for unweighted rows.
+    """
 
     x: Any
     y: Any
@@ -69,13 +74,16 @@ class EvaluationRows(NamedTuple):
     weight: Tensor | None = None
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return "held-out rows" if self.held_out else "rows it was fitted to"
 
 
 def evaluation_rows(run: Run) -> EvaluationRows | None:
-    """At most a thousand rows of a run, evenly spread: those that all its members held out, where
-    there are any. None where a row is a set of points."""
+    """At most 1000 evenly spaced rows of a run.
+
+    They are held-out rows, if all members have the same held-out rows; otherwise training rows.
+    None where one row is a set of points (a task).
+    """
     data, split = run.rows, run.split_of[0]
     if data.tasks:
         return None
@@ -89,7 +97,7 @@ def evaluation_rows(run: Run) -> EvaluationRows | None:
 
 
 def log_scores(posterior: LaplacePosterior | SamplePosterior, rows: EvaluationRows) -> Tensor:
-    """log p(y | x) of each row in fitted units, [N]; heads' own scores are added up."""
+    """log p(y | x) of each row in fitted units, [N]; the scores of several heads are summed."""
     fitted = copy.copy(posterior)
     fitted.scales = Standardisation()
     p = fitted.predict(rows.x)
@@ -104,8 +112,11 @@ def _each(p: Predictive, y: Tensor) -> Tensor:
 
 
 class Below(NamedTuple):
-    """How far each row's log score lies below that of the members' maxima alone, [N], how far is
-    much, and the rows' weights."""
+    """The loss against the MAP estimates of the members.
+
+    `each` [N] is the log score of the MAP estimates minus that of the predictive, for each row.
+    `much` is the largest acceptable mean. `weight` are the weights of the rows.
+    """
 
     each: Tensor
     much: float
@@ -116,7 +127,7 @@ class Below(NamedTuple):
         return float(weighted_mean(self.each, self.weight))
 
     def beyond(self, allowed: float) -> bool:
-        """More than is allowed, and not by chance."""
+        """Whether the mean loss is above `allowed`, and statistically significant."""
         return self.mean > allowed and beyond_chance(self.each, self.weight)
 
 
@@ -133,7 +144,10 @@ def below_its_maximum(posterior: LaplacePosterior, rows: EvaluationRows) -> Belo
 
 
 def beyond_chance(below: Tensor, weight: Tensor | None, errors: float = 2.0) -> bool:
-    """The mean is more than so many standard errors above zero; two: by chance once in forty."""
+    """Whether the mean is more than `errors` standard errors above zero.
+
+    Two standard errors are exceeded by chance in one case out of forty.
+    """
     several = number_of_rows(below, weight) > 1
     error = standard_error(below, weight, correction=1) if several else math.inf
     return float(weighted_mean(below, weight)) > errors * error
@@ -143,13 +157,15 @@ def compare_with_map(
     posterior: LaplacePosterior, rows: EvaluationRows, determined: float,
     nearer: Callable[[], float] | None = None,
 ) -> None:  # fmt: skip
-    """The comparison as a diagnostic, and in the status where much is lost; `determined` is γ/n, by
-    which rows that were fitted lose more, and `nearer` works it out with correlations, where it has
-    none."""
+    """Record the comparison with the MAP estimate as a diagnostic, and a large loss in the status.
+
+    `determined` is γ/n, which bounds the expected loss on training rows. Where `determined` comes
+    from a matrix without correlations, `nearer` computes γ/n from one that has some.
+    """
     below = below_its_maximum(posterior, rows)
-    posterior.record.diagnostics["below_maximum"] = {"nats": below.mean, "rows": rows.words}
+    posterior.record.diagnostics["below_maximum"] = {"nats": below.mean, "rows": rows.label}
     outputs = output_size(posterior.network.output)
-    directions = max(1, outputs - posterior.likelihood.classifies)  # a softmax has one less
+    directions = max(1, outputs - posterior.likelihood.classifies)  # a softmax has one fewer
 
     def most(share: float) -> float:
         leverage = 0.0 if rows.held_out else share / directions
@@ -161,16 +177,16 @@ def compare_with_map(
     if nearer is not None and not below.beyond(allowed):
         allowed = min(allowed, most(nearer()))
     lost = (
-        f"on {len(below.each)} {rows.words}, the predictive's log score is {below.mean:.2g} nats a "
-        "row below that of the weights alone"
+        f"on {len(below.each)} {rows.label}, the log score of the predictive is {below.mean:.2g} "
+        "nats per row below that of the weights alone"
     )
     if below.beyond(allowed):
-        expected = f" (at most {allowed:.2g} were to be expected): "
+        expected = f" (expected: at most {allowed:.2g}): "
         posterior.record.status = Status(WORSE, lost + expected + _advice(posterior, rows))
     else:
         posterior.record.status = Status(
-            "ok", f"{lost}, which their leverages may excuse: rows that were not fitted would tell "
-            "(validation=(x, y))",
+            "ok", f"{lost}; the leverage of these rows can explain this. Pass validation=(x, y) to "
+            "compare on held-out rows",
         )  # fmt: skip
 
 
@@ -181,7 +197,7 @@ def _advice(posterior: LaplacePosterior, rows: EvaluationRows) -> str:
     elif posterior.likelihood.classifies and posterior.method.centre == "mode":
         advice.append("centre='mean'")
     if posterior.priors is None:
-        advice.append("a prior whose scale is found (tune='evidence')")
+        advice.append("a prior scale of maximal evidence (tune='evidence')")
     elif posterior.method.tune == "evidence" or not rows.held_out:
         advice.append(
             "a prior scale chosen on held-out rows (tune='validation', validation=(x, y))"
@@ -193,16 +209,18 @@ def _advice(posterior: LaplacePosterior, rows: EvaluationRows) -> str:
 
 log = logging.getLogger("doxa")
 
-# times the evidence's, nearest first
+# factors of the precision of maximal evidence, nearest to 1 first
 _PRECISIONS = tuple(10 ** (k / 2) for k in sorted(range(-2, 9), key=abs))
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Chooses one member's scale.
+    """Selects the prior scale of one member on held-out rows.
 
-    sums: by which learned noise is settled under each. posterior: of a run and a state. if_better:
-    only where θ* alone predicts the rows better. trained: they stopped training, at a good θ*.
+    sums: the curvature sums; they settle the learned noise under each candidate.
+    posterior: makes the posterior of a run and a state.
+    if_better: select only where θ* alone predicts the held-out rows better than the predictive.
+    trained: the held-out rows also stopped the training, so that θ* predicts them well.
     """
 
     sums: Sums
@@ -211,15 +229,15 @@ class HeldOut:
     trained: bool
 
     def chosen(self, run: Run, state: State) -> tuple[State, str]:
-        """The state under that scale, and who chose it: "evidence" or "validation"."""
+        """The state under the selected scale, and its source: "evidence" or "validation"."""
         rows = evaluation_rows(run)
-        assert rows is not None and rows.held_out  # one member has one part
+        assert rows is not None and rows.held_out  # a single member has a single split
         if self.if_better:
             below = below_its_maximum(self.posterior(run, state), rows)
             if not below.beyond(below.much if self.trained else 0.0):
                 return state, "evidence"
         tried, scores = [], []
-        for factor in _PRECISIONS:  # learned noise is at its type-II maximum under each
+        for factor in _PRECISIONS:  # the learned noise is at its type-II maximum under each
             scaled = {**state, "tau": factor * state["tau"]}
             tried.append(self.sums.settle(run, scaled, scale=False))
             scores.append(log_scores(self.posterior(run, tried[-1]), rows))
@@ -227,24 +245,26 @@ class HeldOut:
         behind = [beyond_chance(best - each, rows.weight, errors=1.0) for each in scores]
         chosen = tried[behind.index(False)]
         scale, before = (float(s["tau"].log().mean().mul(-0.5).exp()) for s in (chosen, state))
-        log.info("laplace: prior scale %.3g by held-out rows (%.3g by evidence)", scale, before)
+        log.info(
+            "laplace: prior scale %.3g from held-out rows (%.3g from the evidence)", scale, before
+        )
         return chosen, "validation"
 
 
-_FULL = 2000  # weights of which a full matrix is made in some three seconds
-_MOST_FULL = 5000  # the same, in half a minute
+_FULL = 2000  # number of weights for which a full matrix takes about three seconds
+_MOST_FULL = 5000  # the same for half a minute
 
 
 def check_settings(method: Laplace) -> None:
     held_whole = method.structure in ("auto", "full")
     if method.polish and not held_whole:
-        raise MethodError("polish solves with the full matrix: use structure='full'")
+        raise MethodError("polish needs the full matrix: use structure='full'")
     if method.curvature == "hessian" and not held_whole:
-        raise MethodError("curvature='hessian' is held whole: use structure='full', or 'ggn'")
+        raise MethodError("curvature='hessian' needs structure='full'; or use curvature='ggn'")
     if method.rows is not None and method.structure != "functional":
-        raise MethodError("rows are those of a kernel: use structure='functional'")
+        raise MethodError("rows= selects the rows of a kernel: use structure='functional'")
     if method.subnetwork is not None and not (held_whole and method.curvature == "ggn"):
-        raise MethodError("a subnetwork has a full Gauss–Newton matrix: use structure='full'")
+        raise MethodError("subnetwork= needs a full Gauss–Newton matrix: use structure='full'")
     if method.prior_scale == "layer" and method.structure == "functional":
         raise MethodError("a kernel has one scale: use prior_scale='shared', or structure='full'")
     if method.link not in posterior.DRAWN_LINKS and method.predictive != "linearised":
@@ -253,7 +273,7 @@ def check_settings(method: Laplace) -> None:
             "link='samples'"
         )
     if method.centre == "mean" and method.predictive != "linearised":
-        raise MethodError("centre='mean' is that of the linearised network: use 'linearised'")
+        raise MethodError("centre='mean' needs predictive='linearised'")
     if not method.evidence_steps:
         return
     if not method.train:
@@ -262,14 +282,18 @@ def check_settings(method: Laplace) -> None:
         raise MethodError("a subnetwork is chosen after training: use evidence_steps=0")
     if method.curvature == "hessian":
         raise MethodError(
-            "before a maximum the Hessian is no precision: with evidence_steps, use curvature='ggn'"
+            "away from a maximum the Hessian may not be positive definite: with "
+            "evidence_steps, use curvature='ggn'"
         )
 
 
 def choose_structure(method: Laplace, run: Run) -> str:
-    """The structure that is named; of "auto", the full matrix where weights, or rows × outputs, are
-    few, or where a setting needs it; else the factors of layers, or what the network can have in
-    their place."""
+    """The structure that `method` names; "auto" is resolved here.
+
+    "auto" is "full" where the weights are few or a setting needs the full matrix, "functional"
+    where rows × outputs are few, otherwise "kronecker". A network without Kronecker factors has
+    "full" up to a larger number of weights, then "diagonal".
+    """
     if method.structure != "auto":
         return method.structure
     weights = len(run.subset_index)
@@ -288,8 +312,8 @@ def has_factors(run: Run) -> bool:
 
 
 def _few_rows(method: Laplace, run: Run) -> bool:
-    """Whether a kernel, in all runs, is as small as a matrix of few weights, and has what it needs:
-    one scale of a Gaussian prior, and one level of noise."""
+    """Whether the kernel of every run is small, and "functional" supports the settings: a Gaussian
+    prior with one scale, and one noise level."""
     longest = max(map(len, run.rows.rows))
     if longest * output_size(run.net.output) > _FULL or not run.prior.is_gaussian:
         return False
@@ -299,7 +323,7 @@ def _few_rows(method: Laplace, run: Run) -> bool:
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:
     if not method.train and run.settings.fresh:
         raise MethodError(
-            "train=False takes the weights as they are, but init='fresh' would replace them by "
+            "train=False keeps the weights of the network, but init='fresh' replaces them by "
             "random ones: use fit(..., init='given') with a trained network"
         )
     if method.tunes(run) and not run.prior.is_gaussian:
@@ -321,8 +345,8 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
         raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")
     if method.evidence_steps and not (method.tunes(run) or sums.learns_noise(run)):
         raise MethodError(
-            "evidence_steps re-estimate learned noise and the prior's scale, and here neither is "
-            "free: use tune='evidence', or 0"
+            "evidence_steps re-estimate learned noise and the prior scale, but both are fixed "
+            "here: use tune='evidence', or evidence_steps=0"
         )
     _check_memory(method, run, sums)
 

@@ -1,4 +1,4 @@
-"""What a network's outputs mean: p(y | f), by name or as an object."""
+"""Likelihoods p(y | f) of targets y given network outputs f, by name or as objects."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What a network's outputs mean: the interface of every likelihood, and its shape rules.
+"""The interface of every likelihood p(y | f), where f is the output of a network, and shape rules.
 
-A likelihood is a frozen dataclass of settings. It holds no tensors that are learned: those are
-`theta`, a dict whose values have shape [*lead, *own]. Shapes everywhere:
+A likelihood is a frozen dataclass of settings. It holds no learned tensors: those are in `theta`, a
+dict whose values have the shape [*lead, *own]. Shapes everywhere:
 
-    f      [*lead, N, *output]         what the network gave; lead counts the axes before N
+    f      [*lead, N, *output]         network outputs; `lead` is the number of axes before N
     y      [N, *event] or [*lead, N, *event]
     theta  {name: [*lead, *own]}, or [*own] for a value that all members share
 
-Targets as a person gives them: their shape, and numbers that a likelihood can use.
-
-One number of a likelihood by rows that a fit left out, and whether they ask for it clearly.
+This file also holds the checks of targets (`check_finite`, `check_whole`, `fit_event`), and the
+tools of held-out calibration: `likeliest` estimates one number of a likelihood on held-out rows,
+and `clear` decides whether the improvement is statistically significant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 def check_finite(y: Tensor) -> Tensor:
-    """Real, finite, floating targets of at least single precision."""
+    """Return y as real, finite, floating targets of at least single precision, or raise."""
     if y.is_complex():
         raise DataError("targets must be real numbers, got a complex tensor")
     if not y.is_floating_point():
@@ -42,7 +42,7 @@ def check_finite(y: Tensor) -> Tensor:
 
 
 def check_whole(y: Tensor) -> Tensor:
-    """Finite targets that are whole numbers, whatever their dtype."""
+    """Return y if all targets are finite whole numbers, of any dtype, or raise."""
     if y.is_floating_point():
         y = check_finite(y)
         require(y, y == y.round(), "is not a whole number")
@@ -62,7 +62,7 @@ def require(y: Tensor, good: Tensor, problem: str) -> None:
 
 def as_tensor(y: Any) -> Tensor:
     if y is None:
-        raise DataError("targets must be numbers, and y is None")
+        raise DataError("targets must be numbers, but y is None")
     try:
         array = np.asarray(y)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -82,16 +82,18 @@ def fit_event(y: Tensor, event: Shape, output: Shape) -> Tensor:
     one_hot = not event and y.ndim > 1 and tuple(y.shape[1:]) == output
     raise ShapeError(
         f"targets have shape {list(y.shape)}; network outputs of shape [{given}] need targets of "
-        f"shape [{wanted}]" + ("; one-hot rows become labels by y.argmax(1)" if one_hot else "")
+        f"shape [{wanted}]"
+        + ("; convert one-hot rows to labels with y.argmax(1)" if one_hot else "")
     )
 
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-_CUTS = 18  # to 2e-4 of where the search began
+_CUTS = 18  # the bracket shrinks to 2e-4 of its first width
 
 
 def mixed(each: Tensor) -> Tensor:
-    """log of the mean over S functions of what each gives to a row: [S, N] to [N], in float64."""
+    """log of the mean probability over S functions, from log-probabilities [S, N] to [N], in
+    float64."""
     return torch.logsumexp(each.double(), 0) - math.log(len(each))
 
 
@@ -120,8 +122,11 @@ def likeliest(
 
 
 def clear(gain: Tensor, weight: Tensor, errors: float) -> bool:
-    """Whether the sum of gains [N] is above zero by so many of its standard errors. Near the best
-    of one number, a gain of k standard errors is a number of 2k of its own from no gain at all."""
+    """Whether the sum of the gains [N] is more than `errors` of its standard errors above zero.
+
+    Near the optimum of one number, a gain of k standard errors means that the number differs from
+    its default by 2k of its own standard errors.
+    """
     mean = (weight * gain).sum() / weight.sum()
     error = (weight * (gain - mean)).square().sum().sqrt()
     return bool((weight * gain).sum() > errors * error)
@@ -131,8 +136,13 @@ Theta = Mapping[str, Tensor]
 
 
 class LeftOut(NamedTuple):
-    """What rows left out say: a likelihood in place of another, and in words; what it learned in
-    training under one name is then under another, plus a number."""
+    """The result of held-out calibration.
+
+    likelihood: the calibrated likelihood, which replaces the one of the fit.
+    said: the message for the log.
+    moved: {name: number}: parameters that training learned and calibration renames; the number is
+        added to the value.
+    """
 
     likelihood: Likelihood
     said: str
@@ -140,8 +150,11 @@ class LeftOut(NamedTuple):
 
 
 class Likelihood(ABC):
-    """p(y | f), for any output shape. `log_prob`, `mean`, `variance` and `curvature` are pure
-    tensor code: they may be differentiated, vmapped and traced."""
+    """p(y | f), for any output shape.
+
+    `log_prob`, `mean`, `variance` and `curvature` are pure tensor code: they can be
+    differentiated, vmapped and traced.
+    """
 
     name: ClassVar[str]
     discrete: ClassVar[bool] = False
@@ -151,7 +164,8 @@ class Likelihood(ABC):
     scales_targets: ClassVar[bool] = False
     """y may be standardised before fitting."""
     spared: ClassVar[float] = 0.0
-    """Its own parameters, logs of scales, are found on rows left out as if these were fewer."""
+    """The degrees-of-freedom correction: calibration of its log scales counts so many fewer
+    held-out rows."""
 
     @property
     def is_normal(self) -> bool:
@@ -160,7 +174,7 @@ class Likelihood(ABC):
 
     @property
     def integrates_normal(self) -> bool:
-        """With f normal, y is normal too: variances add up."""
+        """For normal f, y is normal too, and the variances add up."""
         return False
 
     @property
@@ -173,21 +187,33 @@ class Likelihood(ABC):
         return self
 
     def plain(self) -> Likelihood:
-        """The likelihood of `location` in place of f; of classes, at temperature 1."""
+        """The likelihood as a function of `location` instead of f; for classes, at temperature
+        1."""
         return self
 
     @property
     def calibrates_on_held_out(self) -> bool:
-        """Something in it is neither given nor learned in training, but by `left_out`."""
+        """Whether a number of it is estimated on held-out rows, by `left_out`."""
         return False
 
     def left_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
     ) -> LeftOut | None:
-        """What rows that a fit has not seen say of p(y | f): f is [S, N, *output], S functions
-        whose mixture predicts them, in fitted units like y; theta is [S, *own], and weight [N].
-        So many members were stopped where their part of the rows is predicted best. None where
-        they do not clearly ask for anything else."""
+        """Calibrate p(y | f) on held-out rows. None where no significant change is needed.
+
+        Parameters
+        ----------
+        f : Tensor
+            Outputs [S, N, *output] of S functions, whose mixture predicts the held-out rows.
+        y : Tensor
+            Targets of the held-out rows, in fitted units, like f.
+        theta : dict of Tensor
+            Likelihood parameters of each function, [S, *own].
+        weight : Tensor
+            Weight of each row, [N].
+        stopped : int
+            The number of members whose training was stopped by some of these rows.
+        """
         return None
 
     @abstractmethod
@@ -195,13 +221,13 @@ class Likelihood(ABC):
         """Shape of one target, for one network output of shape `output`."""
 
     def outputs(self, y: Tensor) -> Shape:
-        """The outputs that targets y [N, ...] ask for, where no network says how many there are."""
+        """The output shape that targets y [N, ...] need, for methods without a network."""
         return tuple(y.shape[1:]) or (1,)
 
     def prepare_targets(self, y: Any, output: Shape) -> Tensor:
-        """Check targets and give them the shape and kind of dtype that `log_prob` expects.
+        """Check targets, and convert them to the shape and dtype that `log_prob` expects.
 
-        y of shape [N] for a network that gives [N, 1] means [N, 1]; nothing else is reshaped.
+        y of shape [N] becomes [N, 1] for a network with outputs [N, 1]; nothing else is reshaped.
         Regression targets keep their floating dtype (integers become the default one, half
         precision float32); Bernoulli and Poisson targets become the default floating dtype,
         classes int64. Raises ShapeError, or DataError naming the first row that cannot be used.
@@ -210,8 +236,8 @@ class Likelihood(ABC):
         return self._check(fit_event(y, self.event(output), output), output)
 
     def scalar_targets(self, y: Any, output: Any) -> Any:
-        """Whether y was given as [N] where a target has the shape [1]; a tuple for several heads.
-        Predictions then have the shape [N], too."""
+        """Whether y was passed as [N] although one target has the shape [1]; a tuple for several
+        heads. Predictions then have the shape [N], too."""
         return getattr(y, "ndim", None) == 1 and tuple(self.event(output)) == (1,)
 
     @abstractmethod
@@ -219,11 +245,11 @@ class Likelihood(ABC):
         """Check dtype and range of targets whose shape is right."""
 
     def parameters(self, output: Shape) -> dict[str, Tensor]:
-        """Initial values of what is learned, unconstrained and in fitted units."""
+        """Initial values of the learned parameters, unconstrained and in fitted units."""
         return {}
 
     def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
-        """What is given rather than learned, in fitted units, float64.
+        """The fixed parameters, which are not learned, in fitted units and float64.
 
         `scale` is the standardisation scale of y: (), [*event] or [runs, *event].
         """
@@ -250,11 +276,11 @@ class Likelihood(ABC):
         """Var[y | f], the aleatoric part, elementwise: shape of `mean`."""
 
     def constant(self, seen: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor | None:
-        """log p(y), [N], under the best constant for the targets that were `seen`: what a network
-        must beat. None where there is no such thing.
+        """log p(y), [N], under the best constant prediction for the targets `seen`.
 
-        weight: of each target that was seen, adding up to the number of rows that they count as;
-        None: 1 each.
+        This is the baseline of a network. None where the likelihood has no such baseline. `weight`
+        holds the weight of each seen target; the weights add up to the effective number of rows.
+        None means 1 each.
         """
         if not self.scales_targets:
             return None
@@ -270,7 +296,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        """H[y | f] of each element of the event, in nats: [*lead, N, *event]."""
+        """H[y | f] for each element of the event, in nats: [*lead, N, *event]."""
 
     def cdf(self, y: Tensor, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         """P(Y <= y | f) elementwise: [*lead, N, *event]."""
@@ -282,10 +308,12 @@ class Likelihood(ABC):
 
     @abstractmethod
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        """[*lead, N, O, O]: the Fisher information E_y[-d2 log p(y | f) / df df], outputs
-        flattened to O. It is the generalised Gauss-Newton matrix, positive semi-definite, and
-        for Gaussian, Bernoulli, categorical and Poisson the exact negative Hessian. `y` matters
-        only where targets carry weights or are ignored."""
+        """The Fisher information E_y[-d2 log p(y | f) / df df]: [*lead, N, O, O].
+
+        The outputs are flattened to O. The matrix is that of generalised Gauss-Newton, positive
+        semi-definite. For Gaussian, Bernoulli, categorical and Poisson it is the exact negative
+        Hessian. `y` is used only where targets have weights or are ignored.
+        """
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
         """The entropy of given class probabilities; classification only."""
@@ -299,9 +327,10 @@ class Likelihood(ABC):
 def per_row(
     value: Tensor, own: int, f: Tensor, lead: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """[*lead, *own] or [*own] to what broadcasts against f [*lead, N, *event], in f's dtype.
+    """Reshape a value [*lead, *own] or [*own] to broadcast against f [*lead, N, *event], in the
+    dtype of f.
 
-    `own` is the number of the value's own axes: 0, or as many as the event has.
+    `own` is the number of axes of the value besides `lead`: 0, or those of the event.
     """
     value = value.to(f.dtype if dtype is None else dtype)
     if value.ndim in (0, own):
@@ -339,19 +368,20 @@ def diagonal(values: Tensor, lead: int) -> Tensor:
 
 
 def uniform(like: Tensor, shape: Shape, generator: Generator) -> Tensor:
-    """Uniforms in (0, 1), drawn where the generator lives, then moved."""
+    """Uniforms in (0, 1), drawn on the generator's device, then moved."""
     draws = torch.rand(shape, generator=generator, dtype=like.dtype, device=generator.device)
     return draws.clamp_min_(torch.finfo(like.dtype).tiny).to(like.device)
 
 
 def normal(like: Tensor, shape: Shape, generator: Generator) -> Tensor:
-    """Standard normals, drawn where the generator lives, then moved."""
+    """Standard normals, drawn on the generator's device, then moved."""
     draws = torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device)
     return draws.to(like.device)
 
 
 def positive(what: str, value: Any) -> Any:
-    """A setting that must be positive: a float, or nested tuples of floats; None passes."""
+    """Check a setting that must be positive: a float, or nested tuples of floats; None is
+    allowed."""
     if value is None:
         return None
     try:
@@ -364,7 +394,7 @@ def positive(what: str, value: Any) -> Any:
 
 
 def log_constant(what: str, value: Any, event: Shape, scale: Tensor | None) -> Tensor:
-    """log of a given standard deviation in fitted units: [*event], or [runs, *event]."""
+    """log of a fixed standard deviation in fitted units: [*event], or [runs, *event]."""
     numbers = torch.tensor(value, dtype=torch.float64)
     if numbers.ndim and tuple(numbers.shape) != event:
         raise ModelError(

@@ -1,27 +1,25 @@
-"""Likelihoods of classes: one yes or no for each output (Bernoulli), one class of several.
+"""Likelihoods of classes: a binary label for each output (Bernoulli), or one class of several.
 
 Bernoulli     log p = log sigmoid(f/T) if y = 1, log sigmoid(-f/T) if y = 0
 categorical   log p = f_y/T - logsumexp(f/T)
 
-The temperature T is 1 unless it is given, or rows that a fit left out ask for another: see
-`left_out`. Logits, wherever they are shown, are f/T.
+Outputs are logits, divided by a temperature T. Reported logits are always f/T.
 
-What likelihoods of classes share: outputs are logits, divided by a temperature T.
-
-T is 1 unless it is given, or rows that a fit left out ask for another (Guo, Pleiss, Sun and
-Weinberger 2017, whose rows are held out of everything). It is where they are likeliest under
+T is 1 unless the user gives it, or held-out calibration estimates it (`left_out`; Guo, Pleiss, Sun
+and Weinberger 2017, who hold these rows out of everything). The estimate maximises the likelihood
+of the held-out rows under the prior
 
     log T ~ N(0, 0.35²)
 
-and log T is added for each member. Training was stopped where its part of these very rows is
-predicted best, which makes a network look better than it is: the slope of their log-likelihood
-along log T is below that of new rows, by about 1 a member. On 28 tables an ensemble of five lacked
-4.5 on the mean where it had fewer than 500 rows and 6.5 where it had more; one network 1.5 and 2.0,
-dropout 1.2 and 1.5, `mean-field` 0.1 and 0.6.
+plus a term log T for each member. This term corrects a bias: early stopping used the same rows to
+choose where training ends, which makes a network look better than it is. The slope of the
+log-likelihood along log T is therefore lower than on new rows, by about 1 per member. On 28 tables,
+the mean difference was, for an ensemble of five, 4.5 with fewer than 500 rows and 6.5 with more;
+for one network 1.5 and 2.0, for dropout 1.2 and 1.5, for `mean-field` 0.1 and 0.6.
 
-T stays 1 unless they gain, that slope counted: a gain of k of its standard errors is a log T of 2k
-of its own. Being too sure has no bound to what it costs: half of one is enough for T > 1, T < 1
-needs two.
+T stays 1 unless the gain, including that term, is significant. A gain of k of its standard errors
+corresponds to a log T of 2k of its own standard errors. Overconfidence has an unbounded cost, so
+that T > 1 needs half a standard error of log T, and T < 1 needs two.
 """
 
 from __future__ import annotations
@@ -53,10 +51,10 @@ from doxa.likelihoods.base import (
     uniform,
 )
 
-_MOST = math.log(5.0)  # of |log T|
-_SPREAD = 0.35  # of log T, beforehand
-_SLOPE = 1.0  # that rows lack, of each member that was stopped on its part of them
-_ERRORS = {True: 0.25, False: 1.0}  # of the gain, that T > 1 and T < 1 must have
+_MOST = math.log(5.0)  # largest |log T|
+_SPREAD = 0.35  # prior standard deviation of log T
+_SLOPE = 1.0  # correction for each member whose training these rows have stopped
+_ERRORS = {True: 0.25, False: 1.0}  # standard errors of the gain that T > 1 and T < 1 need
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Classes(Likelihood):
     Parameters
     ----------
     temperature
-        A number, or None: 1 in training, and afterwards what the rows left out say.
+        A number; or None: 1 in training, and then estimated on held-out rows.
     """
 
     discrete: ClassVar[bool] = True
@@ -87,7 +85,7 @@ class Classes(Likelihood):
     def left_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
     ) -> LeftOut | None:
-        """The temperature that they ask for."""
+        """The likelihood at the temperature that is estimated on held-out rows."""
 
         def score(log_t: float) -> Tensor:
             return mixed(replace(self, temperature=math.exp(log_t)).log_prob(f, y, theta, 1))
@@ -111,7 +109,7 @@ class Classes(Likelihood):
 
 
 def _counts(seen: Tensor, weight: Tensor | None) -> Tensor:
-    """How much each target of rows counts, in the shape of the targets."""
+    """The weight of each target, in the shape of the targets."""
     each = torch.ones(len(seen), dtype=torch.float64) if weight is None else weight.double()
     return each.to(seen.device).reshape(-1, *(1,) * (seen.ndim - 1)).expand(seen.shape)
 
@@ -123,8 +121,11 @@ def entropy_terms(probs: Tensor) -> Tensor:
 
 
 def _softmax_is_slow(f: Tensor, axis: int) -> bool:
-    """PyTorch's CPU kernels do not vectorise rows shorter than a register: 2 to 5 times slower
-    than by way of logsumexp at 8 to 15 classes, 2 times faster from 16 on."""
+    """Whether logsumexp is faster than softmax here.
+
+    PyTorch's CPU kernels do not vectorise rows shorter than a register. With 8 to 15 classes they
+    are 2 to 5 times slower than logsumexp; with 16 or more they are 2 times faster.
+    """
     return f.device.type == "cpu" and axis == f.ndim - 1 and f.shape[axis] < 16
 
 
@@ -136,7 +137,7 @@ def softmax(f: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Bernoulli(Classes):
-    """Each output is the logit of a yes; targets are 0 or 1 and have the outputs' shape."""
+    """Each output is the logit of y = 1; targets are 0 or 1 and have the shape of the outputs."""
 
     name: ClassVar[str] = "bernoulli"
 
@@ -188,10 +189,11 @@ class Categorical(Classes):
     Parameters
     ----------
     ignore_index
-        Targets with this value count nothing (unlabelled pixels).
+        Targets with this value are ignored (unlabelled pixels).
     class_weight
         One positive weight for each class, multiplying log p(y | f) where y is that class. The
-        likelihood is then tempered: no density, and predictions are scored without it.
+        likelihood is then tempered: it is not a density, and predictions are scored without
+        weights.
     """
 
     name: ClassVar[str] = "categorical"
@@ -226,7 +228,7 @@ class Categorical(Classes):
         return tuple(output[1:])
 
     def outputs(self, y: Tensor) -> Shape:
-        """As many classes as there are weights for, or as y counts up to."""
+        """The number of class weights, or the largest class in y plus one."""
         if self.class_weight is not None:
             return (len(self.class_weight), *y.shape[1:])
         counted = check_whole(y)
@@ -240,7 +242,7 @@ class Categorical(Classes):
         known = (y >= 0) & (y < output[0])
         if self.ignore_index is not None:
             known = known | (y == self.ignore_index)
-        require(y, known, f"is no class that the network's {output[0]} outputs know")
+        require(y, known, f"is not a class of the network's {output[0]} outputs")
         return y
 
     def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
@@ -297,12 +299,14 @@ class Categorical(Classes):
         below = self.mean(f, theta, lead).cumsum(axis)
         shape = tuple(f.shape[:axis] + f.shape[axis + 1 :])
         threshold = uniform(f, shape, generator).unsqueeze(axis)
-        # The last cumulative sum may round below 1: it is left out, so no draw falls past it.
+        # The last cumulative sum may round below 1. It is not used, so that no draw exceeds it.
         return (below.narrow(axis, 0, f.shape[axis] - 1) < threshold).sum(axis)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        """(diag(p) - p p^T)/T^2 at each site, times the weight of y there; without y a
-        class-weighted likelihood takes its expected weight."""
+        """(diag(p) - p p^T)/T^2 at each site, times the weight of y there.
+
+        Without y, a class-weighted likelihood uses the expected weight.
+        """
         axis = lead + 1
         classes, site = f.shape[axis], f.shape[axis + 1 :]
         count = math.prod(site)
@@ -324,15 +328,15 @@ class Categorical(Classes):
         return full.transpose(-2, -3).reshape((*f.shape[:axis], size, size))
 
     def _weights(self, f: Tensor, theta: Theta) -> Tensor:
-        """[C]. From theta, where it already lies on the device: a copy from the host would not
-        go into a CUDA graph. It is a constant, so that all members have the same."""
+        """The class weights [C], from theta, where they are already on the device: a copy from the
+        host cannot be part of a CUDA graph. All members have the same weights."""
         if "class_weight" in theta:
             weight = theta["class_weight"].to(f.dtype)
             return weight.reshape(-1, weight.shape[-1])[0]
         return torch.tensor(self.class_weight, dtype=f.dtype, device=f.device)
 
     def _index_and_weight(self, y: Tensor, f: Tensor, theta: Theta) -> tuple[Tensor, Tensor | None]:
-        """Classes that can be looked up, and what each target counts (None: one)."""
+        """Valid class indices, and the weight of each target (None: 1 each)."""
         weight = None
         if self.ignore_index is not None:
             counted = y != self.ignore_index

@@ -1,4 +1,4 @@
-"""Likelihoods made of likelihoods: in other units (`Affine`), of several outputs (`Heads`).
+"""Likelihoods that wrap others: in other units (`Affine`), or for several outputs (`Heads`).
 
 If z = (y - loc) / scale has density p(z | f), then log p(y | f) = log p(z | f) - sum log scale.
 """
@@ -18,10 +18,10 @@ from doxa.likelihoods.base import Likelihood, Shape, Theta, per_row, sum_event
 
 @dataclass(frozen=True, eq=False)
 class Affine(Likelihood):
-    """The likelihood of y in its own units, when `base` was fitted to (y - loc) / scale.
+    """The likelihood of y in its original units, when `base` was fitted to (y - loc) / scale.
 
-    f and theta stay in fitted units; everything about y is in its own. loc and scale are
-    numbers, one for each output [*event], or one set a run [runs, *event] (lead = 1).
+    f and theta stay in fitted units; everything about y is in units of y. loc and scale are
+    numbers, one per output [*event], or one set per run [runs, *event] (lead = 1).
     """
 
     name: ClassVar[str] = "affine"
@@ -74,7 +74,7 @@ class Affine(Likelihood):
         return self.base.parameters(output)
 
     def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:
-        """Given constants are in units of y, so that they are divided by `self.scale`."""
+        """Constants that the user gives are in units of y, so they are divided by `self.scale`."""
         return self.base.constants(output, self.scale if scale is None else self.scale * scale)
 
     def log_prob(self, f: Tensor, y: Tensor, theta: Theta, lead: int = 0) -> Tensor:
@@ -112,11 +112,12 @@ class Affine(Likelihood):
         return loc + scale * self.base.sample(f, theta, generator, lead)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        """With respect to f, which is in fitted units: the base's."""
+        """The curvature of the base, because f is in fitted units."""
         return self.base.curvature(f, theta, lead)
 
     def _fitted(self, y: Tensor, f: Tensor, lead: int) -> Tensor:
-        """y in fitted units, in loc's precision first: a large offset would not survive float32."""
+        """y in fitted units, computed in the precision of loc: float32 would lose the digits of a
+        large offset."""
         loc, scale = self._loc_scale(f, lead, self.loc.dtype)
         return ((y - loc) / scale).to(f.dtype)
 
@@ -130,9 +131,11 @@ class Affine(Likelihood):
 
 @dataclass(frozen=True)
 class Heads(Likelihood):
-    """Several outputs at once, independent given the network: f, y and what comes back are
-    tuples, one entry a head; log-probabilities add up. theta names carry the head's number:
-    "0.log_noise". To standardise a head's targets, wrap that head in `Affine`.
+    """Several outputs at once, independent given the network.
+
+    f, y and results are tuples with one entry per head; log-probabilities are summed. Names in
+    theta begin with the number of the head: "0.log_noise". To standardise the targets of a head,
+    wrap that head in `Affine`.
     """
 
     name: ClassVar[str] = "heads"
@@ -190,7 +193,7 @@ class Heads(Likelihood):
         }
 
     def theta_of(self, head: int, theta: Theta) -> dict[str, Tensor]:
-        """The parameters of one head, under their own names."""
+        """The parameters of one head, without the number in their names."""
         prefix = f"{head}."
         return {n.removeprefix(prefix): v for n, v in theta.items() if n.startswith(prefix)}
 
@@ -220,7 +223,7 @@ class Heads(Likelihood):
         )
 
     def curvature(self, f: Any, theta: Theta, lead: int = 0, y: Any = None) -> Tensor:
-        """Block diagonal: the heads' outputs, one after the other."""
+        """Block diagonal, with one block per head."""
         blocks = [
             h.curvature(o, self.theta_of(i, theta), lead, None if y is None else y[i])
             for i, (h, o) in self._each(f)

@@ -1,14 +1,15 @@
-"""Gaussian likelihoods: one noise level for all inputs, or one that depends on the input.
+"""Gaussian and Student-t likelihoods, with one noise level or one that depends on the input.
 
 y = f(x) + sigma e,  e ~ N(0, 1):   log p = -(y - f)^2 / (2 sigma^2) - log sigma - log(2 pi)/2
 
-A level of noise that nobody asked for may be no level at all: errors of very different sizes have
-heavier tails, and a few of them widen every interval. Where rows that a fit left out are clearly
-likelier under Student-t noise, at twice the log of the ratio above 6.63 (with Gaussian noise one
-fit in two hundred: half of chi-squared with one degree of freedom), that is the posterior's noise.
-Its scale is that of two rows fewer, as the level's is (`method/stage.py`).
+Where the user does not choose a likelihood, Gaussian noise may be wrong: errors of very different
+sizes have heavier tails, and a few large errors widen every interval. So Student-t noise replaces
+it where held-out rows are clearly more likely under Student-t noise: twice the log likelihood ratio
+must exceed 6.63. With Gaussian noise this happens in one fit out of two hundred (half of
+chi-squared with one degree of freedom). The scale is estimated as if there were two rows fewer,
+like the Gaussian noise level (`method/stage.py`).
 
-Student-t likelihood: regression that outliers cannot drag.
+Student-t likelihood, for regression that is robust to outliers:
 
 log p = lgamma((v+1)/2) - lgamma(v/2) - log(v pi)/2 - log s - (v+1)/2 log(1 + z^2/v),
 z = (y - f) / s
@@ -96,7 +97,7 @@ class StudentT(Likelihood):
         return sum_event(norm - half * torch.log1p(z.square() / df), lead)
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
-        """f, the centre (which at df = 1 is no mean)."""
+        """f, the centre (at df = 1 the mean does not exist)."""
         return f
 
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
@@ -165,8 +166,8 @@ def _legendre() -> tuple[tuple[float, float], ...]:
     return tuple(zip(((nodes + 1) / 2).tolist(), (weights / 2).tolist(), strict=True))
 
 
-_DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # variances exist
-_MOST, _SPREAD = 2.0, 5.0  # of the log of the scale over the level that was found, beforehand
+_DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # with finite variance
+_MOST, _SPREAD = 2.0, 5.0  # log(scale / fitted noise level): largest size, prior deviation
 _CLEAR = 6.63  # twice the log likelihood ratio
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -189,7 +190,7 @@ class Gaussian(Likelihood):
     per_output
         Learn one standard deviation for each output instead of one for all.
     assumed
-        Nobody said that noise is Gaussian: rows left out may say that it is Student-t.
+        The likelihood was inferred, not given: held-out rows may replace it by Student-t noise.
     """
 
     name: ClassVar[str] = "gaussian"
@@ -222,7 +223,8 @@ class Gaussian(Likelihood):
     def left_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
     ) -> LeftOut | None:
-        """Student-t noise, its degrees of freedom and its scale, where they clearly ask for it."""
+        """Student-t noise with its degrees of freedom and scale, where held-out rows are clearly
+        more likely under it."""
 
         def score(u: float, df: float | None = None) -> Tensor:
             if df is None:
@@ -297,7 +299,7 @@ class Gaussian(Likelihood):
         return diagonal(precision.expand(f.shape), lead)
 
     def _own(self, f: Tensor, lead: int) -> int:
-        """How many axes the noise level has of its own."""
+        """The number of axes of the noise level, besides `lead`."""
         return f.ndim - lead - 1 if self.per_output or self.noise is not None else 0
 
     def _log_noise(self, f: Tensor, theta: Theta, lead: int) -> Tensor:

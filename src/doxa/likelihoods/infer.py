@@ -1,4 +1,4 @@
-"""A likelihood by its name, or inferred from the type and values of y and the shape of the outputs.
+"""Infers the likelihood, where none is given, from the type and values of y and the output shape.
 
     y                                 outputs       likelihood
     integers [N, *site]               [N, K, *site] categorical
@@ -7,7 +7,8 @@
     floats 0.0 and 1.0, one-hot rows  as y          gaussian, with a warning
     anything else                                   gaussian
 
-What is not Gaussian is said as a warning, so that it is seen; what is given is never looked at.
+A result that is not Gaussian is logged as a warning, so that users notice it. A likelihood that the
+user gives is never checked against these rules.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
     for kind in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, Poisson)
 }
 
-_GLANCE = 1000  # rows that settle most cases: all of them are looked at where these do not
+_GLANCE = 1000  # the first rows decide most cases; all rows are read only where they do not
 
 
 class Inferred(NamedTuple):
-    """A likelihood's name, why it was chosen (empty: there was no doubt), what to do about it, and
-    how loud to say so."""
+    """The name of the likelihood, the reason (empty where the case is clear), advice for the user,
+    and the log level of the message."""
 
     name: str
     reason: str = ""
@@ -49,9 +50,9 @@ class Inferred(NamedTuple):
 
 
 def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
-    """The likelihood of targets [N, …] for outputs of shape `output` a row.
+    """The likelihood of targets [N, …] for outputs of shape `output` per row.
 
-    `complete` says that y holds all rows; those of a stream are not judged by the first ones.
+    `complete` is True where y holds all rows. The first rows of a stream are not enough to decide.
     """
     if output and isinstance(output[0], tuple):
         raise ModelError(
@@ -67,59 +68,63 @@ def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
     several = bool(output) and output[0] >= 2
     if several and whole and event in (output[1:], (*output[1:], 1)):
         reason = f"y holds whole numbers and the network has {output[0]} outputs"
-        return Inferred("categorical", reason, _said_by("categorical"))
+        return Inferred("categorical", reason, _to_silence("categorical"))
     if several and event == output[1:] and complete and _are_classes(y, output[0]):
         raise ShapeError(
             f"y holds whole numbers 0 … {output[0] - 1} as floats and the network has {output[0]} "
-            'outputs: say likelihood="categorical" if they are classes (integers would have been '
+            'outputs: pass likelihood="categorical" if they are classes (integers would have been '
             f"taken for them); numbers need y of shape [N, {', '.join(map(str, output))}]"
         )
     return Inferred("gaussian")
 
 
 def _of_outputs_shape(y: Tensor, whole: bool, complete: bool) -> Inferred:
-    """One target for each output: a number, or a yes or no."""
+    """The case of one target for each output: a number, or a binary label."""
     truth = y.dtype == torch.bool
     if whole and not truth and not complete:
-        return _uncertain("y holds whole numbers, of which a stream shows the first", "bernoulli")
+        reason = "y holds whole numbers, of which only the first rows of the stream are known"
+        return _uncertain(reason, "bernoulli")
     if not truth and not _are_yes_or_no(y):
-        counts = "y holds whole numbers, one for each output, and not only 0 and 1"
+        counts = "y holds whole numbers, one for each output, and other values than 0 and 1"
         return Inferred("gaussian", counts if whole else "", level=logging.INFO)
     if complete and y[0].numel() > 1 and bool((y.flatten(1).sum(1) == 1).all()):
         return _uncertain("each row of y holds one 1", "categorical", " with y.argmax(1)")
     if whole:
         kind = "truth values" if truth else "0 and 1 only"
-        return Inferred("bernoulli", f"y holds {kind}, one for each output", _said_by("bernoulli"))
-    return _uncertain("y holds floats, though 0 and 1 only", "bernoulli")
+        return Inferred(
+            "bernoulli", f"y holds {kind}, one for each output", _to_silence("bernoulli")
+        )
+    return _uncertain("y holds floats, but only 0 and 1", "bernoulli")
 
 
 def _uncertain(reason: str, other: str, how: str = "") -> Inferred:
-    advice = f'say likelihood="{other}"{how} if they are classes, likelihood="gaussian" if numbers'
+    advice = f'pass likelihood="{other}"{how} if they are classes, likelihood="gaussian" if numbers'
     return Inferred("gaussian", reason, advice)
 
 
-def _said_by(name: str) -> str:
-    return f'likelihood="{name}" says so without this line'
+def _to_silence(name: str) -> str:
+    return f'pass likelihood="{name}" to avoid this message'
 
 
 def _are_yes_or_no(y: Tensor) -> bool:
-    """0 and 1, both of them, and nothing else."""
+    """Whether y holds both 0 and 1, and no other value."""
     return _vary_in(y, lambda part: (part == 0) | (part == 1))
 
 
 def _are_classes(y: Tensor, classes: int) -> bool:
-    """Whole numbers below the number of classes, more than one of them."""
+    """Whether y holds whole numbers below the number of classes, at least two different ones."""
     return _vary_in(y, lambda part: (part == part.round()) & (part >= 0) & (part < classes))
 
 
 def _vary_in(y: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
-    """All values pass, and they are not all the same."""
+    """Whether all values pass the test, and at least two of them differ."""
     passed = all(bool(test(part).all()) for part in (y[:_GLANCE], y))
     return passed and bool((y != y.flatten()[:1]).any())
 
 
 def assumed(name: str) -> Likelihood:
-    """The likelihood of a name that nobody asked for: rows left out may say another."""
+    """The likelihood of a name that was inferred, not given: held-out calibration may replace
+    it."""
     return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
 
 

@@ -1,4 +1,4 @@
-"""Poisson likelihood of counts, the network giving the log rate.
+"""Poisson likelihood of counts; the network output is the log rate.
 
 log p = y f - exp(f) - log y!
 """

@@ -51,7 +51,7 @@ class KroneckerBlock:
         return self.curvature.shape[1]
 
     def numerically_singular(self) -> Tensor:
-        """[K]: whether some eigenvalue of the curvature cannot be told from zero."""
+        """[K]: whether some eigenvalue of the curvature is zero up to rounding."""
         values = self.curvature.detach()
         if self.size == 0:
             return values.any(-1)

@@ -1,6 +1,6 @@
 """How a parameter dict lies in one flat vector.
 
-Every stacked state in doxa holds parameters as `[M, P]`: one row a member. A row is the
+Every stacked state in doxa holds parameters as `[M, P]`: one row per member. A row is the
 concatenation of all trainable tensors, so an optimiser step, a norm, a momentum or a noise
 draw is one operation for all tensors of all members.
 """

@@ -1,9 +1,9 @@
-"""Have the chains met? R-hat of the functions, which is what predictions rest on, in plain words.
+"""Convergence of MCMC: R-hat of the functions, on which predictions depend, and a status.
 
-Weights of a network have symmetric modes that chains need not share; functions do not. So chains
-are compared by their functions at some training rows and by the likelihood's own parameters; those
-of a bare log density by its parameters. R-hat is rank-normalised and split
-(`doxa.posterior.chains`).
+The weights of a network have symmetric modes, which different chains need not share; functions have
+no such symmetry. So chains are compared by the network outputs at some training rows, and by the
+parameters of the likelihood. The chains of a plain log density are compared by its parameters.
+R-hat is rank-normalised and split (`doxa.posterior.chains`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = logging.getLogger("doxa")
 APART = 1.1  # R-hat
 _ROWS = 64
 _BLOCK = 1 << 22  # numbers
-_STUCK = 0.05  # acceptance, and share of draws at a new place
-MOST_DIVERGENT = 0.002  # share of transitions; fewer are named, and no more
+_STUCK = 0.05  # smallest acceptance rate, and smallest share of draws with a new value
+MOST_DIVERGENT = 0.002  # share of transitions; a smaller share is only a warning
 LEAST_EBFMI = 0.3
-LEAST_TRANSITIONS = 100  # transitions, below which E-BFMI says nothing
+LEAST_TRANSITIONS = 100  # E-BFMI is not evaluated for fewer transitions
 _SATURATED = 0.1  # share of transitions
 
 
 def chain_status(
     posterior: SamplePosterior, run: Run, accept: float, concerns: Sequence[Concern] = ()
 ) -> None:
-    """Fill diagnostics and status; whatever is worth a word is in `diagnostics["warnings"]`."""
+    """Fill in diagnostics and status; all messages are in `diagnostics["warnings"]`."""
     members, draws = posterior.samples.shape[:2]
     name = run.problem.compared
     if name == "parameters":
@@ -58,64 +58,65 @@ def chain_status(
     shares = moved(posterior.samples).tolist() if draws > 1 else []
     still = [k for k, share in enumerate(shares) if share < _STUCK]
     if still:
-        words = (
-            f"{len(still)} of {members} chains hardly move (chain {still[0]}: a new place in "
-            f"{shares[still[0]]:.1%} of its draws): run a longer burn-in, or take another step size"
+        message = (
+            f"{len(still)} of {members} chains hardly move (chain {still[0]}: a new value in "
+            f"{shares[still[0]]:.1%} of its draws): run a longer burn-in, or use another step size"
         )
-        found.insert(0, (True, words))
+        found.insert(0, (True, message))
     elif accept < _STUCK:
-        words = f"a chain hardly moves: acceptance {accept:.3f}; run a longer burn-in"
-        found.insert(0, (True, words))
+        message = f"a chain hardly moves: acceptance {accept:.3f}; run a longer burn-in"
+        found.insert(0, (True, message))
     elif not apart <= APART:
-        words = (
+        message = (
             f"R-hat of the {name} is {apart:.2f} (above {APART}): run longer, with longer "
             "trajectories, or raise the noise"
         )
-        found.insert(0, (True, words))
+        found.insert(0, (True, message))
     if found:
-        posterior.record.diagnostics["warnings"] = [words for _, words in found]
+        posterior.record.diagnostics["warnings"] = [message for _, message in found]
     if any(serious for serious, _ in found):
-        reason = "; ".join(words for _, words in found)
+        reason = "; ".join(message for _, message in found)
         posterior.record.status = Status("not-converged", reason)
     else:
-        for _, words in found:
-            log.warning("%s", words)
+        for _, message in found:
+            log.warning("%s", message)
 
 
-Concern = tuple[bool, str]  # whether the draws cannot be trusted for it, and the words
+Concern = tuple[bool, str]  # whether it makes the draws unreliable, and the message
 
 
 def concerns(diagnostics: Mapping[str, Any]) -> list[Concern]:
-    """What a sampler's own diagnostics give to worry about."""
+    """Warnings that follow from the diagnostics of the sampler."""
     found: list[Concern] = []
     count, share = diagnostics.get("divergences", 0), diagnostics.get("divergent_share", 0.0)
     if count:
-        words = (
-            f"{count} transitions diverged ({share:.2%}): the density bends faster than the step "
-            "size follows, and its narrow parts are missing; raise target_accept, or reparametrise"
+        message = (
+            f"{count} transitions diverged ({share:.2%}): the step size is too large for the "
+            "curvature of the density, and its narrow regions are missing; raise target_accept, or "
+            "reparametrise"
         )
-        found.append((share > MOST_DIVERGENT, words))
+        found.append((share > MOST_DIVERGENT, message))
     count, share = diagnostics.get("undefined", 0), diagnostics.get("undefined_share", 0.0)
     if count:
-        words = (
+        message = (
             f"the log density was NaN at {count} proposals ({share:.2%}), which were not accepted: "
-            "outside its support it must be −inf, and inside a number"
+            "it must be −inf outside its support, and finite inside"
         )
-        found.append((share > MOST_DIVERGENT, words))
+        found.append((share > MOST_DIVERGENT, message))
     ratios = [r for r in diagnostics.get("ebfmi", []) if math.isfinite(r)]
     if ratios and min(ratios) < LEAST_EBFMI and diagnostics["transitions"] >= LEAST_TRANSITIONS:
-        words = (
-            f"E-BFMI is {min(ratios):.2f} (below {LEAST_EBFMI}): energies are explored slowly, "
-            "tails are too short; run longer, or reparametrise"
+        message = (
+            f"E-BFMI is {min(ratios):.2f} (below {LEAST_EBFMI}): the sampler explores energies "
+            "slowly, and tails are too short; run longer, or reparametrise"
         )
-        found.append((True, words))
+        found.append((True, message))
     saturated = diagnostics.get("saturated_share", 0.0)
     if saturated > _SATURATED:
-        words = (
+        message = (
             f"{saturated:.0%} of the trees reached max_depth before turning: correct but slow; "
             "raise max_depth, or lengthen burn_in"
         )
-        found.append((False, words))
+        found.append((False, message))
     return found
 
 
@@ -131,8 +132,11 @@ def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
 
 
 def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:
-    """[S, n] a head. Logits up to the shift that all classes share: no prediction sees it, and
-    only the prior pins it, so that chains may differ in it without harm."""
+    """The compared outputs, [S, n] per head.
+
+    A shift that is common to the logits of all classes is removed. Predictions do not depend on it,
+    and only the prior determines it, so that chains may differ in it without harm.
+    """
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     return [
         (own.log_softmax(2) if isinstance(head, Categorical) else own).flatten(1)

@@ -166,9 +166,9 @@ def learn_mass(state: State) -> State:
         metric = (shrunk + ridge * each).sqrt() * moving
     else:
         fixed = (1 - moving).diag_embed()  # zeros on the diagonal would have no factor
-        doubt = _estimation_error(spread, each, n)
+        weight = _estimation_error(spread, each, n)
         alone = shrunk.diagonal(dim1=1, dim2=2).diag_embed()
-        whole = shrunk + doubt * (alone - shrunk) + ridge * each.diag_embed() + fixed
+        whole = shrunk + weight * (alone - shrunk) + ridge * each.diag_embed() + fixed
         factor, failed = torch.linalg.cholesky_ex(whole)
         scales = whole.diagonal(dim1=1, dim2=2).sqrt().diag_embed()
         broken = (failed > 0) | ~torch.isfinite(factor).all(2).all(1)

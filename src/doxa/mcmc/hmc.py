@@ -5,7 +5,7 @@
     accept with probability min(1, exp(H(θ, p) − H(θ', p')))
 
 Neal (2011). All chains advance together. Burn-in finds the step size and the mass, diagonal or
-dense, as `doxa.mcmc.hamiltonian` says. A trajectory of fixed length may return to where it began,
+dense, as in `doxa.mcmc.hamiltonian`. A trajectory of fixed length may return to where it began,
 or to its mirror image, and the chain then never forgets its energy: each transition's length is
 drawn uniformly between `jitter` and 1 times ε·leapfrog, by its step size, which costs no gradient.
 Exact up to Monte Carlo error; its cost is draws × leapfrog full-data gradients. `NUTS` finds the
@@ -37,14 +37,11 @@ Trajectory = Callable[[Point, Tensor], Point]  # from a point, with this step si
 class HMC(Hamiltonian):
     """Static Hamiltonian Monte Carlo.
 
-    Parameters
-    ----------
-    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
-    leapfrog: gradient steps in one transition.
-    target_accept: what the step size is adapted towards.
-    thin: keep every `thin`-th draw. temperature: T.
-    mass: "diagonal" (a scale a parameter) or "dense" (a covariance; up to some hundreds of them).
-    jitter: the shortest trajectory, as a share of the longest; 1 for a fixed length.
+    Parameters ---------- draws: transitions kept from each chain (after `thin`), `burn_in`
+    transitions before them. leapfrog: gradient steps in one transition. target_accept: the
+    acceptance rate to which the step size is adapted. thin: keep every `thin`-th draw. temperature:
+    T. mass: "diagonal" (one scale per parameter) or "dense" (a covariance; up to some hundreds of
+    them). jitter: the shortest trajectory, as a share of the longest; 1 for a fixed length.
     """
 
     name: ClassVar[str] = "hmc"

@@ -11,7 +11,7 @@ The leapfrog: one reversible, volume-preserving step of Hamiltonian dynamics.
 Momentum is kept in the coordinates in which it is standard normal: p here is Fᵀ times the momentum
 of mass M of the textbooks (Neal, 2011), and F p is their velocity M⁻¹p. It is the same integrator,
 and neither the kinetic energy nor a U-turn needs the mass again. F is the `metric`: a standard
-deviation a parameter, [M, P], or a lower triangle, [M, P, P]. A row of zeros holds its parameter
+deviation per parameter, [M, P], or a lower triangle, [M, P, P]. A row of zeros holds its parameter
 fixed. The energy error of a trajectory of given length falls as ε².
 """
 
@@ -95,7 +95,9 @@ class Kernel(Method):
     thin: int
     temperature: float
     uses_rate: ClassVar[bool] = False  # but to find the maximum of weights that are points
-    tallied: ClassVar[tuple[str, ...]] = ("accept",)  # of Info: what is summed up while sampling
+    tallied: ClassVar[tuple[str, ...]] = (
+        "accept",
+    )  # entries of Info that are summed while sampling
 
     @abstractmethod
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:

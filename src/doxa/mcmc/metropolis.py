@@ -35,7 +35,7 @@ class Metropolis(Kernel):
     ----------
     draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
     scale: of the first proposals, in units of 2.38/√P; burn-in adapts it.
-    covariance: what is learned of the proposal's shape, "dense" or "diagonal".
+    covariance: the adapted covariance of the proposal, "dense" or "diagonal".
     thin: keep every `thin`-th draw. temperature: T.
     """
 

@@ -5,19 +5,19 @@
 
 Hoffman & Gelman (2014), with multinomial draws and the generalised U-turn of Betancourt (2017), as
 in Stan; `doxa.mcmc.nuts` has the trajectory. All chains advance together, and each transition lasts
-as long as its longest tree: no trajectory length to choose, at the price of waiting. Burn-in finds
-step size and mass as `doxa.mcmc.hamiltonian` says. Full-data gradients; dropout is off and
-BatchNorm frozen. A transition is no fixed sequence of operations, so that only its parts are
-recorded or compiled, never the whole.
+as long as its longest tree: there is no trajectory length to choose, but chains wait for each
+other. Burn-in adapts step size and mass as in `doxa.mcmc.hamiltonian`. Gradients use all rows;
+dropout is off and BatchNorm frozen. A transition is not a fixed sequence of operations, so that
+only its parts can be recorded or compiled.
 
-The trajectory of a NUTS transition, grown by doubling until it turns back.
-
-A doubling adds a branch of 2^d leapfrog steps at one end. Its points weigh exp(H₀ − H); one of them
-is drawn, leaf by leaf (multinomial within the branch), and replaces the tree's with probability
-min(1, w_branch / w_tree), which favours the far end. A stretch from momentum p to p' with sum ρ
-turns back when p·ρ ≤ 0 or p'·ρ ≤ 0 (in the leapfrog's coordinates the mass is 1). That is asked of
-every balanced subtree, and of either half with the first point of the other: Betancourt (2017),
-and Stan's extra checks, which see what the ends alone would miss.
+The trajectory of a transition grows by doubling until it turns back. A doubling adds a branch of
+2^d leapfrog steps at one end. Its points have the weights exp(H₀ − H). One of them is drawn, leaf
+by leaf (multinomial within the branch), and replaces the proposal of the tree with probability
+min(1, w_branch / w_tree), which favours the far end. A segment from momentum p to p' with sum ρ
+turns back when p·ρ ≤ 0 or p'·ρ ≤ 0 (in the coordinates of the leapfrog the mass is 1). This is
+checked for every balanced subtree, and for either half with the first point of the other:
+Betancourt (2017), and Stan's additional checks, which detect turns that the end points alone would
+miss.
 
 Subtrees are not built recursively. Leaf i closes as many of them as i has trailing ones in binary;
 where each began was noted when it did, in as many places as a branch has levels (Phan, Pradhan &
@@ -162,7 +162,7 @@ def new_leaf(density: ValueAndGrad, branch: State) -> State:
     """One leaf: a leapfrog step, its weight, and whether it is the one taken."""
     active = branch["active"]
     theta, momentum, grad = (branch[name] for name in _PLACE)
-    here = Point(theta, momentum, branch["start"], grad)  # its density is not asked for again
+    here = Point(theta, momentum, branch["start"], grad)  # its density is not computed again
     there = leapfrog(density, here, branch["metric"], branch["step"])
     energy = there.energy
     error = energy - branch["start"]
@@ -236,14 +236,13 @@ _EARLY = 7  # depth before a first mass is known, when long trees cost much and 
 class NUTS(Hamiltonian):
     """Multinomial no-U-turn sampler.
 
-    Parameters
-    ----------
-    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
-    target_accept: what the step size is adapted towards; nearer to 1 where transitions diverge.
-    max_depth: at most 2^max_depth − 1 leapfrog steps a transition; 2^7 − 1 until burn-in has
+    Parameters ---------- draws: transitions kept from each chain (after `thin`), `burn_in`
+    transitions before them. target_accept: the acceptance rate to which the step size is adapted;
+    nearer to 1 where transitions diverge. max_depth: at most 2^max_depth − 1 leapfrog steps a
+    transition; 2^7 − 1 until burn-in has
         learned a first mass.
-    mass: "diagonal" (a scale a parameter) or "dense" (a covariance; up to some hundreds of them).
-    thin: keep every `thin`-th draw. temperature: T.
+    mass: "diagonal" (one scale per parameter) or "dense" (a covariance; up to some hundreds of
+    them). thin: keep every `thin`-th draw. temperature: T.
     """
 
     name: ClassVar[str] = "nuts"

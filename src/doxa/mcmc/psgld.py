@@ -3,17 +3,17 @@
     V ← αV + (1 − α) ḡ²,   ḡ = ∇Û/n,   G = 1 / (λ + √V)
     θ ← θ − η (G ∇Û − TΓ) + √(2ηTG) ε,    Γ_i = ∂G_i/∂θ_i
 
-Li, Chen, Carlson & Carin (2016): RMSprop's step sizes, one a weight, with noise to match. The
+Li, Chen, Carlson & Carin (2016): RMSprop's step sizes, one per weight, with matching noise. The
 dynamics keep the posterior only with Γ, the drift of the preconditioner, which the paper drops in
 practice because it is of order 1 − α:
 
     Γ_i = −(1 − α) G_i² ḡ_i h_i / √V_i,    h_i = ∂ḡ_i/∂θ_i.
 
-`correction` says what to do about it. "freeze" adapts V in burn-in only, so that Γ = 0 exactly
+`correction` selects how Γ is treated. "freeze" adapts V in burn-in only, so that Γ = 0 exactly
 afterwards: SGLD with a diagonal preconditioner, and no bias but that of η. "none" is the paper's
 practical algorithm. "gamma" adds Γ, with h from one Hutchinson probe z ∈ {±1},
-h ≈ z ⊙ (ḡ(θ + δz) − ḡ(θ − δz)) / 2δ: two gradients more a step. The slope of G says nothing beyond
-the step that is taken: where G would change by more than itself within the noise √(2ηTG), as at a
+h ≈ z ⊙ (ḡ(θ + δz) − ḡ(θ − δz)) / 2δ: two more gradients per step. The slope of G is valid only
+locally: where G would change by more than itself within the noise √(2ηTG), as at a
 mode, before V has seen anything else, Γ is held at |Γ| ≤ G/√(2ηTG), and moves θ by at most half the
 noise. A small step never meets that bound.
 

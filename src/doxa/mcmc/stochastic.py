@@ -6,9 +6,9 @@ is the full-data potential, estimated on a batch, and a step size η multiplies 
 `step=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic gradient
 descent on the mean loss does at that rate: one number serves small and large data sets alike.
 
-A method of this family says how θ moves (`move`), and perhaps at which rates; its file is otherwise
-its settings. Dropout is off. BatchNorm is in training mode with running statistics of each chain's
-own, which all draws of that chain share.
+A method of this family implements how θ moves (`move`), and perhaps at which rates; its file is
+otherwise its settings. Dropout is off. BatchNorm is in training mode with running statistics of
+each chain's own, which all draws of that chain share.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class StochasticGradient(Method):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         last = state["theta"].unsqueeze(1)  # [K, 1, P]
         samples = last if kept is None else kept.transpose(0, 1).contiguous()
-        for k, t in (~finite(samples)).nonzero().tolist():  # the driver says who broke down
+        for k, t in (~finite(samples)).nonzero().tolist():  # the driver reports the failed chains
             samples[k, t] = last[k, 0]
         posterior = SamplePosterior(samples=samples, **run.common(self), **run.shared(state))
         if kept is None:

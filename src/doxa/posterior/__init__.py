@@ -1,4 +1,4 @@
-"""What comes back from a fit."""
+"""Posteriors: the results of a fit."""
 
 from doxa.posterior.base import Posterior, Record, Status, register_posterior
 from doxa.posterior.implicit import ImplicitPosterior

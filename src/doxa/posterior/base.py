@@ -1,10 +1,10 @@
-"""What every fit gives back, whichever method made it.
+"""`Posterior`, the result of every fit, for all methods.
 
-A `Posterior` predicts, draws functions, says whether it can be trusted (`status`), and saves
-itself. It is an equal mixture over its members. Subclasses say how parameters or functions are
+A `Posterior` predicts, draws functions, reports whether it is reliable (`status`), and can be
+saved. It is an equal mixture over its members. Subclasses implement how parameters or functions are
 drawn.
 
-Kinds of posterior, by the names under which they are saved.
+The registry holds the kinds of posterior by the names under which they are saved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REGISTRY: dict[str, type[Posterior]] = {}
 
 
 def register_posterior(cls: type[Posterior]) -> type[Posterior]:
-    """Make a kind loadable by name."""
+    """Register a kind of posterior, so that it can be loaded by name."""
     REGISTRY[cls.kind] = cls
     return cls
 
@@ -60,7 +60,7 @@ def posterior_class(kind: str) -> type[Posterior]:
 
 
 class Status(str):
-    """ "ok", "diverged", "not-converged"…, with the reason in plain words as `.reason`."""
+    """ "ok", "diverged", "not-converged"…; `.reason` holds the explanation."""
 
     reason: str
 
@@ -72,7 +72,7 @@ class Status(str):
 
 @dataclass
 class Record:
-    """What the driver knows of a fit, for people: none of it changes a prediction but the seed."""
+    """The driver's record of a fit, for users. Of it, only the seed affects predictions."""
 
     seed: int = 0
     status: Status = field(default_factory=Status)
@@ -84,28 +84,36 @@ class Record:
 
 
 class Posterior(describe.Described, ABC):
-    """Belief after seeing data.
+    """The posterior distribution over functions, given the data.
 
     Attributes
     ----------
-    model: the network as it was fitted (None for methods that bring their own functions).
-    method: the method's settings. members: how many are averaged.
-    status, diagnostics, history, validation, metadata: what the driver recorded.
-    log_evidence, elbo: numbers where the method has them, else None.
-    columns: the names of x's columns, where the fit was given a frame; else None.
-    scalar_targets: the fit was given y of shape [N] and the outputs are [N, 1]: predictions have
-        the shape [N]. A tuple, one entry per head, where there are several.
+    model : Model or None
+        The network of the fit; None for methods without a network.
+    method : Method
+        The method with its settings.
+    members : int
+        The number of members that are averaged.
+    status, diagnostics, history, validation, metadata
+        The driver's record of the fit.
+    log_evidence, elbo : float or None
+        None where the method has no such number.
+    columns : list of str or None
+        The names of the columns of x, where the fit was given a data frame.
+    scalar_targets : bool or tuple of bool
+        True where the fit was given y of shape [N] and the outputs are [N, 1]: predictions then
+        have the shape [N]. A tuple, one entry per head, where there are several heads.
     """
 
     kind: ClassVar[str]
-    # what computes in torch's default modes, whichever are set around it
+    # methods that run in torch's default modes, whatever modes the caller has set
     computes: ClassVar[tuple[str, ...]] = ("features", "draw", "condition", "restore")
-    may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # stored tensors; NaN is never right
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # stored tensors; NaN is never allowed
     log_evidence: float | None = None
     elbo: float | None = None
     columns: list[str] | None = None
     scalar_targets: bool | tuple[bool, ...] = False
-    fitted_rows: FittedRows | None = None  # None: not known, as of rows that were streamed
+    fitted_rows: FittedRows | None = None  # None: not known, for example for streamed rows
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -159,11 +167,11 @@ class Posterior(describe.Described, ABC):
 
     @property
     def ids(self) -> list[int]:
-        """Who the members are: their draws depend on it, not on who else there is."""
+        """The ids of the members. The draws of a member depend on its id, not on other members."""
         return list(range(self.members)) if self._ids is None else self._ids
 
     def split(self, n: int) -> list[int]:
-        """n samples over the members, as evenly as they go."""
+        """n samples split over the members, as evenly as possible."""
         base, rest = divmod(n, self.members)
         return [base + (k < rest) for k in range(self.members)]
 
@@ -177,11 +185,11 @@ class Posterior(describe.Described, ABC):
 
     @abstractmethod
     def _reference(self) -> Tensor:
-        """A tensor whose device and type are the posterior's."""
+        """A tensor with the device and dtype of the posterior."""
 
     @property
     def likelihood(self) -> Likelihood:
-        """What the outputs mean, in the units of y."""
+        """The likelihood of y given the outputs, in the units of y."""
         if self.scales.y_loc is None:
             return self.base_likelihood
         scales = self.scales.to(self.device, torch.float64)
@@ -189,7 +197,7 @@ class Posterior(describe.Described, ABC):
 
     @property
     def fitted_likelihood(self) -> Likelihood:
-        """What outputs meant in training, before rows left out were asked."""
+        """The likelihood in training, before held-out calibration."""
         before = self.metadata.get("fitted_likelihood")
         return self.base_likelihood if before is None else store.decode(before, "likelihood")
 
@@ -201,25 +209,33 @@ class Posterior(describe.Described, ABC):
 
         Parameters
         ----------
-        x: inputs as given to `fit`, in their original units. A frame's columns are put in the
-            order of the fit; the batches of a `DataLoader` (or the rows of a `Dataset`) are joined
-            in their order, and of pairs (x, y) x is taken.
-        n: how many samples in all, split over members; default: every kept draw, else 100.
-        seed: default: the fit's, so that repeated calls agree.
-        keep: "samples", or "moments" to stream where samples would not fit in memory.
+        x : array, Tensor, data frame, DataLoader or Dataset
+            Inputs as in `fit`, in their original units. The columns of a data frame are sorted as
+            in the fit. The batches of a `DataLoader` (or the rows of a `Dataset`) are concatenated
+            in their order; from pairs (x, y), x is used.
+        n : int, optional
+            The total number of samples, split over members. Default: every kept draw, else 100.
+        seed : int, optional
+            Default: the seed of the fit, so that repeated calls give the same result.
+        keep : str
+            "samples", or "moments" to stream where samples would not fit in memory.
         """
         return self._predict(x, n, seed, keep).for_targets(self.scalar_targets)
 
     @default_modes()
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        """Whole function draws at x, [n, N, ...], in the units and shape of y: one weight draw
-        each; jointly over the rows of x for a process."""
+        """Draws of whole functions at x, [n, N, ...], in the units and shape of y.
+
+        Each function is one draw of the weights. A process draws jointly over the rows of x.
+        """
         return self._in_shape(self._draw_functions(x, n, seed))
 
     @default_modes()
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
-        """Whole functions at x as they were believed in before the data, [n, N, ...], in the units
-        and shape of y (logits for classes); of a learned prior, as it was learned."""
+        """Draws of functions from the prior at x, [n, N, ...], in the units and shape of y.
+
+        Classes have logits. A learned prior is used with its learned values.
+        """
         return self._in_shape(self._draw_prior_functions(x, n, seed))
 
     def _in_shape(self, f: Any) -> Any:
@@ -230,26 +246,26 @@ class Posterior(describe.Described, ABC):
 
     @abstractmethod
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """`predict` with the axis of one output that the network has, whatever y's shape."""
+        """`predict`, but a single output keeps its axis, whatever the shape of y."""
 
     def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """`functions` with that axis, likewise."""
+        """`functions`, but a single output keeps its axis."""
         return self._predict(x, n, seed, "samples").samples
 
     def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         raise Unavailable(f"a {self.kind} posterior has no prior over functions to draw from")
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
-        """Parameter dicts with leading axis n."""
+        """Draws of the parameters, {name: [n, ...]}."""
         raise Unavailable(f"a {self.kind} posterior has no weights to draw")
 
     def features(self, x: Any) -> Tensor:
-        """What goes into the network's last layer at x, averaged over members: [N, ...]."""
+        """The inputs of the network's last layer at x, averaged over members: [N, ...]."""
         raise Unavailable(f"a {self.kind} posterior has no network to take features from")
 
     @default_modes()
     def condition(self, x: Any, y: Any) -> Posterior:
-        """The posterior after more data, without refitting: processes and exact models."""
+        """The posterior given more data, without refitting; for processes and exact models."""
         new = self._condition(x, y)
         new.columns, new.scalar_targets = self.columns, self._scalar_with(y)
         rows = FittedRows.of(self.read(x), as_tensors(y, "y"))
@@ -257,7 +273,7 @@ class Posterior(describe.Described, ABC):
         return new
 
     def _scalar_with(self, y: Any) -> bool | tuple[bool, ...]:
-        """`scalar_targets` after such y was added: the fit's."""
+        """`scalar_targets` after y was added; it stays that of the fit."""
         return self.scalar_targets
 
     def _condition(self, x: Any, y: Any) -> Posterior:
@@ -270,28 +286,31 @@ class Posterior(describe.Described, ABC):
         raise Unavailable(f"a {self.kind} posterior keeps no chains")
 
     def count_fitted(self, x: Any, y: Any) -> int:
-        """How many of these rows the fit used, to train on or to stop by: see `FittedRows`. 0 where
-        that is not known, or where rows may be alike by chance."""
+        """The number of these rows that the fit used, for training or early stopping.
+
+        0 where this is not known, or where rows can be equal by chance. See `FittedRows`.
+        """
         if self.fitted_rows is None:
             return 0
         return self.fitted_rows.overlap(self.read(x), as_tensors(y, "y"))
 
     def ordered(self, x: Any) -> Any:
-        """x with the batches of a loader joined, and the columns of a frame in the fit's order."""
+        """x with the batches of a loader concatenated, and the columns of a data frame in the order
+        of the fit."""
         return in_order(gathered(x), self.columns)
 
     def ordered_pair(self, data: Any) -> Any:
-        """(x, y) with such an x; anything else as it is."""
+        """(x, y) with x as in `ordered`; anything else is returned unchanged."""
         if not isinstance(data, tuple | list) or len(data) != 2:
             return data
         return self.ordered(data[0]), data[1]
 
     def read(self, x: Any) -> Any:
-        """The same as tensors."""
+        """x as in `ordered`, as tensors."""
         return as_tensors(self.ordered(x), "x")
 
     def check_inputs(self, x: Any) -> Any:
-        """x as tensors in fitted units, checked."""
+        """x as checked tensors in fitted units."""
         names = Names(None if self.columns is None else tuple(self.columns), Names.of(x).index)
         x = self.read(x)
         self._check_shape(x)
@@ -304,7 +323,8 @@ class Posterior(describe.Described, ABC):
         return each(lambda t: cast(t, device, dtype), x)
 
     def _check_shape(self, x: Any) -> None:
-        """Rows have the shape that the fit saw; of images and sequences, as many axes."""
+        """Check that rows have the shape of the fitted rows; for images and sequences, the same
+        number of axes."""
         if self.inputs is None:
             return
         fitted = _shape_list(self.inputs)
@@ -312,12 +332,12 @@ class Posterior(describe.Described, ABC):
         if whole == fitted and all(fitted):
             raise ShapeError(
                 f"x has the shape {fitted} of a single row; the first axis must be the rows: "
-                "x[:1] and x[None] have one"
+                "pass x[None]"
             )
         given = [shape[1:] for shape in whole]
         same_axes = [len(s) for s in given] == [len(s) for s in fitted]
         if given != fitted and (all(len(s) <= 1 for s in fitted) or not same_axes):
-            raise ShapeError(f"x has rows of shape {given}, but the fit saw {fitted}")
+            raise ShapeError(f"x has rows of shape {given}, but the fit had {fitted}")
 
     def sampling(self, n: int | None, seed: int | None, keep: str) -> int:
         if n is not None:
@@ -328,10 +348,10 @@ class Posterior(describe.Described, ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What must be stored besides the recipe."""
+        """The tensors that are stored."""
 
     def extra(self) -> dict[str, Any]:
-        """JSON-able facts a subclass needs to be rebuilt."""
+        """Further values, as JSON, that `restore` of the subclass needs."""
         return {}
 
     @classmethod
@@ -339,43 +359,48 @@ class Posterior(describe.Described, ABC):
     def restore(
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> Posterior:
-        """From what `tensors` and `extra` gave; `common` are the base class's arguments."""
+        """Rebuild the posterior from `tensors` and `extra`; `common` are the arguments of the base
+        class."""
 
     def check_restored(self) -> None:
-        """Whether what `restore` was given fits together, before anything is predicted: an artefact
-        may come from anybody. Raises an error of doxa, or anything, which counts as one."""
+        """Check that the arguments of `restore` are consistent, before any prediction.
+
+        An artefact may come from an untrusted source. Any exception that is raised here counts as
+        a damaged artefact.
+        """
         if not self.members or len(self.ids) != self.members:
             raise StoreError(f"{len(self.ids)} ids for {self.members} members")
         if not all(type(number) is int for number in self.ids):
-            raise StoreError("a member's id is no whole number")
+            raise StoreError("a member's id is not an integer")
         bounds = (self.log_evidence, self.elbo)
         if not all(value is None or isinstance(value, float) for value in bounds):
-            raise StoreError("the evidence is no number")
+            raise StoreError("the evidence is not a number")
         self._check_scales()
 
     def check_two_rows(self) -> None:
-        """Predict two rows, at the mean of those fitted: what does not fit together fails here,
-        while the artefact is read. For posteriors whose x are numbers."""
+        """Predict two rows, at the mean of the fitted rows, so that inconsistent tensors fail while
+        the artefact is loaded. For posteriors with numeric x."""
         shape = _shape_list(self.inputs)[0] if self.inputs is not None else ()
         x = torch.zeros(2, *shape, dtype=self.dtype, device=self.device)
         if isinstance(self.scales.x_loc, Tensor):
             x = x + self.scales.x_loc.to(x)
         p = self.predict(x, n=self.members)
         if not (bool(torch.isfinite(p.mean).all()) and bool(torch.isfinite(p.variance).all())):
-            raise StoreError("the artefact holds numbers that predict none")
+            raise StoreError("the artefact is damaged: its predictions are not finite")
 
     def shadow(self) -> Self:
-        """A copy that shares its tensors, and remembers nothing of what is done with it."""
+        """A shallow copy. It shares the tensors; what is done with it does not change the
+        original."""
         return copy.copy(self)
 
     def _check_scales(self) -> None:
         s = self.scales
         for name, loc, scale in (("x", s.x_loc, s.x_scale), ("y", s.y_loc, s.y_scale)):
             if (loc is None) != (scale is None):
-                raise StoreError(f"{name} has a location or a scale, not both")
+                raise StoreError(f"{name} has only one of location and scale")
             for a, b in zip(leaves(loc), leaves(scale), strict=True) if loc is not None else ():
                 if a.shape != b.shape or not bool((b > 0).all()):
-                    raise StoreError(f"the scale of {name} does not fit, or is not positive")
+                    raise StoreError(f"the scale of {name} has the wrong shape, or is not positive")
         shapes = _shape_list(self.inputs)
         if s.x_loc is not None and self.inputs is not None:
             for loc, shape in zip(leaves(s.x_loc), shapes, strict=True):
@@ -383,7 +408,7 @@ class Posterior(describe.Described, ABC):
                     raise StoreError(f"x of shape {shape} has scales of shape {tuple(loc.shape)}")
 
     def save(self, path: str | Path) -> None:
-        """Write a directory of safetensors and JSON, atomically and checksummed."""
+        """Write a directory of safetensors and JSON files, atomically and with checksums."""
         from doxa.posterior.saving import to_artefact
 
         tensors, meta = to_artefact(self)
@@ -407,5 +432,5 @@ def leaves(tree: Any) -> list[Tensor]:
 
 
 def each(fn: Callable[..., Any], *trees: Any) -> Any:
-    """`tree_map`, without its cost where there is one tensor."""
+    """`tree_map`, with a shortcut for a single tensor."""
     return fn(*trees) if isinstance(trees[0], Tensor) else tree_map(fn, *trees)

@@ -1,14 +1,14 @@
-"""Have the chains met, and how many independent draws are they worth?
+"""MCMC diagnostics: R-hat, effective sample sizes, E-BFMI, and export to ArviZ.
 
 Rank-normalised split R-hat, and bulk and tail effective sample sizes, after Vehtari, Gelman,
 Simpson, Carpenter & Bürkner (2021). Draws are replaced by normal scores of their ranks,
 
     z = Φ⁻¹((r − 3/8) / (S + 1/4)),    R̂² = (W (L−1)/L + B/L) / W,    ESS = S / (1 + 2 Σ_t ρ_t)
 
-over 2K half-chains of length L; R-hat is the larger of that of z and of the folded |x − median|,
-which sees chains that differ in scale. The sum of autocorrelations is Geyer's (1992) initial
-monotone sequence. Energies tell whether a Hamiltonian sampler's momenta reach the tails
-(Betancourt, 2016):
+over 2K half-chains of length L. R-hat is the larger of two values: that of z, and that of the
+folded |x − median|, which detects chains that differ in scale. The sum of autocorrelations is
+Geyer's (1992) initial monotone sequence. Energies show whether the momenta of a Hamiltonian sampler
+reach the tails (Betancourt, 2016):
 
     E-BFMI = Σ_t (E_t − E_{t−1})² / Σ_t (E_t − Ē)²
 
@@ -31,19 +31,19 @@ _BLOCK = 1 << 20  # numbers at a time, where draws may be on disk
 
 
 def rhat(draws: Tensor) -> Tensor:
-    """Rank-normalised split R-hat: [*entries]; infinite where chains stand still apart."""
+    """Rank-normalised split R-hat: [*entries]; infinite where chains are constant and differ."""
     halves = split(draws)
     flatten_particles = (halves - _median(halves)).abs()
     return torch.maximum(_rhat(_normal_scores(halves)), _rhat(_normal_scores(flatten_particles)))
 
 
 def ess_bulk(draws: Tensor) -> Tensor:
-    """Independent draws that the centre of the distribution is worth: [*entries]."""
+    """Effective sample size for the centre of the distribution: [*entries]."""
     return _ess(_normal_scores(split(draws)))
 
 
 def ess_tail(draws: Tensor, probability: float = 0.05) -> Tensor:
-    """The smaller of the effective sizes of both tails, below the quantiles p and 1 − p."""
+    """The smaller of the effective sample sizes of both tails, at the quantiles p and 1 − p."""
     halves, flat = split(draws), draws.double().flatten(0, 1)
     levels = torch.tensor([probability, 1 - probability], dtype=flat.dtype, device=flat.device)
     low, high = torch.quantile(flat, levels, dim=0)
@@ -52,7 +52,7 @@ def ess_tail(draws: Tensor, probability: float = 0.05) -> Tensor:
 
 
 def moved(draws: Tensor) -> Tensor:
-    """The share of each chain's draws that are not where the one before was: [K]."""
+    """The share of draws that differ from the draw before, for each chain: [K]."""
     count, length = draws.shape[:2]
     still = torch.zeros(count, dtype=torch.float64, device=draws.device)
     for start, stop in _blocks(draws[:, 1:]):
@@ -71,15 +71,17 @@ def finite(draws: Tensor) -> Tensor:
 
 
 def _blocks(draws: Tensor) -> Iterator[tuple[int, int]]:
-    """Spans of draws [K, T, *entries], so many at a time that those on disk need little memory."""
+    """Spans of draws [K, T, *entries], small enough that draws on disk need little memory."""
     length = draws.shape[1]
     step = max(1, _BLOCK * length // max(1, draws.numel()))
     return ((start, min(start + step, length)) for start in range(0, length, step))
 
 
 def ebfmi(energy: Tensor) -> Tensor:
-    """The energy's Bayesian fraction of missing information of each chain, [K, T] to [K]; below
-    0.3 the tails are explored too slowly. NaN where the energy stands still."""
+    """The energy's Bayesian fraction of missing information for each chain, [K, T] to [K].
+
+    Below 0.3 the tails are explored too slowly. NaN where the energy is constant.
+    """
     if energy.ndim != 2 or energy.shape[1] < LEAST_DRAWS:
         raise ShapeError(
             f"energies must be [chains, draws] with {LEAST_DRAWS} draws or more, "
@@ -91,8 +93,8 @@ def ebfmi(energy: Tensor) -> Tensor:
 
 
 def to_arviz(values: Mapping[str, Tensor], stats: Mapping[str, Tensor]) -> Any:
-    """Draws {name: [K, T, ...]} and what was said of each {name: [K, T]} as an arviz DataTree,
-    under the names that arviz knows."""
+    """Draws {name: [K, T, ...]} and sampler statistics {name: [K, T]} as an arviz DataTree, under
+    the names that arviz uses."""
     try:
         import arviz_base
     except ImportError as error:
@@ -116,7 +118,7 @@ _ARVIZ = {
 
 
 def split(draws: Tensor) -> Tensor:
-    """Each chain cut into its first and last half, in double precision: [2K, L, *entries]."""
+    """Split each chain into its first and last half, in double precision: [2K, L, *entries]."""
     if draws.ndim < 2 or draws.shape[1] < LEAST_DRAWS:
         raise ShapeError(
             f"chains must be [chains, draws, ...] with {LEAST_DRAWS} draws or more, "
@@ -154,8 +156,8 @@ def _rhat(parts: Tensor) -> Tensor:
 
 
 def _ess(parts: Tensor) -> Tensor:
-    """[K, L, *entries] to [*entries]; all draws where they are constant, which no estimate of
-    autocorrelation could tell from independent ones: see `chains that stick`."""
+    """[K, L, *entries] to [*entries]. Constant draws have the full sample size, because no estimate
+    of autocorrelation distinguishes them from independent draws; `moved` detects them."""
     count, length = parts.shape[:2]
     total = count * length
     covariance = _autocovariance(parts).mean(0)  # [L, *entries], over chains
@@ -163,7 +165,7 @@ def _ess(parts: Tensor) -> Tensor:
     spread = covariance[0] + (parts.mean(1).var(0) if count > 1 else 0.0)
     rho = 1.0 - (within - covariance) / spread  # at lag 0 it is 1 by definition
     rho[0] = 1.0
-    pairs = max(0, (length - 3) // 2)  # of lags; estimates at the longest rest on nothing
+    pairs = max(0, (length - 3) // 2)  # of lags; estimates at the longest lags use too few draws
     even, odd = rho[: 2 * pairs + 1 : 2], rho[1 : 2 * pairs : 2]
     sums = even[:pairs] + odd
     positive = (sums > 0).cumprod(0).bool()  # Geyer's initial positive sequence

@@ -1,4 +1,4 @@
-"""Point weights under layers' noise: a posterior with no density, only draws."""
+"""Point weights with noise in the layers (dropout): a posterior with draws, but no density."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from doxa.posterior.weights import FunctionDraws, WeightPosterior
 
 @register_posterior
 class ImplicitPosterior(WeightPosterior):
-    """A function is the network under one draw of the noise that its layers take.
+    """A function is the network under one draw of the noise of its layers.
 
-    theta: [K, P], the point weights. values: what layers are given besides, of each member:
-    {buffer: [K, ...]} (dropout's p). components: where given, a member is an equal mixture of so
-    many, which share its weights; buffers and what layers learned are of each, [K, C, ...].
-    objective: what was ascended, at the answer, where the method says; objective_error: its
-    standard error.
+    theta: the point weights, [K, P].
+    values: further buffers of layers for each member, {buffer: [K, ...]} (such as dropout's p).
+    components: if given, each member is an equal mixture of this number of components, which share
+        its weights. Buffers and layers' own parameters are then per component, [K, C, ...].
+    objective: the maximised objective at the result, if the method reports it.
+    objective_error: its standard error.
     """
 
     kind = "implicit"
@@ -53,7 +54,7 @@ class ImplicitPosterior(WeightPosterior):
         own = {name: value.shape for name, value in self.network.net.named_buffers()}
         for name, value in self.values.items():
             if name not in own or value.shape != (self.members, *own[name]):
-                raise StoreError(f"value {name!r} of shape {list(value.shape)} is no layer's")
+                raise StoreError(f"value {name!r} of shape {list(value.shape)} belongs to no layer")
 
     def _lead(self) -> tuple[int, ...]:
         return (self.members,) if self.components is None else (self.members, self.components)
@@ -79,7 +80,7 @@ class ImplicitPosterior(WeightPosterior):
         return groups
 
     def _dealt(self, count: int) -> Tensor:
-        """Which component each of so many draws is of: they are dealt out in turn."""
+        """The component of each of `count` draws; components take turns."""
         return torch.arange(count, device=self.device) % (self.components or 1)
 
     def _own_buffers(self, k: int, count: int) -> Params:
@@ -88,13 +89,14 @@ class ImplicitPosterior(WeightPosterior):
         return {name: v[k, self._dealt(count)] for name, v in self.buffers.items()}
 
     def _own_layers(self, k: int) -> Params:
-        """What member k's layers learned; of its first component, where there are several."""
+        """The layers' own parameters of member k; those of its first component, where there are
+        several."""
         if self.components is None or self.layers is None:
             return super()._own_layers(k)
         return self.network.layers.unflatten(self.layers[k, 0])
 
     def _noise(self, k: int, count: int, seed: int) -> Params:
-        """Each layer's noise, once a function: {buffer: [count, ...]}."""
+        """The noise of each layer, one draw per function: {buffer: [count, ...]}."""
         keys = [f"{self.ids[k]}/{j}" for j in range(count)]
         drawn = {}
         for name, site in self.network.sites.items():
@@ -107,7 +109,9 @@ class ImplicitPosterior(WeightPosterior):
         return drawn
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
-        raise Unavailable("this posterior draws layers' noise, not weights; use functions(x, n)")
+        raise Unavailable(
+            "this posterior draws the noise of layers, not weights; use functions(x, n)"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         values = {f"value.{k}": v for k, v in self.values.items()}
@@ -122,7 +126,7 @@ class ImplicitPosterior(WeightPosterior):
         cls, common: dict[str, Any], tensors: dict[str, Tensor], extra: dict[str, Any]
     ) -> ImplicitPosterior:
         values = {k[6:]: v for k, v in tensors.items() if k.startswith("value.")}
-        # until now only dropout's rates were kept, by layer
+        # older artefacts hold only dropout rates, by layer
         values |= {f"{k[5:]}.p": v for k, v in tensors.items() if k.startswith("rate.")}
         new = cls(
             **common, **cls._shared(tensors, extra), theta=tensors["theta"], values=values,

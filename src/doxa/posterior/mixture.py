@@ -1,13 +1,16 @@
-"""A weighted mixture of posteriors: Bayesian model averaging.
+"""Posteriors that are made of other posteriors.
 
-p(y | x, D) = Σ_i p(M_i | D) p(y | x, M_i, D)
+`MixturePosterior` is a weighted mixture, for Bayesian model averaging:
 
-A posterior whose predictions pass through a transform: recalibration, conformal intervals.
+    p(y | x, D) = Σ_i p(M_i | D) p(y | x, M_i, D)
+
+`TransformedPosterior` applies a transform to predictions, for recalibration and conformal
+intervals:
 
     predict(x) = transform(base.predict(x))
 
-It is a posterior like any other: it saves, loads and predicts. Functions and weights are those of
-the base, which the transform does not touch.
+Both save, load and predict like any other posterior. Functions and weights of a transformed
+posterior are those of its base; the transform does not change them.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from doxa.predictive.blend import part_seed
 
 @register_posterior
 class MixturePosterior(Posterior):
-    """Parts, and how much each is believed.
+    """A weighted mixture of posteriors.
 
     Parameters
     ----------
-    parts: posteriors with the same likelihood family and units.
-    weights: nonnegative, one a part; normalised here.
+    parts : sequence of Posterior
+        Posteriors with the same likelihood family and units.
+    weights : sequence of float, or Tensor
+        One nonnegative weight per part; they are normalised here.
     """
 
     kind = "mixture"
@@ -44,7 +49,7 @@ class MixturePosterior(Posterior):
         w = torch.as_tensor(weights, dtype=torch.float64)
         if len(parts) == 0 or w.shape != (len(parts),) or (w < 0).any() or w.sum() <= 0:
             raise MethodError(
-                f"a mixture needs one nonnegative weight a part, not all zero; got {w.tolist()} "
+                f"a mixture needs one nonnegative weight per part, not all zero; got {w.tolist()} "
                 f"for {len(parts)} parts"
             )
         first = parts[0]
@@ -76,7 +81,7 @@ class MixturePosterior(Posterior):
         return self.parts[0]._reference()
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """As for every posterior: n samples in all, split over the parts by their weights."""
+        """n is the total number of samples, split over the parts by their weights."""
         seed, x = self.sampling(n, seed, keep), self.ordered(x)
         counts = [None] * len(self.parts) if n is None else _split(n, self.weights)
         used = [k for k, count in enumerate(counts) if count != 0]
@@ -84,15 +89,15 @@ class MixturePosterior(Posterior):
         return Predictive.mix(each, self.weights[used])
 
     def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Of the parts, as often as each is believed."""
+        """Draws from the parts, in proportion to their weights."""
         return self._drawn("_draw_functions", x, n, seed)
 
     def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Of the parts, as often as each is believed now."""
+        """Prior draws from the parts, in proportion to their posterior weights."""
         return self._drawn("_draw_prior_functions", x, n, seed)
 
     def _drawn(self, name: str, x: Any, n: int, seed: int | None) -> Tensor:
-        """n draws that count alike, of parts that were chosen by their weights."""
+        """n equally weighted draws, from parts that are chosen by their weights."""
         seed, x = self.sampling(n, seed, "samples"), self.ordered(x)
         chooser = torch.Generator().manual_seed(seed & 0xFFFFFFFF)
         picks = torch.multinomial(self.weights, n, replacement=True, generator=chooser)
@@ -102,7 +107,8 @@ class MixturePosterior(Posterior):
         )
 
     def condition(self, x: Any, y: Any) -> MixturePosterior:
-        """Each part conditioned, and re-weighted by how well it predicted the new rows."""
+        """Condition each part on the new rows, and re-weight it by its predictive density of
+        them."""
         x = self.ordered(x)
         parts = [part.condition(x, y) for part in self.parts]
         gains = [
@@ -113,7 +119,7 @@ class MixturePosterior(Posterior):
         return MixturePosterior(parts, weights)
 
     def count_fitted(self, x: Any, y: Any) -> int:
-        """The most that any part used."""
+        """The largest count of any part."""
         return max(part.count_fitted(x, y) for part in self.parts)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -138,8 +144,11 @@ class MixturePosterior(Posterior):
 
 
 def _split(n: int, weights: Tensor) -> list[int]:
-    """n samples over parts, as near to n w as whole numbers go; a part that is believed at all has
-    one at least, and where n is less than these parts, the most believed have one each."""
+    """Split n samples over parts, as near to n w as whole numbers allow.
+
+    Every part of positive weight has at least one sample. Where n is smaller than the number of
+    these parts, those of the largest weights have one each.
+    """
     order = weights.argsort(descending=True, stable=True)[: int((weights > 0).sum())][:n]
     counts = torch.zeros(len(weights), dtype=torch.long)
     counts[order] = 1 + ((n - len(order)) * weights[order]).long()
@@ -149,19 +158,20 @@ def _split(n: int, weights: Tensor) -> list[int]:
 
 
 class PredictiveTransform(ABC):
-    """From one predictive to another. Subclasses are frozen dataclasses known to the store."""
+    """A map from one predictive to another. Subclasses are frozen dataclasses that the store
+    registers."""
 
     @abstractmethod
     def __call__(self, p: Predictive) -> Predictive: ...
 
     def at(self, p: Predictive, x: Any) -> Predictive:
-        """For a transform that also looks at the inputs, as given by the caller."""
+        """The transform at inputs x, as the caller passed them; only some transforms use x."""
         return self(p)
 
 
 @register_posterior
 class TransformedPosterior(Posterior):
-    """A base posterior and what is done to its predictions."""
+    """A base posterior, and a transform of its predictions."""
 
     kind = "transformed"
 
@@ -177,7 +187,7 @@ class TransformedPosterior(Posterior):
 
     def check_restored(self) -> None:
         if not isinstance(self.transform, PredictiveTransform):
-            raise StoreError(f"a {type(self.transform).__name__} is no transform of predictions")
+            raise StoreError(f"a {type(self.transform).__name__} is not a transform of predictions")
         super().check_restored()
         with contextlib.suppress(DataError, ModelError):  # x that are no numbers
             self.shadow().check_two_rows()

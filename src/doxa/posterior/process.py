@@ -1,8 +1,8 @@
-"""A posterior over functions themselves: Gaussian processes, neural processes, functional methods.
+"""A posterior over functions: Gaussian processes, neural processes, functional methods.
 
-A subclass says what a member believes of f at some rows, one by one (`marginals`) and together
-(`joint`), and what it believed before the data (`prior_joint`); `predict` gives marginals,
-`functions` draws jointly over rows.
+A subclass implements the Gaussian of f for each member: per row (`marginals`), over several rows
+(`joint`), and the same for the prior (`prior_joint`). `predict` uses the marginals; `functions`
+draws jointly over rows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ProcessPosterior(Posterior):
 
     @abstractmethod
     def joint(self, x: Any, k: int) -> tuple[Tensor, Tensor]:
-        """Member k's mean of f at all rows, [N, O], and a square root of its covariance over them,
-        [O', N, N], with O' = 1 where all outputs share it."""
+        """The mean of f of member k at all rows, [N, O], and a square root of the covariance over
+        the rows, [O', N, N], with O' = 1 where all outputs share it."""
 
     @abstractmethod
     def prior_joint(self, x: Any, k: int) -> tuple[Tensor, Tensor]:
-        """The same before the data."""
+        """The same under the prior."""
 
     def joints(self, x: Any) -> tuple[Tensor, Tensor]:
         """`joint` of all members: [K, N, O] and [K, O', N, N]."""
@@ -51,21 +51,23 @@ class ProcessPosterior(Posterior):
 
     @abstractmethod
     def theta(self) -> Params:
-        """The likelihood's parameters, of each member: {name: [K, ...]}."""
+        """The likelihood parameters of each member: {name: [K, ...]}."""
 
     def prepared(self, x: Any) -> Any:
-        """x as the functions above take it."""
+        """x in the form that `marginals` and `joint` take."""
         return self.check_inputs(x)
 
     def check_restored(self) -> None:
         super().check_restored()
         if not all(type(size) is int and size >= 0 for size in self.event):
-            raise StoreError(f"a target is said to have the shape {self.event!r:.60}")
+            raise StoreError(f"the artefact has an invalid target shape: {self.event!r:.60}")
         self.check_two_rows()
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """The closed form: a Gaussian for each row, whatever n; `functions` draws jointly. Where
-        the noise is not Gaussian, n draws for each row by itself."""
+        """The closed form: a Gaussian for each row, independent of n.
+
+        Where the noise is not Gaussian, n draws for each row separately. `functions` draws jointly.
+        """
         seed = self.sampling(n, seed, keep)
         f, variance = (part.to(self.dtype) for part in self.marginals(self.prepared(x)))
         draws = 100 if n is None else max(1, n // self.members)
@@ -90,8 +92,8 @@ class ProcessPosterior(Posterior):
         need = 8 * rows * size
         if need > free_memory(self.device) // 2:
             raise MemoryBudgetError(
-                f"joint draws at {rows} rows take {need / 2**30:.3g} GiB; ask for fewer rows, or "
-                "for marginals with predict"
+                f"joint draws at {rows} rows take {need / 2**30:.3g} GiB; use fewer rows, or "
+                "predict for marginals"
             )
         mean, root = of(x)  # [K, N, O], [K, O', N, N]
         keys = [f"{name}/{j}" for name in self.ids for j in range(most)]
@@ -116,7 +118,10 @@ def square_root(covariance: Tensor) -> Tensor:
     diagonal = covariance.diagonal(0, -2, -1)
     size = diagonal.amax(-1, keepdim=True)
     root, failed = covariance, torch.ones_like(size[..., None], dtype=torch.bool)
-    for jitter in (1e-13, 1e-11):  # of the largest variance: far below what a draw could show
+    for jitter in (
+        1e-13,
+        1e-11,
+    ):  # relative to the largest variance: far below the precision of a draw
         raised = covariance.diagonal_scatter(diagonal + jitter * size, 0, -2, -1)
         factor, info = torch.linalg.cholesky_ex(raised)
         root = torch.where(failed, factor, root)

@@ -1,4 +1,4 @@
-"""Between a posterior and what is stored: tensors and JSON, and the network's structure checked."""
+"""Saving and loading of posteriors: tensors, JSON, and a check of the network's structure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from doxa.posterior.base import Posterior, Record, Status, leaves, posterior_cla
 
 FORMAT = 1
 _MOST_SETTINGS = 10_000
-_MOST_CONSTANTS = 10_000_000  # numbers of buffers that a network makes and does not store
+_MOST_CONSTANTS = 10_000_000  # largest number of buffer elements that are not stored
 
 
 def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -61,7 +61,7 @@ def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Modu
 
 def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Module | None) -> Any:
     if meta.get("kind") == "draws":
-        raise StoreError("the folder holds draws of a log density: doxa.Draws.load reads them")
+        raise StoreError("the folder holds draws of a log density: load them with doxa.Draws.load")
     if meta.get("format") != FORMAT:
         raise StoreError(
             f"the artefact has format {meta.get('format')}; this version of doxa reads {FORMAT}"
@@ -88,7 +88,7 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     if columns is not None and not (
         isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     ):
-        raise StoreError("the columns of x are no list of names")
+        raise StoreError("the columns of x are not a list of names")
     posterior.columns = columns
     posterior.scalar_targets = _read_scalar(meta.get("scalar_targets", False))
     if meta.get("fitted_rows") is not None:
@@ -98,7 +98,7 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
 
 
 def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
-    """A record as it was saved, its entries of the right types."""
+    """The saved record, with the types of its entries checked."""
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
     kinds: dict[str, Any] = {
         "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
@@ -118,14 +118,14 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
             raise StoreError(f"{name} of the record is {record.diagnostics[name]!r:.60}")
     if not isinstance(reason, str) or type(plain["status"]) is not str:
-        raise StoreError("the status of the record is no text")
+        raise StoreError("the status of the record is not a string")
     if type(record.seed) is not int or not -(1 << 63) <= record.seed < 1 << 64:
         raise StoreError(f"the seed of the record is {record.seed!r:.60}")
     return record
 
 
 def _read_scalar(saved: Any) -> bool | tuple[bool, ...]:
-    """`scalar_targets` as it was saved."""
+    """The saved `scalar_targets`, checked."""
     if isinstance(saved, list | tuple) and all(type(one) is bool for one in saved):
         return tuple(saved)
     if type(saved) is not bool:
@@ -134,7 +134,7 @@ def _read_scalar(saved: Any) -> bool | tuple[bool, ...]:
 
 
 def _read_fitted(hashes: Tensor, total: Any) -> FittedRows:
-    """The hashes of fitted rows: sorted, and no more than there were rows."""
+    """The hashes of fitted rows; they must be sorted, and not more than the number of rows."""
     whole = type(total) is int and hashes.ndim == 1 and hashes.dtype == torch.int64
     if not whole or not 0 < len(hashes) <= total or bool((hashes[1:] < hashes[:-1]).any()):
         raise StoreError("the hashes of fitted rows are damaged")
@@ -142,8 +142,11 @@ def _read_fitted(hashes: Tensor, total: Any) -> FittedRows:
 
 
 def check_finite_tensors(tensors: dict[str, Tensor], infinite: Collection[str] = ()) -> None:
-    """No posterior has a NaN, and none but those named an infinity; only `stat.*`, what a sampler
-    said of its draws, may hold anything. Parts of a mixture are checked when they are rebuilt."""
+    """Raise where a tensor holds NaN, or an infinity that is not allowed by `infinite`.
+
+    `stat.*`, the statistics of a sampler, may hold any value. The parts of a mixture are checked
+    when they are rebuilt.
+    """
     for name, value in tensors.items():
         if name.startswith(("stat.", "base.", "part")) or name in infinite:
             continue
@@ -156,14 +159,14 @@ def check_finite_tensors(tensors: dict[str, Tensor], infinite: Collection[str] =
 
 
 def _check_shapes_of_rows(inputs: Any) -> None:
-    """The shape of one row of x, or a tree of them: whole numbers that are not negative."""
+    """Check the shape of one row of x, or a tree of shapes: nonnegative integers."""
     if isinstance(inputs, dict):
         inputs = [inputs[name] for name in inputs if isinstance(name, str)]
     for size in inputs or ():
         if isinstance(size, list | tuple):
             _check_shapes_of_rows(size)
         elif type(size) is not int or not 0 <= size < 1 << 40:
-            raise StoreError(f"inputs are said to have a row of shape {inputs!r:.60}")
+            raise StoreError(f"the artefact has an invalid shape of rows of x: {inputs!r:.60}")
 
 
 @default_modes()
@@ -173,15 +176,19 @@ def load(
     device: torch.device | str = "cpu",
     draws_budget: int | None = None,
 ) -> Any:
-    """A saved posterior.
+    """Load a saved posterior.
 
     Parameters
     ----------
-    path: the directory that `posterior.save` wrote.
-    net: the network, when it was not made by a registered builder; its structure is checked.
-    device: where it is to predict.
-    draws_budget: bytes of memory for what was saved, else a quarter of what is free; where it is
-        larger, draws stay in its files and are read as they are used.
+    path : str or Path
+        The directory that `posterior.save` wrote.
+    net : nn.Module, optional
+        The network, if no registered builder made it; its structure is checked.
+    device : torch.device or str, optional
+        The device of predictions.
+    draws_budget : int, optional
+        Bytes of memory for the saved tensors; default: a quarter of the free memory. If they are
+        larger, draws stay on disk and are read when they are used.
     """
     budget = checks.budget("draws_budget", draws_budget)
     budget = free_memory(device) // 4 if budget is None else budget
@@ -193,7 +200,7 @@ def load(
 
 
 def _on_disk(tensors: dict[str, Tensor], budget: int) -> set[str]:
-    """Names of what is too large to be moved: draws."""
+    """Names of the tensors that stay on disk because they are too large: draws."""
     if sum(v.nbytes for v in tensors.values()) <= budget:
         return set()
     return {name for name in tensors if name.rpartition(".")[2] == "samples"}
@@ -205,7 +212,7 @@ def _trees(posterior: Posterior) -> list[tuple[str, Any]]:
 
 
 def _pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A tree of tensors as JSON that names them."""
+    """A tree of tensors as JSON with their names."""
     if tree is None:
         return None
     if isinstance(tree, dict):
@@ -286,17 +293,18 @@ def _rebuild(
 
 
 def _checked_builder(builder: Any) -> tuple[str, dict[str, Any]]:
-    """A name and settings, of which there are few: each may become a layer."""
+    """The builder's name and settings, checked. Their number is limited, as each may become a
+    layer."""
     name, settings = builder
     if not isinstance(name, str) or not isinstance(settings, dict):
-        raise StoreError("the network's builder is no name with settings")
+        raise StoreError("the network's builder is not a name with settings")
     if len(leaves(settings)) > _MOST_SETTINGS:
         raise StoreError(f"the network's builder has more than {_MOST_SETTINGS:,} settings")
     return name, settings
 
 
 def rebuilt(builder: Any, tensors: dict[str, Tensor]) -> nn.Module:
-    """The network of a stored builder, which has no more weights than there are stored numbers."""
+    """The network of a stored builder; it may not have more weights than stored numbers."""
     name, settings = _checked_builder(builder)
     made_small(
         lambda: Functional(nets.build(name, settings)), sum(v.numel() for v in tensors.values())
@@ -308,9 +316,12 @@ def rebuilt(builder: Any, tensors: dict[str, Tensor]) -> nn.Module:
 def _check_sizes(
     make: Callable[[], Model], meta: dict[str, Any], inputs: Any, tensors: dict[str, Tensor]
 ) -> None:
-    """Whether the network that the settings make is the one that was saved, found out on the meta
-    device, where tensors have shapes and no memory: what a network of a billion units would take is
-    never claimed. A builder that cannot run there is trusted, as code is."""
+    """Check that the builder's settings make the saved network.
+
+    The check runs on the meta device, where tensors have shapes but no memory, so that settings of
+    a huge network cannot exhaust the memory. A builder that cannot run there is accepted, because
+    builders are code of the user.
+    """
     try:
         with torch.device("meta"):
             model = make()
@@ -322,14 +333,14 @@ def _check_sizes(
     size = sum(t.numel() for t in model.net.parameters())
     if size > most or sum(t.numel() for t in model.net.buffers()) > most + _MOST_CONSTANTS:
         raise ModelError(
-            f"the network that was saved has {size:,} numbers by its settings, and the artefact "
-            f"holds {most:,}: the structure is not the saved one"
+            f"the settings of the saved network give {size:,} numbers, but the artefact holds "
+            f"{most:,}: the structure is not the saved one"
         )
     _check_structure(model, meta)
     try:
         with torch.device("meta"):
             seen = model.build(each_shape(inputs, lambda shape: torch.zeros(1, *shape)))
-    except Exception:  # tokens, or an operation that has no form there
+    except Exception:  # tokens, or an operation without a meta kernel
         return
     kept, own = _sites(meta["sites"]), seen.sites
     if "calls" not in meta:  # an older artefact, whose layers may have had other noise in training
@@ -346,7 +357,7 @@ def _check_sizes(
 
 
 def each_shape(tree: Any, make: Callable[[Any], Any]) -> Any:
-    """Something for each shape in the tree of shapes that a posterior keeps of a row of x."""
+    """Apply `make` to each shape in the tree of shapes of one row of x."""
     if isinstance(tree, dict):
         return {name: make(shape) for name, shape in tree.items()}
     if isinstance(tree, tuple) or (isinstance(tree, list) and tree and isinstance(tree[0], list)):
@@ -355,7 +366,7 @@ def each_shape(tree: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def _is_output(tree: Any) -> bool:
-    """A shape, or a tuple of them, of heads; None where the network has not run."""
+    """Whether it is a shape, a tuple of shapes (heads), or None (the network has not run)."""
     if not isinstance(tree, tuple | list):
         return tree is None
     whole = [type(size) is int and 0 <= size < 1 << 31 for size in tree]
@@ -367,13 +378,13 @@ def _plain(tree: Any) -> Any:
 
 
 def _calls(meta: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of each layer for one row; an older artefact has none."""
+    """The inputs of each layer for one row; older artefacts have none."""
     calls = store.decode(meta.get("calls"), "calls") or {}
     return {str(name): tuple(each) for name, each in calls.items()}
 
 
 def _sites(meta: dict[str, Any]) -> dict[str, Site]:
-    """The noise that layers take; an older artefact names dropout layers and their shapes."""
+    """The noise sites of layers; older artefacts hold dropout layers and their shapes."""
     if all(isinstance(v, list) and v and isinstance(v[0], str) for v in meta.values()):
         return {
             name: Site(kind, tuple(shape), *rest) for name, (kind, shape, *rest) in meta.items()
@@ -383,7 +394,7 @@ def _sites(meta: dict[str, Any]) -> dict[str, Site]:
 
 
 def _in_prediction(sites: dict[str, Site]) -> dict[str, Site]:
-    """The noise that a function takes, whatever the rows of training had."""
+    """The noise sites as prediction uses them: per function, not per training row."""
     return {name: Site(s.kind, s.shape) for name, s in sites.items() if s.use != "training"}
 
 
@@ -399,16 +410,16 @@ def _check_structure(model: Model, meta: dict[str, Any]) -> None:
 def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     dtype = store.decode(meta["dtype"], "dtype")
     if dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        raise StoreError(f"the network is said to compute in {dtype!r:.40}")
+        raise StoreError(f"the artefact has an invalid dtype of the network: {dtype!r:.40}")
     for name in ("output", "masked"):
         setattr(model, name, store.decode(meta[name], name))
     if not _is_output(model.output):
-        raise StoreError(f"the network is said to give {model.output!r:.60}")
+        raise StoreError(f"the artefact has an invalid output shape: {model.output!r:.60}")
     model.sites = _sites(meta["sites"])
     model.head, model.widths = meta["head"], store.decode(meta["widths"], "widths")
     model.calls = _calls(meta)
     if not all(isinstance(n, str) and type(w) is int and 0 <= w < 1 << 40 for n, w in model.widths):
-        raise StoreError("the widths of layers are no names with numbers")
+        raise StoreError("the widths of layers are not pairs of names and integers")
     _check_structure(model, meta)
     prefix = "net."
     fixed = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
@@ -425,7 +436,7 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     model.net.load_state_dict(state | {k: v for k, v in fixed.items() if k in state})
     for name, value in aside.items():
         value.copy_(fixed[name])
-    prefix = "buffer."  # each member's own: what training changed
+    prefix = "buffer."  # buffers of each member, which training changed
     model.written = tuple(
         name for k in tensors if k.startswith(prefix)
         and (name := k[len(prefix) :]) not in model.momenta

@@ -1,21 +1,20 @@
 """Posteriors over a network's weights: samples, Gaussians, and implicit ones (dropout).
 
-All predict the same way: parameter draws go through the engine in tiles of samples × rows, with
-whatever is common to all draws (a frozen trunk, the layers before the first dropout) computed once.
+All predict in the same way. The engine evaluates parameter draws in tiles of samples × rows. Layers
+that are common to all draws (a frozen trunk, the layers before the first dropout) are computed
+once.
 
-Parameters of several functions, as a network's forward pass takes them.
+`FunctionDraws`: the parameters of several functions, as the forward pass of a network takes them.
 
-Kept parameter vectors: ensembles, chains, snapshots.
+`SamplePosterior`: kept parameter vectors (ensembles, MCMC, snapshots). They may be on disk
+(`store.DrawsFile`, or a saved posterior that is larger than its memory budget). `samples` is then a
+memory-mapped tensor on the CPU, and a prediction reads the draws of one tile at a time.
 
-They may lie on disk (`store.DrawsFile`, or a saved posterior that is larger than the memory for
-it): `samples` is then a mapped tensor on the CPU, and a prediction reads a tile's draws when it
-comes to them.
+`CentredPosterior`: a point for each member, and draws of the subset's weights around it.
 
-A point for each member, and draws of the subset's weights around it.
+`GaussianPosterior`: a Gaussian over the weights (variational inference, Laplace, SWAG).
 
-A Gaussian over the weights: variational inference, Laplace, SWAG.
-
-The scales of a hierarchical prior, given the weights that a posterior has drawn.
+`prior_scales`: the scales of a hierarchical prior, given drawn weights.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from doxa.priors.hierarchical import SharedScale
 class FunctionDraws:
     """Parameters of `count` functions; those named in `constant` are common to all of them.
 
-    `buffers` are layers' noise and values, and BatchNorm's statistics. Parameters that are
-    elsewhere, such as on disk, come to the `device` with their part."""
+    `buffers` hold the noise and values of layers, and BatchNorm's statistics. Parameters that are
+    elsewhere, such as on disk, are copied to `device` in parts."""
 
     params: Params
     count: int
@@ -60,8 +59,8 @@ class FunctionDraws:
     device: torch.device | None = None  # None: where the parameters are
 
     def part(self, s: slice) -> FunctionDraws:
-        """Some of the draws; a single one comes without its axis, so that layers run as in the
-        plain network."""
+        """Some of the draws. A single draw has no draw axis, so that layers run as in the plain
+        network."""
         if s.stop - s.start == 1:
             one = {k: v if k in self.constant else v[s.start] for k, v in self.params.items()}
             params = self._here(one)
@@ -81,8 +80,8 @@ class FunctionDraws:
         return params if self.device is None else {k: v.to(self.device) for k, v in params.items()}
 
     def theta(self) -> Params:
-        """Likelihood parameters of each draw; copies, so that who has them does not hold all the
-        other parameters."""
+        """Likelihood parameters of each draw. They are copies, so that they do not keep all other
+        parameters in memory."""
         own = {k: v.clone() for k, v in self._here(likelihood_parameters(self.params)).items()}
         return {
             k: v.expand(self.count, *v.shape) if f"likelihood.{k}" in self.constant else v
@@ -101,13 +100,17 @@ class WeightPosterior(Posterior):
 
     Parameters
     ----------
-    constants: fixed likelihood parameters, in fitted units.
-    buffers: each member's own buffers, [K, ...] (BatchNorm).
-    layers: what rewritten layers brought and learned, flat, [K, Q].
-    priors: each member's own prior, where it was learned; None: the model's.
+    constants : dict of Tensor
+        Fixed likelihood parameters, in fitted units.
+    buffers : dict of Tensor
+        The buffers of each member, [K, ...] (BatchNorm).
+    layers : Tensor
+        The learned parameters that rewritten layers add, flat, [K, Q].
+    priors : list or None
+        The learned prior of each member; None: the prior of the model.
     """
 
-    same_weights = False  # a member's draws differ in layers' noise alone
+    same_weights = False  # the draws of a member differ only in the noise of layers
     flat: ClassVar[str]  # the attribute that holds each member's weights, [..., P]
     memory_budget: int | None = None  # bytes for what predict returns; default: a quarter of free
 
@@ -139,8 +142,8 @@ class WeightPosterior(Posterior):
 
     @abstractmethod
     def groups(self, n: int | None, seed: int) -> Iterable[FunctionDraws]:
-        """Draws, in groups that share parameters; n in all, or the default number. A generator
-        where all of them together may not fit."""
+        """n draws, or the default number, in groups that share parameters. It is a generator where
+        all draws together may not fit in memory."""
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
         seed = self.sampling(n, seed, keep)
@@ -155,7 +158,7 @@ class WeightPosterior(Posterior):
         return Predictive(f, self.likelihood, theta)
 
     def _count(self, n: int | None) -> int:
-        """How many samples `groups` will give."""
+        """The number of samples that `groups` returns."""
         return DEFAULT_SAMPLES if n is None else n
 
     def _theta(self, draws: FunctionDraws) -> Params:
@@ -163,7 +166,7 @@ class WeightPosterior(Posterior):
         return draws.theta() | fixed
 
     def scratch(self) -> int:
-        """Bytes that a prediction may use at a time, for what it returns and for its draws."""
+        """Bytes that a prediction may use, for its result and its draws."""
         return self.memory_budget or free_memory(self.device) // 4
 
     def _check_memory(self, samples: int, rows: int) -> None:
@@ -175,12 +178,12 @@ class WeightPosterior(Posterior):
         if size > budget:
             raise MemoryBudgetError(
                 f"{samples} samples at {rows} rows take {size / 2**30:.3g} GiB, over the budget of "
-                f"{budget / 2**30:.3g} GiB; ask for fewer samples or rows, or keep='moments'"
+                f"{budget / 2**30:.3g} GiB; use fewer samples or rows, or keep='moments'"
             )
 
     def _evaluate(self, draws: FunctionDraws, x: Any) -> Any:
-        """Outputs of all draws at all rows: [count, N, ...]. The first tile, which is small, takes
-        one thread; what it multiplies says how many the others take."""
+        """Outputs of all draws at all rows: [count, N, ...]. The first tile is small and uses one
+        thread; the size of its products determines the number of threads of the others."""
         rows = rows_of(x, "x")
 
         def of(s: slice, r: slice) -> Any:
@@ -207,10 +210,10 @@ class WeightPosterior(Posterior):
         return out
 
     def _tiles(self, draws: FunctionDraws, rows: int) -> Iterator[tuple[slice, slice]]:
-        """How to cut the work: see `engine.tiles`.
+        """The tiles of draws × rows; see `engine.tiles`.
 
-        On the CPU a draw that keeps a core busy by itself goes alone: one large product is faster
-        than a batch of them.
+        On the CPU, a draw that is large enough for one core is computed alone: one large product is
+        faster than a batch of products.
         """
         heavy = not draws.constant and rows * self.layout.size > _HEAVY
         if heavy and self.device.type == "cpu":
@@ -253,7 +256,7 @@ class WeightPosterior(Posterior):
         return each(lambda t: t.expand(draws.count, *t.shape[1:]), f)
 
     def _stream(self, groups: Iterable[FunctionDraws], x: Any) -> Predictive:
-        """Moments over samples, a block of rows at a time, without keeping the samples."""
+        """Moments over samples, in blocks of rows, without keeping the samples."""
         rows = rows_of(x, "x")
         block = max(1, (64 << 20) // max(1, self.network.width() * self.dtype.itemsize * 4))
         starts = range(0, rows, block)
@@ -292,7 +295,7 @@ class WeightPosterior(Posterior):
 
     @abstractmethod
     def point(self) -> Tensor:
-        """One representative parameter vector a member, [K, P]."""
+        """One representative parameter vector per member, [K, P]."""
 
     def _split(self, n: int | None) -> list[int]:
         return self.split(DEFAULT_SAMPLES if n is None else n)
@@ -301,13 +304,14 @@ class WeightPosterior(Posterior):
         return {name: v[k].expand(count, *v.shape[1:]) for name, v in self.buffers.items()}
 
     def _own_layers(self, k: int) -> Params:
-        """What member k's layers learned."""
+        """The learned parameters of the layers of member k."""
         if self.layers is None:
             return {}
         return self.network.layers.unflatten(self.layers[k].to(self.device))
 
     def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """The network at weights drawn from the prior; layers' own trainables as they are."""
+        """The network at weights drawn from the prior; parameters that layers add keep their
+        values."""
         seed = self.sampling(n, seed, "samples")
         x = self.check_inputs(x)
         drawn = []
@@ -326,7 +330,7 @@ class WeightPosterior(Posterior):
             drawn.append(self._evaluate(draws, x))
         f = concatenate(drawn, 0)
         if not isinstance(f, Tensor):
-            raise Unavailable("functions of a model with several heads are not drawn")
+            raise Unavailable("functions of a model with several heads cannot be drawn")
         return self.likelihood.location(f, 1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -351,7 +355,9 @@ class WeightPosterior(Posterior):
             if name.endswith("running_var") and bool((value < 0).any()):
                 raise StoreError(f"buffer {name!r} holds negative variances")
         if (self.layers is None) != (self.network.layers.size == 0):
-            raise StoreError("what the network's layers learned is missing, or too much")
+            raise StoreError(
+                "the learned parameters of the network's layers are missing, or too many"
+            )
         if self.layers is not None:
             self._check_tensor("layers", self.layers, (*lead, self.network.layers.size))
         if self.priors is not None and len(self.priors) != self.members:
@@ -363,7 +369,7 @@ class WeightPosterior(Posterior):
                 raise StoreError(f"constant {name!r} has the shape {list(value.shape)}")
 
     def _lead(self) -> tuple[int, ...]:
-        """The leading axes of buffers and of what layers learned."""
+        """The leading axes of buffers and of layers' learned parameters."""
         return (self.members,)
 
     def _check_tensor(self, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
@@ -396,12 +402,12 @@ _GATHERED = 8 << 20  # bytes of draws that are copied at a time
 
 @register_posterior
 class SamplePosterior(WeightPosterior):
-    """Kept parameter vectors: ensembles, chains, snapshots, particles.
+    """Kept parameter vectors: ensembles, MCMC, snapshots, particles.
 
     samples: [K members, T draws, P], in memory on the posterior's device, or on disk.
-    chain: a member's draws follow each other, so that it makes sense to ask whether they mix;
-        False where they are exchangeable (particles, snapshots). Default: where there are several.
-    per_draw: buffers and what layers learned are of each draw, [K, T, ...], not of each member.
+    chain: True where the draws of a member are a Markov chain, so that mixing can be diagnosed;
+        False where they are exchangeable (particles, snapshots). Default: True for several draws.
+    per_draw: buffers and layers' learned parameters are per draw, [K, T, ...], not per member.
     """
 
     kind = "sample"
@@ -422,7 +428,7 @@ class SamplePosterior(WeightPosterior):
 
     @property
     def device(self) -> torch.device:
-        """Where it predicts, which is not where draws on disk are."""
+        """The device of predictions; draws on disk are not on it."""
         return self.samples.device if self.model is None else self.model.device
 
     def check_restored(self) -> None:
@@ -448,7 +454,9 @@ class SamplePosterior(WeightPosterior):
         members, kept, size = self.samples.shape
         total = members * kept
         if n is not None and n > total:
-            raise MethodError(f"{n} draws asked for, {total} kept; fit with more draws or members")
+            raise MethodError(
+                f"{n} draws requested, but {total} are kept; fit with more draws or members"
+            )
         flat = self.samples.reshape(total, size)
         if n is None or n == total:
             yield self._group(flat, None)
@@ -461,7 +469,7 @@ class SamplePosterior(WeightPosterior):
             yield self._group(flat[index.to(flat.device)], index)
 
     def _group(self, flat: Tensor, index: Tensor | None) -> FunctionDraws:
-        """Draws [S, P] that have these numbers [S] of all; None: they are all."""
+        """Draws [S, P] with the indices [S] among all draws; None: all draws."""
         if not self.buffers and self.layers is None:
             return FunctionDraws(self.layout.unflatten(flat), len(flat), device=self.device)
         index = torch.arange(len(flat)) if index is None else index
@@ -501,21 +509,23 @@ class SamplePosterior(WeightPosterior):
         return cls(**common, **cls._shared(tensors, extra), samples=tensors["samples"], **facts)
 
 
-_DRAWN_BYTES = 256 << 20  # of draws made together: a share of what is free would decide bits
+_DRAWN_BYTES = (
+    256 << 20
+)  # bytes of draws per call; fixed, so that results do not depend on the free memory
 
 
 class CentredPosterior(WeightPosterior):
-    """A draw is a member's centre plus a deviation of the weights of the subset: a Gaussian, or a
-    flow. What is outside the subset is common to a member's draws."""
+    """A draw is the centre of a member plus a deviation of the weights of the subset: a Gaussian,
+    or a flow. Weights outside the subset are common to all draws of a member."""
 
     @abstractmethod
     def centre(self) -> Tensor:
-        """From where deviations are counted, [K, P]."""
+        """The centre of the deviations, [K, P]."""
 
     @abstractmethod
     def deviations(self, keys: list[str], seed: int, k: int | None = None) -> Tensor:
-        """Of all members, or of member k alone, [K, S, subset], for keys that run over members,
-        then draws."""
+        """Deviations of all members, or of member k alone, [K, S, subset], for keys that run over
+        members, then draws."""
 
     @property
     def members(self) -> int:
@@ -547,7 +557,7 @@ class CentredPosterior(WeightPosterior):
                 yield self._group(k, self.deviations(keys, seed, k)[0])
 
     def _group(self, k: int, away: Tensor) -> FunctionDraws:
-        """Draws of member k; what is outside the subset is common to them."""
+        """Draws of member k; weights outside the subset are common to them."""
         names = self.network.subset_names
         params = self.layout.unflatten(self.centre()[k])
         centre = self.subset.flatten(params)
@@ -567,7 +577,7 @@ def _merge(groups: list[FunctionDraws]) -> FunctionDraws:
 
 @register_posterior
 class GaussianPosterior(CentredPosterior):
-    """A Gaussian over the subset's parameters, one a member; the rest are points.
+    """A Gaussian over the subset's parameters, one per member; the rest are points.
 
     mean: [K, P]; covariance: a `Structure` over the subset's elements, in layout order.
     """
@@ -593,7 +603,7 @@ class GaussianPosterior(CentredPosterior):
         self._check_covariance()
 
     def _check_covariance(self) -> None:
-        """Its parts fit together: a draw and a variance along a direction can be computed."""
+        """Check that its parts are consistent: compute a draw, and a variance along a direction."""
         k, covariance = self.members, self.covariance
         drawn = covariance.sample(self.mean.new_zeros(1, k, covariance.numbers))
         along = covariance.quad(self.mean.new_zeros(k, 1, covariance.size))
@@ -639,9 +649,11 @@ class GaussianPosterior(CentredPosterior):
 def prior_scales(
     posterior: WeightPosterior, n: int | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """σ of each tensor under a `Hierarchical` prior, {name: [n]}: a draw of p(σ | w) for each of n
-    draws of the weights, by default all that were kept. Weights and scales together are then draws
-    of their joint posterior; for a method that gives points they are those scales' conditional.
+    """σ of each tensor under a `Hierarchical` prior, {name: [n]}.
+
+    There is one draw of p(σ | w) for each of n draws of the weights; by default, for all kept
+    draws. Weights and scales together are then draws from their joint posterior. For a method with
+    point estimates, the scales are draws from their conditional distribution.
     """
     network = posterior.network
     spec = network.prior if posterior.priors is None else posterior.priors[0]
@@ -649,7 +661,7 @@ def prior_scales(
     own = {entry: prior for entry, prior in pairs if isinstance(prior, Hierarchical)}
     if not own:
         raise Unavailable(
-            "no weight of this posterior has a Hierarchical prior, whose scales could be drawn"
+            "no weight of this posterior has a Hierarchical prior, so there are no scales to draw"
         )
     draws, scales = posterior.draw(n), {}
     for entry, prior in own.items():

@@ -1,4 +1,4 @@
-"""The answer at x: a distribution over y that everything downstream consumes."""
+"""Predictive distributions of y at given inputs x."""
 
 from doxa.predictive.predictive import Moments, Predictive
 

@@ -1,4 +1,4 @@
-"""The weighted mixture of predictives, of whatever form: Bayesian model averaging.
+"""The weighted mixture of predictives of any form: Bayesian model averaging.
 
 p(y) = sum_k w_k p_k(y),    Var_f E[y | f] = sum_k w_k (epistemic_k + (mean_k - mean)^2)
 """
@@ -25,7 +25,7 @@ from doxa.predictive.form import (
 
 
 class Blend(Form):
-    """Parts at the same rows, in the same units, and how much each counts."""
+    """A weighted mixture of forms at the same rows, in the same units."""
 
     def __init__(self, parts: Sequence[Form], weights: Tensor) -> None:
         self.parts, self.part_weights = tuple(parts), weights
@@ -82,7 +82,7 @@ class Blend(Form):
 
     def quantile(self, level: float) -> Tensor:
         each = torch.stack([part.quantile(level) for part in self.parts])
-        low, high = each.amin(0), each.amax(0)  # the mixture's lies in between
+        low, high = each.amin(0), each.amax(0)  # the quantile of the mixture lies in between
         if self.likelihood.discrete:
             return bisect_whole(self.cdf, level, low - 1.0, high)
         return solve(self.cdf, level, low, high)
@@ -106,7 +106,7 @@ class Blend(Form):
 
 
 def part_seed(seed: int, k: int) -> int:
-    """The seed of part k of a mixture: parts that are made alike must not draw alike."""
+    """The seed of part k of a mixture, so that equal parts have different draws."""
     return digest("part", seed, k) & 0x7FFFFFFF
 
 

@@ -1,31 +1,31 @@
-"""Class probabilities that were recalibrated: one distribution a label, made of the average.
+"""Recalibrated predictives: class probabilities, conformal intervals and sets, rescaled, warped.
 
-A recalibration acts on log p̄, the logarithm of the *averaged* probabilities, because they are what
-is scored, and changes how much is unknown, not where the lack of knowledge comes from
-(`class_table.py`).
+`CalibratedClasses`: recalibrated class probabilities. A recalibration acts on log p̄, the logarithm
+of the *averaged* probabilities, because these are scored. It changes the total uncertainty; the
+proportion of epistemic uncertainty stays that of the base (`predictive/classes.py`).
 
-Predictives with a guaranteed interval or set of classes; everything else is the base's.
+`ConformalInterval`, `ConformalSet`: an interval, or a set of classes, with guaranteed coverage.
+Conformal prediction does not change the distribution of y. It gives the size of an interval or set
+that holds y at the calibrated level, so there is only one level. Everything else is from the base.
 
-Conformal prediction says nothing about the distribution of y: it says how wide an interval, or how
-large a set, must be to hold y with the level it was calibrated for. So there is one level.
-
-A predictive spread out or drawn together about its mean.
+`Rescaled`: a predictive that is scaled about its mean.
 
     y' = m + s (y - m):    p'(y) = p(m + (y - m) / s) / s,    Var' = s² Var
 
-Means stay, standard deviations are multiplied by s, and the shape is kept.
+The mean stays, standard deviations are multiplied by s, and the shape is kept.
 
-A predictive whose distribution function F became R(F), with R increasing from 0 to 1.
+`Warped`: the distribution function F becomes R(F), with R increasing from 0 to 1.
 
     cdf'(y) = R(F(y)),    quantile'(q) = F⁻¹(R⁻¹(q)),    p'(y) = p(y) R'(F(y))
 
-R is piecewise linear with positive slopes, so that all three exist. Moments and draws come from a
-table of the base's quantiles Q(t) = F⁻¹(Φ(t)) at even steps of t, linear between (a normal's are).
-A draw is Q(Φ⁻¹(R⁻¹(q))) for uniform q; a moment is Σ over cells, cut at the points of R, of
+R is piecewise linear with positive slopes, so that all three exist. Moments and draws use a table
+of the base's quantiles Q(t) = F⁻¹(Φ(t)) at even steps of t, with linear interpolation (which is
+exact for a normal). A draw is Q(Φ⁻¹(R⁻¹(q))) for uniform q. A moment is the sum over cells, which
+are cut at the points of R, of
 
     R' ∫ (a + bt)ᵏ φ(t) dt
 
-in closed form. How the variance splits is the base's.
+in closed form. The variance is split into aleatoric and epistemic in the proportions of the base.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from doxa.predictive.mixture import Mixture
 
 
 class Conformal(Form):
-    """A form as it is, at one level."""
+    """A form whose interval or set was calibrated at one level."""
 
     def __init__(self, base: Form, level: float) -> None:
         self.base, self.level = base, level
@@ -127,13 +127,13 @@ class Conformal(Form):
     def check_level(self, level: float | None) -> None:
         if level is not None and abs(level - self.level) > 1e-9:
             raise Unavailable(
-                f"this predictive was calibrated for level {self.level:g} and knows no other; it "
-                f"was asked for {level:g}: leave the level out, or calibrate for that one"
+                f"this predictive was calibrated for level {self.level:g}, not for "
+                f"{level:g}: call it without a level, or calibrate for that level"
             )
 
 
 class ConformalInterval(Conformal):
-    """`bounds` gives (low, high) [N, *event] when they are asked for."""
+    """`bounds` returns (low, high) [N, *event]; it is called at first use."""
 
     def __init__(
         self, base: Form, level: float, bounds: Callable[[], tuple[Tensor, Tensor]]
@@ -145,7 +145,7 @@ class ConformalInterval(Conformal):
     def _bounds(self) -> tuple[Tensor, Tensor]:
         low, high = self._compute()
         if bool((torch.isnan(low) | torch.isnan(high)).any()):
-            raise DataError("the predictions are not numbers (NaN): there is no interval to give")
+            raise DataError("the predictions are NaN: there is no interval")
         return low, high
 
     def interval(self, level: float | None) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ class ConformalInterval(Conformal):
 
 
 class ConformalSet(Conformal):
-    """`chosen` gives the classes, bool [N, C], when they are asked for."""
+    """`chosen` returns the classes, bool [N, C]; it is called at first use."""
 
     def __init__(self, base: Form, level: float, chosen: Callable[[], Tensor]) -> None:
         super().__init__(base, level)
@@ -170,7 +170,7 @@ class ConformalSet(Conformal):
 
 
 class CalibratedClasses(ClassTable):
-    """A table that was made of the base's average: of its draws nothing is left."""
+    """A table computed from the average of the base. It has no draws."""
 
     def votes(self) -> Tensor:
         raise self.unavailable("votes")
@@ -188,9 +188,12 @@ class CalibratedClasses(ClassTable):
 
 
 def log_probs(form: Form) -> Tensor:
-    """log p̄ of the averaged probabilities, [N, C, *site] in float64, by way of logits where there
-    are some: 1e-5000 still has a logarithm. A probability of exactly 0 counts as the smallest
-    normal number of its type, so that all are finite unless predictions are not."""
+    """log p̄ of the averaged probabilities, [N, C, *site], in float64.
+
+    It is computed from logits where the form has them, so that 1e-5000 still has a logarithm. A
+    probability of exactly 0 is replaced by the smallest normal number of its type, so that all
+    values are finite for finite predictions.
+    """
     table = _log_probs(form)
     smallest = math.log(torch.finfo(form.mean.dtype).tiny)
     return torch.where(table == -torch.inf, smallest, table)
@@ -211,7 +214,7 @@ def _log_probs(form: Form) -> Tensor:
 
 
 def _log_tables(form: Mixture) -> Tensor:
-    """[S, N, C, *site]: each draw's."""
+    """log p of each draw: [S, N, C, *site]."""
     f = form.f.double()
     if isinstance(form.likelihood, Bernoulli):
         return torch.stack([logsigmoid(-f), logsigmoid(f)], 2)
@@ -219,9 +222,9 @@ def _log_tables(form: Mixture) -> Tensor:
 
 
 def _average(each: Tensor, weights: Tensor) -> Tensor:
-    """log of the weighted sum over the first axis, which may be part of a whole."""
+    """log of the weighted sum over the first axis, which may be a chunk of all draws."""
     weights = weights.double().reshape(-1, *[1] * (each.ndim - 1))
-    # What counts nothing may be undefined.
+    # Entries of weight zero may be undefined.
     return torch.logsumexp(torch.where(weights > 0, each + weights.log(), -torch.inf), 0)
 
 
@@ -284,7 +287,7 @@ class Rescaled(Form):
         return self.mean + self.factor * (self.base.sample(n, seed) - self.mean)
 
     def _back(self, y: Tensor) -> Tensor:
-        """Where the base has what this one has at y."""
+        """The point of the base that corresponds to y."""
         return self.mean + (y - self.mean) / self.factor
 
 
@@ -315,8 +318,8 @@ def _nodes() -> Tensor:
 
 
 def _along(table: Tensor, t: Tensor) -> Tensor:
-    """Between the entries of a table [nodes, ...] at even steps: at t [C], the same for all, or at
-    t [C, ...], one for each."""
+    """Linear interpolation in a table [nodes, ...] at even steps: at t [C], shared by all entries,
+    or at t [C, ...], one for each entry."""
     place = (t.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2.0 * _REACH))
     left = place.floor().clamp(max=_NODES - 2).long()
     if t.ndim == 1:
@@ -379,12 +382,14 @@ class Warped(Form):
         value = _along(table, cuts)  # [C, N]
         b = value.diff(dim=0) / cuts.diff()[:, None]
         a = value[:-1] - b * cuts[:-1, None]
-        a, b = (torch.cat([v[:1], v, v[-1:]]) for v in (a, b))  # the outermost go on for ever
+        a, b = (
+            torch.cat([v[:1], v, v[-1:]]) for v in (a, b)
+        )  # the outermost cells extend to infinity
         ends = torch.cat([cuts.new_tensor([-math.inf]), cuts, cuts.new_tensor([math.inf])])
         below = standard_normal_cdf(ends)
         density = (-0.5 * ends.square()).exp() / math.sqrt(2 * math.pi)
         zeroth = below.diff()
-        zeroth[-1] = below[1]  # the tails are equal, and 1 − Φ has lost its digits
+        zeroth[-1] = below[1]  # the tails are equal, and 1 − Φ loses precision
         first = -density.diff()
         second = zeroth - (torch.where(ends.isfinite(), ends, 0.0) * density).diff()
         rise = _interpolate(self.curve.x[e : e + 1], self.curve.y[e : e + 1], below[:, None])
@@ -400,7 +405,7 @@ class Warped(Form):
     def log_prob(self, y: Tensor) -> Tensor:
         if math.prod(y.shape[1:]) != 1:
             raise self.unavailable(
-                "log_prob", "each output was recalibrated by itself, which gives no joint density"
+                "log_prob", "each output was recalibrated separately: there is no joint density"
             )
         slope = self.curve.slope(self._base_cdf(y)).squeeze(1)
         return self.base.log_prob(y) + slope.log().to(self.base.mean.dtype)
@@ -417,7 +422,7 @@ class Warped(Form):
         return torch.stack(each, 1).reshape(self.base.mean.shape)
 
     def sample(self, n: int, seed: int) -> Tensor:
-        """Every row by itself."""
+        """Draws of each row independently."""
         like = self.base.mean
         source = generator(seed, "predictive", "sample")
         normal = torch.randn((n, *like.shape), generator=source, dtype=torch.float64)

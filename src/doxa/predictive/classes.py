@@ -1,30 +1,29 @@
-"""Class probabilities as a table of their own, beside the form that they were made from.
+"""Class probabilities that are not a plain average over draws.
 
-A table is no average over draws, so that the split of its uncertainty does not follow from it; the
-base's proportions are kept,
+`ClassTable`: a table of class probabilities q, and the form (with average p̄) from which it was
+made. The table alone does not determine the split of its uncertainty. So the proportions of the
+base are kept,
 
     I' = H[q] · I / H[p̄],    epistemic' = q (1 - q) · epistemic / variance,
 
-with which the parts still add up and 0 <= I' <= H[q]: how much is unknown is the table's to say,
-where the lack of knowledge comes from is the base's.
+so that the parts still add up, and 0 <= I' <= H[q]. The table determines the total uncertainty; the
+base determines which share of it is epistemic.
 
-Class probabilities of functions that were drawn from Gaussians whose centres are known.
-
-Averages over S draws have no tails: a class that one function in a thousand votes for has next to
-no probability after a hundred. Of Gaussian logits, f ~ N(m, V), the log odds of a class against all
-others are nearly Gaussian too, and one integral gives its probability:
+`Odds`: class probabilities of functions that were drawn from Gaussians with known means. An average
+over S draws is poor in the tails: a class that only one function in a thousand predicts has almost
+no probability after a hundred draws. For Gaussian logits, f ~ N(m, V), the log odds of one class
+against all others are nearly Gaussian too, and one integral gives the probability:
 
     l_c = f_c − log Σ_{k≠c} e^{f_k},    p_c ∝ ∫ σ(l) N(l; E l_c, Var l_c) dl
 
-Moments of l_c are taken over the draws, moved so that their mean is m. With two classes l_c is
-Gaussian, and nothing is left but the error of its variance. Of ten or more draws a member it is
-several times nearer to the integral over f than their average is; of fewer, the average is taken.
-The draws themselves stay what they are, and say how much of the doubt is about the function.
+The moments of l_c are those of the draws, shifted so that the mean of f is m. With two classes l_c
+is Gaussian, and the only error is that of its variance. With ten or more draws per member, the
+result is several times nearer to the integral over f than the average of the draws. With fewer, the
+average is used. The draws do not change, and give the epistemic share of the uncertainty.
 
-Class probabilities in closed form, averaged over functions without drawing any.
-
-Each of K members gives the probabilities of one row, averaged over its functions (`Averaged`), or a
-Dirichlet over them (`Dirichlets`), with which the uncertainty splits in closed form:
+`Averaged`, `Dirichlets`: class probabilities in closed form, without draws. For each of K members
+there are the probabilities of one row, averaged over its functions (`Averaged`), or a Dirichlet
+over them (`Dirichlets`). With a Dirichlet the uncertainty splits in closed form:
 
     m = α/α₀,    Var[p] = m (1 − m)/(α₀ + 1),    E H[p] = ψ(α₀ + 1) − Σ_c m_c ψ(α_c + 1)
 
@@ -50,8 +49,8 @@ from doxa.predictive.mixture import Mixture
 
 
 class ClassTable(Form):
-    """Log-probabilities [N, C, *site] in float64 (no and yes on axis 1 for Bernoulli), and the
-    form they were made from. Labels of one row are independent."""
+    """Log-probabilities [N, C, *site] in float64 (of 0 and 1 on axis 1 for Bernoulli), and the form
+    from which they were made. Labels of one row are independent."""
 
     def __init__(self, base: Form, log_table: Tensor) -> None:
         self.base, self.log_table = base, log_table
@@ -103,7 +102,7 @@ class ClassTable(Form):
         return each.reshape(len(each), math.prod(each.shape[1:])).sum(1).to(self.mean.dtype)
 
     def by_label(self, y: Tensor) -> Tensor:
-        """log p of each label by itself, in the shape of y; 0 where one is ignored."""
+        """log p of each label, in the shape of y; 0 for ignored labels."""
         index, counted = y.long(), torch.ones_like(y, dtype=torch.bool)
         if isinstance(self.likelihood, Categorical) and self.likelihood.ignore_index is not None:
             counted = index != self.likelihood.ignore_index
@@ -112,7 +111,7 @@ class ClassTable(Form):
         return torch.where(counted, each, 0.0)
 
     def labels(self, log_table: Tensor, n: int, source: Generator) -> Tensor:
-        """n labels of each row by itself, with these probabilities: [n, N, *event]."""
+        """n labels for each row independently, with these probabilities: [n, N, *event]."""
         binary = isinstance(self.likelihood, Bernoulli)
         logits = log_table[:, 1] - log_table[:, 0] if binary else log_table
         drawn = self.likelihood.sample(logits.expand(n, *logits.shape), {}, source, 1)
@@ -120,19 +119,21 @@ class ClassTable(Form):
 
 
 def share(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole in [0, 1]; 0 where there is nothing to share."""
+    """part / whole in [0, 1]; 0 where `whole` is 0."""
     return torch.where(whole > 0, part / whole, 0.0).clamp(0.0, 1.0)
 
 
-_FEWEST = 10  # draws of a member
-_NUMBERS = 1 << 22  # at a time, in float64; what is computed from them is a few times as large
-_NODES, _FARTHEST = 129, 7.0  # of the integral: a trapezium, out to so many standard deviations
+_FEWEST = 10  # smallest number of draws per member
+_NUMBERS = 1 << 22  # numbers per block, in float64; temporaries are a few times as large
+_NODES, _FARTHEST = 129, 7.0  # of the trapezoidal rule; its range in standard deviations
 
 
 def averaged(form: Form, likelihood: Likelihood, centres: Any, counts: Sequence[int]) -> Form:
-    """A mixture of drawn logits with their integral, where there are draws enough; any other form
-    as it is. `centres` are the network's outputs at the Gaussians' own, [K, N, *output], of which
-    there are `counts` draws each."""
+    """The `Odds` of a mixture of drawn logits, where there are enough draws; any other form is
+    returned unchanged.
+
+    `centres` [K, N, *output] are the means of the K Gaussians, and `counts` their numbers of draws.
+    """
     if isinstance(form, HeadsForm) and isinstance(likelihood, Heads):
         heads = zip(form.heads, likelihood.likelihoods, centres, strict=True)
         return HeadsForm(form.likelihood, [averaged(*head, counts) for head in heads])
@@ -142,12 +143,12 @@ def averaged(form: Form, likelihood: Likelihood, centres: Any, counts: Sequence[
 
 
 def drawn(form: Form) -> Form:
-    """The plain mixture of the functions, where probabilities were integrated."""
+    """The plain mixture of the functions of an `Odds`; any other form is returned unchanged."""
     return form.base if isinstance(form, Odds) else form
 
 
 class Odds(ClassTable):
-    """Functions f [S, N, *output], so many of each of K Gaussians about their centres."""
+    """Functions f [S, N, *output], `counts` of them from each of K Gaussians with given means."""
 
     base: Mixture
 
@@ -166,9 +167,11 @@ class Odds(ClassTable):
         return self.base.votes()
 
     def sample(self, n: int, seed: int) -> Tensor:
-        """What one function gives at all rows, of which as few labels as need be are drawn again:
-        c is kept with probability min(1, q_c/p_c), q the table and p the draws' average, so that
-        each row has its own probabilities."""
+        """Labels of one function at all rows, with as few labels drawn again as possible.
+
+        A label c is kept with probability min(1, q_c/p_c), with q the table and p the average of
+        the draws, so that each row has the probabilities of the table.
+        """
         y, source = self.base.sample(n, seed), generator(seed, "predictive", "again")
         ours, drawn = self.class_table(), self.base.class_table()
         kept = (ours / drawn).expand(n, *ours.shape).gather(2, y.long().unsqueeze(2)).squeeze(2)
@@ -180,14 +183,14 @@ class Odds(ClassTable):
         return self.base.targets(y)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Of one label a row. Several are not independent: they are right or wrong together, as a
-        function is, and averaged over the draws."""
+        """Uses the table for one label per row. Several labels of a row are not independent,
+        because they share a function; they are averaged over the draws."""
         one = math.prod(y.shape[1:]) == 1
         return super().log_prob(y) if one else self.base.log_prob(y)
 
 
 def _log_table(base: Mixture, centres: Tensor, counts: Sequence[int]) -> Tensor:
-    """log p with the classes on axis 1, in float64, some rows at a time."""
+    """log p with the classes on axis 1, in float64, computed in blocks of rows."""
     numbers = max(sum(counts), _NODES) * max(1, centres[0, :1].numel())
     step = max(1, _NUMBERS // numbers)
     share = torch.tensor(counts, dtype=torch.float64, device=centres.device).div(sum(counts)).log()
@@ -204,21 +207,21 @@ def _log_table(base: Mixture, centres: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def log_odds(f: Tensor, likelihood: Likelihood) -> Tensor:
-    """Of each class against all others: [S, N, C, *site] for logits of that shape, [S, N, 2,
-    *event] for Bernoulli."""
+    """Log odds of each class against all others: [S, N, C, *site] for logits of that shape,
+    [S, N, 2, *event] for Bernoulli."""
     if isinstance(likelihood, Bernoulli):
         return torch.stack([-f, f], 2)
     top, first = f.max(2, keepdim=True)
     shares = (f - top).exp()
     total = shares.sum(2, keepdim=True)
-    # Without the first, whose share of the total may leave nothing of the others when taken off.
+    # The sum is over the other classes only: subtracting one class from the total would cancel.
     others = torch.logsumexp(f.scatter(2, first, -torch.inf), 2, keepdim=True)
     against = top + (total - shares).log()
     return f - against.scatter(2, first, others)
 
 
 def integral(mean: Tensor, variance: Tensor) -> Tensor:
-    """log E σ(l) over l ~ N(mean, variance), made to sum to 1 over the classes, axis 1."""
+    """log E σ(l) over l ~ N(mean, variance), normalised over the classes, axis 1."""
     t = torch.linspace(-_FARTHEST, _FARTHEST, _NODES, dtype=mean.dtype, device=mean.device)
     log_weight = torch.log_softmax(-0.5 * t.square(), 0)
     at = mean.unsqueeze(-1) + variance.clamp_min(0.0).sqrt().unsqueeze(-1) * t
@@ -249,13 +252,13 @@ class _NotDrawn(Mixture):
 
 
 class Averaged(_NotDrawn):
-    """Averages alone, in which what the functions disagree about cannot be told from noise."""
+    """Averages alone; they do not separate epistemic from aleatoric uncertainty."""
 
     @property
     def splits(self) -> bool:
         return False
 
-    aleatoric = Form.aleatoric  # not available, whatever a mixture has
+    aleatoric = Form.aleatoric  # not available, unlike in a mixture
     epistemic = Form.epistemic
     expected_entropy = Form.expected_entropy
 
@@ -265,15 +268,16 @@ class Averaged(_NotDrawn):
 
 
 class Dirichlets(_NotDrawn):
-    """Concentrations α [K, N, C, *site], all positive; [K, N, 2, *event] for Bernoulli, which has
-    no and yes."""
+    """Positive concentrations α [K, N, C, *site]; [K, N, 2, *event] for Bernoulli (of 0 and 1)."""
 
     def __init__(self, likelihood: Likelihood, concentration: Tensor) -> None:
         self.concentration = concentration
         binary = isinstance(likelihood, Bernoulli)
         alpha = concentration.log()
         super().__init__(likelihood, alpha[:, :, 1] - alpha[:, :, 0] if binary else alpha)
-        self._total = concentration.sum(2, keepdim=not binary)  # α₀, in a shape like the mean's
+        self._total = concentration.sum(
+            2, keepdim=not binary
+        )  # α₀, with the number of axes of the mean
 
     @property
     def aleatoric(self) -> Tensor:

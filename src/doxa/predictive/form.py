@@ -1,13 +1,11 @@
-"""What the forms of a predictive share: everything that follows from a few of its quantities.
+"""Forms of a predictive: the common base `Form`, forms that hold moments, and quantiles.
 
-A form overrides what it has; the rest raises `Unavailable` and says what to do instead.
-`Predictive` documents the quantities.
+A form overrides the quantities that it has; `Form` derives others from them. The rest raise
+`Unavailable`, with advice in the message. `Predictive` documents the quantities.
 
-The components of a mixture: draws of f with what belongs to each.
-
-Quantiles: roots of a cumulative distribution function, of all elements at once.
-
-Forms that hold moments, not draws: streamed ones, normal ones, several heads.
+`as_draws`, `complete_theta` and `draw_functions` prepare the components of a mixture. `solve` and
+`bisect_whole` find quantiles as roots of a cumulative distribution function, for all elements at
+once. `Summary`, `MomentForm`, `NormalForm` and `HeadsForm` hold moments, or one form per head.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from doxa.noise import generator
 
 
 def as_draws(values: Any) -> Tensor:
-    """[S, N, *output], floating, at least single precision."""
+    """Draws as [S, N, *output], floating, of at least single precision."""
     f: Tensor = torch.as_tensor(values)
     if f.ndim < 2 or not f.is_floating_point():
         raise ShapeError(
@@ -40,7 +38,7 @@ def as_draws(values: Any) -> Tensor:
 def complete_theta(
     likelihood: Likelihood, theta: Mapping[str, Tensor] | None, f: Tensor
 ) -> dict[str, Tensor]:
-    """Every likelihood parameter as [S, *own]; given ones are filled in from the likelihood."""
+    """Every likelihood parameter as [S, *own]; fixed parameters come from the likelihood."""
     theta, output = theta or {}, tuple(f.shape[2:])
     constants = likelihood.constants(output)
     complete = {}
@@ -73,8 +71,8 @@ def draw_functions(
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Replace each Gaussian over f by `draws` draws of it; f becomes [S * draws, N, *output].
 
-    A component's noise depends on the seed and its number (`first` is that of the first one),
-    so that chunks do not matter.
+    The noise of a component depends on the seed and its number (`first` is that of the first
+    component), so that the result does not depend on the chunks.
     """
     noise = torch.stack(
         [
@@ -93,7 +91,7 @@ def draw_functions(
 
 
 def cast_votes(likelihood: Likelihood, f: Tensor) -> Tensor:
-    """Logits [S, N, C, *site] to each draw's vote, one-hot; [S, N, *event] of 0 and 1 for
+    """The vote of each draw from logits [S, N, C, *site], one-hot; [S, N, *event] of 0 and 1 for
     Bernoulli."""
     if isinstance(likelihood, Bernoulli):
         return (f > 0).to(f.dtype)
@@ -104,11 +102,11 @@ class Form:
     """A distribution of y at N rows."""
 
     likelihood: Likelihood
-    only_moments: ClassVar[bool] = False  # nothing is known of y but its moments
+    only_moments: ClassVar[bool] = False  # only the moments of y are known
 
     @property
     def splits(self) -> bool:
-        """Whether what the functions disagree about is told from noise."""
+        """Whether the uncertainty splits into epistemic and aleatoric."""
         return True
 
     @property
@@ -137,7 +135,7 @@ class Form:
 
     @property
     def heads(self) -> tuple[Form, ...]:
-        raise self.unavailable("heads", "the model has one head: ask the predictive itself")
+        raise self.unavailable("heads", "the model has one head: use the predictive itself")
 
     def votes(self) -> Tensor:
         raise self.unavailable("votes", "it is for classification")
@@ -146,22 +144,22 @@ class Form:
         raise self.unavailable("normals", "its components are not normal, or were not kept")
 
     def targets(self, y: Any) -> Tensor:
-        """y checked against the rows and outputs of this predictive, on its device."""
+        """y as a tensor on the device, checked against the rows and outputs of this predictive."""
         raise self.unavailable("log_prob")
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Of checked targets: [N]."""
+        """log p of checked targets: [N]."""
         raise self.unavailable("log_prob")
 
     def cdf(self, y: Tensor) -> Tensor:
-        """At checked targets: [N, *event]."""
+        """P(Y <= y) at checked targets: [N, *event]."""
         raise self.unavailable("cdf")
 
     def quantile(self, level: float) -> Tensor:
         raise self.unavailable("quantile")
 
     def quantiles(self, levels: Tensor) -> Tensor:
-        """At many levels [L] at once: [L, N, *event]."""
+        """Quantiles at many levels [L]: [L, N, *event]."""
         return torch.stack([self.quantile(level) for level in levels.tolist()])
 
     def sample(self, n: int, seed: int) -> Tensor:
@@ -172,19 +170,23 @@ class Form:
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
 
     def prediction_set(self, level: float | None) -> Tensor:
-        """Classes by falling probability, the lower number first among equals, until their mass
-        reaches the level: bool [N, C, *site]."""
+        """The most probable classes whose total probability reaches the level: bool [N, C, *site].
+
+        Among classes of equal probability, the lower number comes first.
+        """
         probs = self.class_table()
         if not bool(torch.isfinite(probs).all()):
-            raise DataError("the predicted probabilities are not finite: there is no set to give")
+            raise DataError(
+                "the predicted probabilities are not finite: there is no prediction set"
+            )
         ordered, order = probs.sort(dim=1, descending=True, stable=True)
         before = ordered.cumsum(1) - ordered
         chosen = before < (0.95 if level is None else level)
         return torch.zeros_like(chosen).scatter(1, order, chosen)
 
     def class_table(self) -> Tensor:
-        """Class probabilities with the classes on axis 1, in float64: [N, C, *site]; [N, 2,
-        *event] for Bernoulli, which has no and yes."""
+        """Class probabilities with the classes on axis 1, in float64: [N, C, *site]; [N, 2, *event]
+        (of 0 and 1) for Bernoulli."""
         if not self.likelihood.classifies:
             raise self.unavailable("prediction_set", "it is for classification; use interval")
         probs = self.probs.double()
@@ -199,7 +201,7 @@ class Form:
         except Unavailable:
             if not self.likelihood.classifies:
                 raise
-            return self.mean * (1.0 - self.mean)  # of a class, whatever its parts
+            return self.mean * (1.0 - self.mean)  # of a class indicator
 
     @property
     def entropy(self) -> Tensor:
@@ -216,18 +218,18 @@ class Form:
 
     @property
     def marginal_entropy(self) -> Tensor:
-        """H[y] computed directly; of classes it follows from the mean."""
+        """H[y] computed directly; for classes it follows from the mean."""
         if not self.likelihood.classifies:
             raise self.unavailable(
                 "entropy",
-                "a mixture of densities has no closed form for it; moment_matched().entropy is "
+                "a mixture of densities has no closed form of it; moment_matched().entropy is "
                 "an upper bound",
             )
         return self.likelihood.entropy_of(self.mean)
 
     @property
     def mutual_information(self) -> Tensor:
-        # Rounding may take the difference below zero, where it can never be.
+        # The exact difference is never negative, but rounding may make it so.
         return (self.marginal_entropy - self.expected_entropy).clamp_min(0.0)
 
     @property
@@ -275,7 +277,7 @@ def check_weights(weights: Any, count: int, like: Tensor, what: str) -> Tensor:
 def mix(values: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     """The weighted sum over the first axis (or over a sequence)."""
     stacked = values if isinstance(values, Tensor) else torch.stack(list(values))
-    if bool((weights == 0).any()):  # what counts nothing may be infinite or undefined
+    if bool((weights == 0).any()):  # entries of weight zero may be infinite or undefined
         counted = (weights > 0).reshape(-1, *[1] * (stacked.ndim - 1))
         stacked = torch.where(counted, stacked, 0.0)
     table = stacked.reshape(stacked.shape[0], math.prod(stacked.shape[1:]))
@@ -299,11 +301,11 @@ def normal_quantile(level: float) -> float:
 
 
 def solve(cdf: Cdf, level: float | Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """y with cdf(y) = level to rounding, given cdf(low) <= level <= cdf(high); one level for all,
-    or one for each element.
+    """y with cdf(y) = level up to rounding, given cdf(low) <= level <= cdf(high).
 
-    Chandrupatla's method (1997): an inverse quadratic step through the last three points where
-    they look like a smooth curve, else bisection; about 10 evaluations instead of 50.
+    There is one level for all elements, or one for each. Chandrupatla's method (1997): an inverse
+    quadratic step through the last three points where these are smooth enough, else bisection;
+    about 10 evaluations instead of 50.
     """
     tolerance = 2.0 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
     a, b, c = high, low, low  # the newest point, one across the root, the one before
@@ -312,7 +314,7 @@ def solve(cdf: Cdf, level: float | Tensor, low: Tensor, high: Tensor) -> Tensor:
     for _ in range(_MOST_STEPS):
         best = torch.where(fa.abs() < fb.abs(), a, b)
         width = (b - a).abs()
-        # Undefined elements count as done, or the search would never end.
+        # Undefined elements count as converged, so that the search ends.
         if bool(((width <= tolerance) | (fa == 0) | (fb == 0) | ~torch.isfinite(width)).all()):
             break
         new = a + step * (b - a)
@@ -346,7 +348,7 @@ def bisect_whole(cdf: Cdf, level: float, low: Tensor, high: Tensor) -> Tensor:
 def widen(
     cdf: Cdf, level: float, low: Tensor, high: Tensor, width: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Move the bounds outwards, twice as far each time, until they hold the quantile."""
+    """Move the bounds outwards, twice as far each time, until the quantile lies between them."""
     step = width
     for _ in range(_MOST_STEPS):
         too_high, too_low = cdf(low) > level, cdf(high) < level
@@ -359,7 +361,7 @@ def widen(
 
 
 class Summary(Form):
-    """Mean, variances and expected entropy as given."""
+    """A form that holds a mean, variances and expected entropy."""
 
     def __init__(
         self,
@@ -395,8 +397,10 @@ class Summary(Form):
 
 
 class MomentForm(Summary):
-    """What `Moments` leaves: the draws were not kept, so that nothing beyond moments is known,
-    except for single labels, whose distribution is their mean."""
+    """The result of `Moments`, which keeps no draws.
+
+    Only moments are known, except for single labels, whose distribution is given by their mean.
+    """
 
     only_moments = True
 
@@ -404,7 +408,7 @@ class MomentForm(Summary):
         return self.likelihood.log_prob(self._single_label("log_prob"), y, {})
 
     def targets(self, y: Any) -> Tensor:
-        # Of continuous likelihoods only the mean's shape is known, which is the targets' own.
+        # For continuous likelihoods the mean has the shape of the targets.
         kind = self.likelihood if self.likelihood.discrete else Gaussian()
         ready = kind.prepare_targets(y, tuple(self.mean.shape[1:])).to(self.mean.device)
         return check_rows(ready, self.mean.shape[0])
@@ -430,7 +434,7 @@ class MomentForm(Summary):
 
 
 class NormalForm(Summary):
-    """Normal, with given moments, each element of y by itself."""
+    """Independent normals with given moments, one for each element of y."""
 
     @property
     def marginal_entropy(self) -> Tensor:
@@ -464,7 +468,7 @@ class NormalForm(Summary):
 
 
 class HeadsForm(Form):
-    """Several heads, a predictive each; nothing is asked of them together."""
+    """One form for each of several heads; joint quantities are not available."""
 
     def __init__(self, likelihood: Likelihood, heads: Sequence[Form]) -> None:
         self.likelihood = likelihood
@@ -476,12 +480,12 @@ class HeadsForm(Form):
 
     def unavailable(self, quantity: str, instead: str = "") -> Unavailable:
         return super().unavailable(
-            quantity, f"it has {len(self._heads)} heads; ask each, as in heads[0].{quantity}"
+            quantity, f"it has {len(self._heads)} heads; use one of them, as in heads[0].{quantity}"
         )
 
 
 def moments(form: Form) -> Form:
-    """What `Moments` would leave of a form, by its own averages."""
+    """The moments of a form, as `Moments` would return them."""
     if isinstance(form, HeadsForm):
         return HeadsForm(form.likelihood, [moments(head) for head in form.heads])
     votes = form.votes() if form.likelihood.classifies else None

@@ -35,7 +35,7 @@ from doxa.predictive.form import (
     widen,
 )
 
-CHUNK_ELEMENTS = 1 << 24  # of f at a time; what is computed from it is a few times as large
+CHUNK_ELEMENTS = 1 << 24  # elements of f per chunk; temporaries are a few times as large
 
 
 def build(
@@ -68,7 +68,7 @@ def build(
                 f"f_variance has shape {list(f_variance.shape)}, f {list(f.shape)}: they must agree"
             )
         f_variance = f_variance.to(f)
-    if likelihood.classifies:  # logits from here on, whatever their temperature
+    if likelihood.classifies:  # logits at temperature 1 from here on
         f_variance = None if f_variance is None else likelihood.location_variance(f_variance, 1)
         f, likelihood = likelihood.location(f, 1), likelihood.plain()
     if f_variance is not None and not likelihood.integrates_normal:
@@ -101,15 +101,17 @@ class Mixture(Form):
         if self.f_variance is not None:
             raise self.unavailable(
                 "samples",
-                "it is a closed form over the functions; draw them with posterior.functions(x, n), "
-                "or draw y with sample(n)",
+                "it is in closed form; draw functions with posterior.functions(x, n), or y with "
+                "sample(n)",
             )
         return self.likelihood.location(self.f, 1)
 
     @cached_property
     def _exact(self) -> Mixture:
-        """The same in float64 where f is in fitted units: differences of numbers in units of y
-        would lose the digits that a large offset takes from float32."""
+        """The same mixture in float64, where f is in fitted units.
+
+        With a large offset of y, differences in float32 would lose digits.
+        """
         if not isinstance(self.likelihood, Affine) or self.f.dtype == torch.float64:
             return self
         theta = {name: value.double() for name, value in self.theta.items()}
@@ -131,7 +133,7 @@ class Mixture(Form):
         return total / self.weights.double().sum()
 
     def _means(self) -> Tensor:
-        """[S, N, *event]: each component's."""
+        """The mean of each component: [S, N, *event]."""
         means: Tensor = self.likelihood.mean(self.f, self.theta, 1)
         return means
 
@@ -169,7 +171,7 @@ class Mixture(Form):
     def marginal_entropy(self) -> Tensor:
         if self.likelihood.classifies or self.f.shape[0] > 1:
             return super().marginal_entropy
-        if self.f_variance is None:  # one function: y is as the likelihood says
+        if self.f_variance is None:  # one function: y follows the likelihood
             return self.expected_entropy
         return 0.5 * (self.aleatoric + self.epistemic).log() + (HALF_LOG_2PI + 0.5)
 
@@ -204,7 +206,7 @@ class Mixture(Form):
         return total
 
     def _log_probs(self, y: Tensor) -> Tensor:
-        """[S, N]: each component's."""
+        """log p(y) of each component: [S, N]."""
         if self.f_variance is None:
             return self.likelihood.log_prob(self.f, y, self.theta, 1)
         _, mean, std = self.normals()
@@ -215,7 +217,7 @@ class Mixture(Form):
         return self._average(lambda part: part._cdfs(y)).to(self.f.dtype)
 
     def _cdfs(self, y: Tensor) -> Tensor:
-        """[S, N, *event]: each component's."""
+        """P(Y <= y) of each component: [S, N, *event]."""
         if self.f_variance is None:
             return self.likelihood.cdf(y, self.f, self.theta, 1)
         _, mean, std = self.normals()
@@ -232,18 +234,21 @@ class Mixture(Form):
         return torch.cat([part._normal_quantiles(levels) for part in parts], 1).to(self.f.dtype)
 
     def _some_rows(self, numbers: int) -> Iterator[Mixture]:
-        """The rows in pieces, exact, for work on so many numbers a row."""
+        """The rows in blocks, in float64; `numbers` is the size of the work per row."""
         rows = max(1, CHUNK_ELEMENTS // numbers)
         for start in range(0, max(1, self.f.shape[1]), rows):
             yield self._rows(start, rows)._exact
 
     def _normal_quantiles(self, levels: Tensor) -> Tensor:
-        """Of a mixture of normals, at all levels at once: [L, N, *event]. In float64: a level of
-        1 − 10⁻⁸ is 1 in float32, whose quantile is infinite."""
+        """Quantiles of a mixture of normals, at all levels at once: [L, N, *event].
+
+        They are computed in float64: a level of 1 − 10⁻⁸ is 1 in float32, with an infinite
+        quantile.
+        """
         weights, mean, std = (part.double() for part in self.normals())
         mean, std = mean.unsqueeze(1), std.unsqueeze(1)  # [S, 1, N, *event]
         levels = levels.to(mean).reshape(-1, *(1,) * (mean.ndim - 2))
-        each = mean + std * torch.special.ndtri(levels)  # the mixture's lies in between
+        each = mean + std * torch.special.ndtri(levels)  # bounds of the mixture's quantile
         cdf = lambda y: mix(standard_normal_cdf((y - mean) / std), weights)  # noqa: E731
         return solve(cdf, levels, each.amin(0), each.amax(0))
 
@@ -281,7 +286,7 @@ class Mixture(Form):
         return total
 
     def _chunks(self) -> Iterator[Mixture]:
-        """Blocks of components, such that none is large."""
+        """Blocks of components of limited size."""
         count = max(1, CHUNK_ELEMENTS // max(1, self.f[0].numel()))
         if count >= self.f.shape[0]:
             yield self

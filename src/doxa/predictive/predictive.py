@@ -1,22 +1,19 @@
-"""The answer at x: the one object that everything downstream consumes.
+"""`Predictive`, the distribution of y at inputs x, and `Moments`, which streams draws into one.
 
 For regression the law of total variance splits the spread of y over the draws s of the function,
 
     Var[y] = E_s Var[y | f_s]  +  Var_s E[y | f_s]
     total  = aleatoric         +  epistemic
 
-and for classification entropy does the same, H[y] = E_s H[y | f_s] + I[y; f], the second term
-being the mutual information (BALD). Both hold exactly, because the left side is computed as the
-sum. Spreads over draws are those of the draws themselves (1/S, not 1/(S-1)).
+For classification, the entropy splits in the same way, H[y] = E_s H[y | f_s] + I[y; f], where the
+second term is the mutual information (BALD). Both equations hold exactly, because the left side is
+computed as the sum. Variances over draws use 1/S, not 1/(S-1).
 
-Weighted means and variances of values that come in chunks.
-
-With accumulated weight W and mean m, a chunk of weight w and mean m' is merged by
-(Chan, Golub and LeVeque, 1979), a = w / (W + w):
+`Average`, `Spread` and `Moments` accumulate moments over chunks of draws, without keeping the
+draws. With accumulated weight W and mean m, a chunk of weight w and mean m' is merged by (Chan,
+Golub and LeVeque, 1979), a = w / (W + w):
 
     m <- (1 - a) m + a m',    v <- (1 - a) v + a v' + a (1 - a) (m' - m)^2
-
-Moments of a predictive from draws that come in chunks, so that no draw is kept.
 """
 
 from __future__ import annotations
@@ -54,30 +51,31 @@ class Predictive(describe.Described):
     """p(y | x, data) at N inputs, in units of y: a mixture of S functions, or of S Gaussian
     marginals over functions.
 
-    Everything has the rows N first. Where the fit was given y of shape [N], quantities of one y
-    have the shape [N], and draws [S, N]; with y of shape [N, 1] they have [N, 1] and [S, N, 1]
-    (`event` below is () or (1,)). A quantity that this distribution does not have raises
-    `Unavailable` (an AttributeError: `hasattr` says no), which says what to do instead.
+    The rows N are the first axis of all quantities, and the second of draws. Where the fit was
+    given y of shape [N], quantities have the shape [N], and draws [S, N]; with y of shape [N, 1]
+    they have [N, 1] and [S, N, 1] (`event` below is () or (1,)). A quantity that this distribution
+    does not have raises `Unavailable` (an AttributeError, so that `hasattr` is False), with advice
+    in the message.
 
     Parameters
     ----------
-    f
-        [S, N, *output], what the network gave for each draw; a tuple of them for several heads.
-        Half precision is computed with in float32.
-    likelihood
-        By name, as an object, or a sequence for several heads; `Affine` if f is in fitted units.
-    theta
-        Learned likelihood parameters, [S, *own] or [*own]. Given ones (noise=0.1) are known to
-        the likelihood already.
-    f_variance
-        [S, N, *output]: f is then the mean of a Gaussian for each draw, row and output. Closed
-        form with a Gaussian likelihood; otherwise `draws` functions are drawn for each of the S,
-        from `seed`.
-    weights
-        [S], normalised; equal when None.
+    f : Tensor, or tuple of Tensor
+        Network outputs of each draw, [S, N, *output]; a tuple of them for several heads. Half
+        precision is converted to float32.
+    likelihood : str, Likelihood, or sequence of them
+        A sequence for several heads; `Affine` if f is in fitted units.
+    theta : dict of Tensor, optional
+        Learned likelihood parameters, [S, *own] or [*own]. Fixed ones (noise=0.1) are part of the
+        likelihood.
+    f_variance : Tensor, optional
+        [S, N, *output]: f is then the mean of a Gaussian for each draw, row and output. This is a
+        closed form with a Gaussian likelihood; otherwise `draws` functions are drawn for each of
+        the S components, from `seed`.
+    weights : Tensor, optional
+        [S], normalised; equal weights by default.
     """
 
-    _scalar: bool | tuple[bool, ...] = False  # y has no axis of outputs, the form's has one of 1
+    _scalar: bool | tuple[bool, ...] = False  # y has no output axis, but the form has one of size 1
 
     def __init__(
         self,
@@ -100,8 +98,8 @@ class Predictive(describe.Described):
         return new
 
     def for_targets(self, scalar: bool | tuple[bool, ...]) -> Predictive:
-        """The same distribution for targets of shape [N], where `scalar` says so (of each head):
-        the form's axis of one output is not shown."""
+        """The same distribution for targets of shape [N], where `scalar` is True (per head): the
+        output axis of the form is then hidden."""
         new = Predictive.of(self._form)
         new._scalar = scalar
         return new
@@ -111,7 +109,7 @@ class Predictive(describe.Described):
         return Predictive.of(form).for_targets(self._scalar)
 
     def _shown(self, values: Tensor) -> Tensor:
-        """[..., *event] of the form, in y's shape."""
+        """Values [..., *event] of the form, in the shape of y."""
         return values.squeeze(-1) if self._scalar else values
 
     @classmethod
@@ -122,13 +120,13 @@ class Predictive(describe.Described):
         theta: Mapping[str, Tensor] | None = None,
         **options: Any,
     ) -> Predictive:
-        """Anyone's function draws [S, N, *output]; the same as calling the class."""
+        """A predictive from any function draws [S, N, *output]; the same as calling the class."""
         return cls(f, likelihood, theta, **options)
 
     @classmethod
     def from_probs(cls, probs: Any, weights: Any = None) -> Predictive:
-        """Anyone's class probabilities: [N, C] of one model, [S, N, C, *site] of S. `samples`
-        are then their logarithms."""
+        """A predictive from any class probabilities: [N, C] of one model, [S, N, C, *site] of S
+        models. `samples` are then their logarithms."""
         table = torch.as_tensor(probs)
         table = as_draws(table[None] if table.ndim == 2 else table)
         if table.ndim < 3:
@@ -138,7 +136,7 @@ class Predictive(describe.Described):
         if bool(wrong.any()):
             row = wrong.nonzero()[0].tolist()[1]
             raise DataError(
-                f"row {row} of probs is no distribution: negative, or not summing to 1 over the "
+                f"row {row} of probs is not a distribution: negative, or not summing to 1 over the "
                 "classes"
             )
         logits = (table / total.unsqueeze(2)).log()
@@ -146,8 +144,8 @@ class Predictive(describe.Described):
 
     @classmethod
     def mix(cls, parts: Sequence[Predictive], weights: Any = None) -> Predictive:
-        """The weighted mixture of predictives at the same rows, in whatever fitted units each
-        was made: model averaging."""
+        """The weighted mixture of predictives at the same rows (model averaging). Their fitted
+        units may differ."""
         mixed = cls.of(blend([part._form for part in parts], weights))
         return mixed.for_targets(_common([part._scalar for part in parts]))
 
@@ -162,7 +160,7 @@ class Predictive(describe.Described):
 
     @property
     def likelihood(self) -> Likelihood:
-        """What the outputs mean, without class weights."""
+        """The likelihood, without class weights."""
         return self._form.likelihood
 
     @property
@@ -177,12 +175,12 @@ class Predictive(describe.Described):
 
     @property
     def epistemic(self) -> Tensor:
-        """Var_s E[y | f_s], in the shape of `mean`: what the functions disagree about."""
+        """Var_s E[y | f_s], in the shape of `mean`: the disagreement between functions."""
         return self._shown(self._form.epistemic)
 
     @property
     def variance(self) -> Tensor:
-        """aleatoric + epistemic, where it splits; p (1 − p) of classes."""
+        """aleatoric + epistemic, where the variance splits; p (1 − p) for classes."""
         return self._shown(self._form.variance)
 
     @property
@@ -191,7 +189,7 @@ class Predictive(describe.Described):
 
     @property
     def probs(self) -> Tensor:
-        """Class probabilities [N, C, *site]; for Bernoulli that of a 1, in y's shape."""
+        """Class probabilities [N, C, *site]; for Bernoulli P(y = 1), in the shape of y."""
         return self._shown(self._form.probs)
 
     @property
@@ -201,17 +199,18 @@ class Predictive(describe.Described):
 
     @property
     def mutual_information(self) -> Tensor:
-        """I[y; f] in nats, never negative: what a label would teach about the function."""
+        """I[y; f] in nats, never negative: the information of a label about the function."""
         return self._shown(self._form.mutual_information)
 
     @property
     def entropy(self) -> Tensor:
-        """H[y] in nats: expected_entropy + mutual_information, where it splits."""
+        """H[y] in nats: expected_entropy + mutual_information, where the entropy splits."""
         return self._shown(self._form.entropy)
 
     @property
     def variation_ratio(self) -> Tensor:
-        """One minus the probability of the likeliest class; by counting, see `votes`."""
+        """One minus the largest class probability; `votes` gives the variation ratio by
+        counting."""
         return self._shown(self._form.variation_ratio)
 
     def votes(self) -> Tensor:
@@ -227,7 +226,7 @@ class Predictive(describe.Described):
 
     @property
     def weights(self) -> Tensor:
-        """[S]: how much each sample counts; they sum to 1."""
+        """The weight of each sample, [S]; the weights sum to 1."""
         return self._form.weights
 
     @property
@@ -240,14 +239,13 @@ class Predictive(describe.Described):
 
     def normals(self) -> tuple[Tensor, Tensor, Tensor]:
         """(weights [S], means [S, N, *event], standard deviations) where y is a mixture of
-        normals: what closed forms (CRPS) are computed from."""
+        normals. Closed forms (CRPS) are computed from them."""
         weights, means, stds = self._form.normals()
         return weights, self._shown(means), self._shown(stds)
 
     def targets(self, y: Any) -> Tensor:
-        """y checked against the rows and outputs of this predictive, on its device: [N, *event],
-        the shape of `mean`. y may have shape [N] or [N, 1] where there is one output; classes are
-        int64."""
+        """y as a tensor on the device, checked against the rows and outputs: [N, *event], the shape
+        of `mean`. With one output, y may have the shape [N] or [N, 1]. Classes are int64."""
         return self._shown(self._form.targets(y))
 
     def cdf(self, y: Any) -> Tensor:
@@ -269,37 +267,37 @@ class Predictive(describe.Described):
         return self._shown(torch.stack([self._form.quantile(q) for q in levels.tolist()]))
 
     def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
-        """The central interval (low, high) that holds y with probability `level`; 0.95 unless
-        said. A conformal predictive has the interval of the level it was calibrated for."""
+        """The central interval (low, high) that holds y with probability `level`, 0.95 by default.
+        A conformal predictive has only the interval of its calibrated level."""
         self._form.check_ordered("interval")
         low, high = self._form.interval(_checked(level))
         return self._shown(low), self._shown(high)
 
     def prediction_set(self, level: float | None = None) -> Tensor:
-        """Which classes are in the smallest set that holds y with probability `level` (0.95
-        unless said): bool [N, C, *site]; for Bernoulli [N, 2, *event], no and yes. A conformal
-        predictive has the set of the level it was calibrated for."""
+        """The smallest set of classes that holds y with probability `level`, 0.95 by default: bool
+        [N, C, *site]; for Bernoulli [N, 2, *event], of 0 and 1. A conformal predictive has only the
+        set of its calibrated level."""
         return self._shown(self._form.prediction_set(_checked(level)))
 
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """n draws of y: [n, N, *event]. Each is one function at all rows plus noise, where the
-        functions were kept; else every row is drawn by itself."""
+        functions were kept; otherwise rows are drawn independently."""
         if not isinstance(n, Integral) or n < 1:
             raise DataError(f"n must be a whole number, at least 1, got {n!r}")
         return self._shown(self._form.sample(n, seed))
 
     def log_prob(self, y: Any) -> Tensor:
-        """log p(y) of each row, [N], summed over its outputs; y in its own units. Class weights
-        do not count, ignored labels count 0."""
+        """log p(y) of each row, [N], summed over its outputs; y is in its original units. Class
+        weights are not used, and ignored labels contribute 0."""
         return self._form.log_prob(self._form.targets(y))
 
     def moment_matched(self) -> Predictive:
-        """The Gaussian with this mean and variance, which the deep-ensembles paper scores."""
+        """The Gaussian with this mean and variance, as scored in the deep-ensembles paper."""
         return self.of_form(moment_matched(self._form))
 
 
 def _common(scalar: Sequence[bool | tuple[bool, ...]]) -> bool | tuple[bool, ...]:
-    """What all parts agree on; where they do not, the form's own shape."""
+    """The common value of all parts; False, the shape of the form, where they differ."""
     return scalar[0] if all(own == scalar[0] for own in scalar) else False
 
 
@@ -349,7 +347,7 @@ def _share(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _average(values: Tensor, weights: Tensor) -> Tensor:
-    total = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)  # a chunk may weigh nothing
+    total = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)  # a chunk may have weight zero
     return mix(values, (weights / total).to(values.dtype))
 
 

@@ -1,15 +1,15 @@
-"""The densities priors are made of: centred, elementwise, with scores and curvatures in closed
-form. The score is the gradient of log p, the curvature minus its second derivative.
+"""The densities of priors: centred, elementwise, with scores and curvatures in closed form.
 
-Weights as a flow of standard normals, one by one, in closed form (Johnson, 1949: "SU").
+The score is the gradient of log p; the curvature is minus its second derivative. `FlowFamily` is an
+elementwise flow of standard normals, in closed form (Johnson, 1949: "SU"):
 
     w = (s/t) sinh(t ε),  ε ~ N(0, 1);    ε = asinh(r)/t with r = t w/s
 
     log p(w) = −ε²/2 − log s − log(2π)/2 − log(1 + r²)/2
 
-t → 0 is N(0, s²); the larger t, the heavier the tails: most weights small, a few that are large.
+t → 0 is N(0, s²). The larger t, the heavier the tails: most weights are small, and a few are large.
 
-A prior bound to a layout: tensors, one value an element of the flat parameter vector.
+A prior bound to a layout: tensors with one value per element of the flat parameter vector.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ Values = dict[str, Tensor]
 
 
 class Family(ABC):
-    """A centred density of each element. `exact` holds its settings in float64, [*runs, p]; the
-    working tensors in `at` are derived from them, so that no precision is lost on the way."""
+    """A centred density of each element.
+
+    `exact` holds the settings in float64, [*runs, p]. The working tensors in `at` are derived from
+    them, so that no precision is lost.
+    """
 
     widens: ClassVar[bool] = False  # whether `widening` has a closed form
-    grouped: ClassVar[bool] = False  # whether it is told which tensor an element is of: "group"
+    grouped: ClassVar[bool] = False  # whether it needs the tensor of each element: "group"
 
     def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
         self.exact = exact
@@ -44,7 +47,7 @@ class Family(ABC):
 
     @abstractmethod
     def derive(self, **exact: Tensor) -> Values:
-        """What the closed forms need, precomputed; "norm" [*runs] is the constant."""
+        """Precomputed tensors of the closed forms; "norm" [*runs] is the constant."""
 
     @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ class Family(ABC):
         raise NotImplementedError
 
     def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """Its gradients by x and by std."""
+        """The gradients of `widening` by x and by std."""
         raise NotImplementedError
 
 
@@ -94,7 +97,7 @@ class GaussianFamily(Family):
         super().__init__(exact, device, dtype)
         scale = exact["scale"]
         alike = scale.ndim == 1 and scale.numel() > 0 and bool((scale == scale[0]).all())
-        # Minus the precision where all elements share one: a number is read faster than a row.
+        # Minus the precision where all elements share one: a number is faster than a vector.
         self.same = -float(scale[0] ** -2) if alike else None
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -113,14 +116,14 @@ class GaussianFamily(Family):
         return self.at["scale"] * normal(n, self.at["scale"], generator)
 
     def widening(self, x: Tensor, std: Tensor) -> Tensor:
-        return self.log_prob(std) - self.at["norm"]  # −std²/2s², whatever x is
+        return self.log_prob(std) - self.at["norm"]  # −std²/2s², for any x
 
     def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_zeros(()), self.score(std)
 
 
 class LaplaceFamily(Family):
-    """log p = -|x| / s - log 2s. The score at 0 is 0, the curvature 0 everywhere but there.
+    """log p = -|x| / s - log 2s. The score at 0 is 0; the curvature is 0 everywhere else.
 
     E|x + std ε| = |x| erf z + std √(2/π) exp(-z^2) with z = |x| / (√2 std).
     """
@@ -191,7 +194,7 @@ class StudentTFamily(Family):
 
 
 class ScaleMixtureFamily(Family):
-    """log p = log(w N(x; 0, s1^2) + (1 - w) N(x; 0, s2^2)); r is the first one's share."""
+    """log p = log(w N(x; 0, s1^2) + (1 - w) N(x; 0, s2^2)); r is the share of the first term."""
 
     def derive(self, *, weight: Tensor, std1: Tensor, std2: Tensor) -> Values:  # type: ignore[override]
         return {
@@ -233,7 +236,7 @@ class ScaleMixtureFamily(Family):
 
 
 class FlowFamily(Family):
-    """The density of w in the docstring above."""
+    """The density of w in the docstring of this module."""
 
     def derive(self, *, scale: Tensor, tail: Tensor) -> Values:  # type: ignore[override]
         norm = -(scale.log() + HALF_LOG_2PI).sum(-1)
@@ -265,10 +268,10 @@ class FlowFamily(Family):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The elements that share a family: a slice where they lie together, else positions."""
+    """The elements that share a family: a slice where they are contiguous, else positions."""
 
     where: slice | Tensor
-    loc: Tensor | None  # [p]; None where all are 0, which saves a subtraction a step
+    loc: Tensor | None  # [p]; None where all are 0, which saves one subtraction per step
     family: Family
 
     def centred(self, flat: Tensor) -> Tensor:
@@ -307,7 +310,7 @@ class BoundPrior:
         return BoundPrior(parts, self.size)
 
     def of(self, index: Tensor) -> BoundPrior:
-        """The prior of some elements alone, given by their positions: of flat vectors [..., p]."""
+        """The prior of some elements, given by their positions; for flat vectors [..., p]."""
         place = torch.full((self.size,), -1)
         place[index.cpu()] = torch.arange(len(index))
         parts = []
@@ -354,7 +357,7 @@ class BoundPrior:
         return sum(each[1:], each[0])
 
     def widening_score(self, flat: Tensor, std: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Its gradients by flat (None: 0, of a Gaussian) and by std, [..., P]."""
+        """The gradients of `widening` by flat (None: 0, for a Gaussian) and by std, [..., P]."""
         parts = self.parts
         each = [p.family.widening_score(p.centred(flat), std[..., p.where]) for p in parts]
         by_std = self._join([own for _, own in each])
@@ -401,8 +404,8 @@ class BoundPrior:
 
     @cached_property
     def shared_precision(self) -> float | None:
-        """The precision where every element has the same Gaussian but for its mean: a number is
-        read faster than a row."""
+        """The precision, where all elements have Gaussians of the same precision; else None. A
+        number is faster than a vector."""
         first = self.parts[0].family
         if len(self.parts) > 1 or not isinstance(first, GaussianFamily) or first.same is None:
             return None
@@ -456,7 +459,7 @@ def _counterpart(part: Part, prior: BoundPrior) -> Part:
 
 
 def _span(places: Tensor, device: torch.device) -> slice | Tensor:
-    """Positions as a slice where they follow each other, which is read without a copy."""
+    """Positions as a slice where they are contiguous, because a slice needs no copy."""
     start = int(places[0])
     together = torch.equal(places, torch.arange(start, start + len(places)))
     return slice(start, start + len(places)) if together else places.to(device)
@@ -469,7 +472,8 @@ def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:
 
 
 def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
-    """Where each element of the flat vector lies in the parts put end to end; None: in place."""
+    """The position of each element of the flat vector in the concatenated parts; None where the
+    order is the same."""
     places = torch.arange(size)
     order = torch.cat([places[part.where].cpu() for part in parts])
     if torch.equal(order, places):

@@ -1,13 +1,13 @@
-"""Priors over functions: what is believed of f itself, as draws at any inputs.
+"""Priors over functions, with draws at any inputs.
 
     Gaussian process   f ~ GP(0, k): draws, log density and score in closed form
-    implicit process   f = g(·, z), z ~ N(0, I): whatever a function g makes of noise
+    implicit process   f = g(·, z), z ~ N(0, I): any function g of noise z
                        (Ma, Li & Hernández-Lobato, 2019)
 
-`sample(x, n)` is what both answer. Kernels are those of `kernels.py`, times a variance v; "linear"
-is v Σ_d x_d x'_d / ℓ_d², with lengthscales, and the period p is the same in every column.
+Both have `sample(x, n)`. Kernels are those below, times a variance v; "linear" is
+v Σ_d x_d x'_d / ℓ_d², with lengthscales, and the period p is the same in every column.
 
-Kernels, each a function of one product of matrices, for all members at once.
+Kernels are computed from one matrix product, for all members at once.
 
     rbf        exp(−½ r²),  r² = Σ_d (x_d − x'_d)²/ℓ_d²        linear      xᵀx'
     matern12   exp(−r)                                         polynomial2 (xᵀx' + c)²
@@ -21,15 +21,15 @@ Kernels, each a function of one product of matrices, for all members at once.
                the closed form below, from K₀ = 1 + Σ_d x_d x'_d/ℓ_d² (Cho & Saul, 2009)
 
 "matern" is matern52. Rasmussen & Williams (2006), ch. 4. Their gradients are such products, too.
-Gaussian processes compose them (`doxa/function/kernels.py`), and priors over functions have one.
+Gaussian processes compose them (`doxa/function/kernels.py`); a prior over functions has one kernel.
 
-A Gaussian process whose numbers are not known: each function has its own.
+A Gaussian process with unknown hyperparameters, which each function draws separately:
 
     log ℓ_d ~ N(log lengthscale_d, spread²),   log v ~ N(log variance, spread²),   f ~ GP(0, k_ℓ,v)
 
 The target of Tran, Rossi, Milios & Filippone (2022) on tables, with spread 1. A function may then
-be flat in some columns and steep in others, and its size is known up to a factor of some e: much
-less is claimed than by a process with fixed numbers. Its density is not known in closed form.
+be flat in some columns and steep in others, and its size is known up to a factor of about e. This
+is a much weaker assumption than fixed hyperparameters. The density has no closed form.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from doxa import store
 from doxa.errors import DataError, ModelError, ShapeError, did_you_mean
 from doxa.noise import Noise
 
-# Squared distances below this share of the largest squared length are of equal rows.
+# Squared distances below this share of the largest squared length count as equal rows.
 _SAME = {torch.float64: 1e-14}
 _SAME_SINGLE = 1e-6
 
 
 class Place(NamedTuple):
-    """Rows on both sides: a [..., N, D], b [..., N', D]; `diag` pairs them off."""
+    """The rows of both arguments: a [..., N, D], b [..., N', D]; with `diag`, row by row."""
 
     a: Tensor
     b: Tensor
@@ -65,7 +65,7 @@ class Place(NamedTuple):
         return (a * b).sum(-1) if self.diag else a @ b.mT
 
     def squared(self, scale: Tensor, exact: float = 0.0) -> Tensor:
-        """r² = Σ_d (a_d − b_d)²/scale_d²: by a product, about a centre that keeps its digits."""
+        """r² = Σ_d (a_d − b_d)²/scale_d², by a matrix product of centred rows, for precision."""
         if self.diag:
             return ((self.a - self.b) / scale).square().sum(-1)
         centre = self.b.mean(-2, keepdim=True)
@@ -77,7 +77,7 @@ class Place(NamedTuple):
         return squared - exact * other.detach().amax(-2, keepdim=True) if exact else squared
 
     def distance(self, scale: Tensor) -> Tensor:
-        """r, which is zero, with a gradient of zero, where rows are equal but for rounding."""
+        """r; it is zero, with zero gradient, where rows are equal up to rounding."""
         squared = self.squared(scale, _SAME.get(self.a.dtype, _SAME_SINGLE))
         equal = squared <= 0
         return squared.masked_fill(equal, 1.0).sqrt().masked_fill(equal, 0.0)
@@ -131,8 +131,8 @@ def _polynomial(place: Place, v: Values, degree: int) -> Tensor:
 def rectified(c: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """E[φ(a)φ(b)] and E[φ'(a)φ'(b)] of φ = max(·, 0), for normal a, b with variances v, w and
     covariance c: (√(vw − c²) + (π − θ)c)/2π and (π − θ)/2π, θ the angle between them."""
-    # Where rows coincide θ is 0, which rounding would make 1e-8, and a square root of 0 has no
-    # derivative.
+    # For equal rows θ is 0, but rounding would make it 1e-8; and the square root has no derivative
+    # at 0.
     kind = torch.finfo(c.dtype)
     across = (v * w * (1.0 - 16 * kind.eps) - c * c).clamp_min(kind.tiny).sqrt()
     rest = math.pi - torch.atan2(across, c)
@@ -140,7 +140,7 @@ def rectified(c: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _relu(place: Place, scale: Tensor, layers: int) -> Tensor:
-    """2E[φφ'] leaves variances as they are, so that they are those of the input in every layer."""
+    """2E[φφ'] keeps the variances, so that every layer has the variances of the input."""
     a, b = place.a / scale, place.b / scale
     v, w = (1 + side.square().sum(-1) for side in (a, b))
     if not place.diag:
@@ -178,15 +178,15 @@ KINDS = {
 
 
 KERNELS = ("rbf", "matern", "periodic", "linear")
-_JITTER = 1e-6  # of the variance: below what a draw in single precision could show
+_JITTER = 1e-6  # relative to the variance: below the single precision of a draw
 
 
 class FunctionPrior(ABC):
-    """What is believed of functions before the data."""
+    """A prior over functions."""
 
     @abstractmethod
     def noise_shape(self, rows: int, outputs: int) -> tuple[int, ...]:
-        """The shape of the standard normals that one draw is made of."""
+        """The shape of the standard normals of one draw."""
 
     @abstractmethod
     def functions(self, x: Tensor, eps: Tensor, outputs: int) -> Tensor:
@@ -199,8 +199,8 @@ class FunctionPrior(ABC):
         return None
 
     def sample(self, x: Any, n: int, seed: int = 0, outputs: int = 1) -> Tensor:
-        """n functions at the rows of x, [N, ...] (or [N], a column): [n, N, outputs]. The j-th is
-        the same function of the seed whatever n is."""
+        """n functions at the rows of x, [N, ...] (or [N], one column): [n, N, outputs]. The j-th
+        function depends on the seed, not on n."""
         x = torch.as_tensor(x)
         if x.ndim == 0 or len(x) == 0:
             raise DataError("a prior over functions is drawn at the rows of x: there are none")
@@ -218,9 +218,15 @@ class GPPrior(FunctionPrior):
 
     Parameters
     ----------
-    kernel: "rbf", "matern", "periodic" or "linear".
-    lengthscale: ℓ, one number or one for each column of x. variance: v. period: p. In the units
-        that x and y are fitted in (standardised ones under `standardize=True`).
+    kernel : str
+        "rbf", "matern", "periodic" or "linear".
+    lengthscale : float or sequence of float
+        ℓ, one number or one for each column of x. All values are in the units of the fit
+        (standardised units with `standardize=True`).
+    variance : float
+        v.
+    period : float
+        p.
 
     Examples
     --------
@@ -254,8 +260,8 @@ class GPPrior(FunctionPrior):
         scales = self.lengthscale if isinstance(self.lengthscale, tuple) else (self.lengthscale,)
         if len(scales) not in (1, columns):
             raise ShapeError(
-                f"the prior has {len(scales)} lengthscales, and x {columns} columns: give one, or "
-                "one for each column"
+                f"the prior has {len(scales)} lengthscales, but x has {columns} columns: give one, "
+                "or one for each column"
             )
         scales = scales * columns if len(scales) == 1 else scales
         return torch.tensor([*scales, self.variance, self.period], dtype=torch.float64).log()
@@ -299,15 +305,18 @@ class GPPrior(FunctionPrior):
 @store.register("implicit-prior")
 @dataclass(frozen=True)
 class ImplicitPrior(FunctionPrior):
-    """Whatever a function makes of noise: f = g(·, z), z ~ N(0, I).
+    """A prior that is defined by a function of noise: f = g(·, z), z ~ N(0, I).
 
     Parameters
     ----------
-    function: g(x, z), from the rows x [N, ...] and `numbers` standard normals z to one function's
-        values, [N] or [N, outputs], in fitted units. It is torch code without decisions on values
-        (`torch.where` in place of `if`), since it runs under `vmap`. To save a posterior that has
-        it, let it be a frozen dataclass with `__call__`, known by `doxa.store.register(name)`.
-    numbers: how many normals z has.
+    function : callable
+        g(x, z), from the rows x [N, ...] and `numbers` standard normals z to the values of one
+        function, [N] or [N, outputs], in fitted units. It runs under `vmap`, so it must be torch
+        code without branches on values (`torch.where` instead of `if`). To save a posterior with
+        this prior, make it a frozen dataclass with `__call__`, registered with
+        `doxa.store.register(name)`.
+    numbers : int
+        The number of normals in z.
 
     Examples
     --------
@@ -351,15 +360,17 @@ def flat_inputs(x: Any) -> Tensor:
 @store.register("hierarchical-gp-prior")
 @dataclass(frozen=True)
 class HierarchicalGP(GPPrior):
-    """Gaussian processes with mean 0, of a lengthscale for each column and a variance that every
-    function draws anew.
+    """Gaussian processes with mean 0, where every function draws its own lengthscales and variance.
 
     Parameters
     ----------
-    kernel, period: as in `GPPrior`.
-    lengthscale, variance: their medians. One lengthscale is one for all columns of x; a sequence
-        has one for each column, drawn apart from the others.
-    spread: the standard deviation of their logarithms.
+    kernel, period
+        As in `GPPrior`.
+    lengthscale, variance : float
+        Their medians. One lengthscale is shared by all columns of x; a sequence has one for each
+        column, drawn independently.
+    spread : float
+        The standard deviation of their logarithms.
 
     Examples
     --------

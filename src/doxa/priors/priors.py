@@ -1,13 +1,13 @@
-"""Priors over weights: what is believed before the data, elementwise on the flat vector.
+"""Priors over weights, elementwise on the flat parameter vector.
 
 A prior is a frozen dataclass of settings. `bind(prior, layout)` turns it into tensors with one
-value an element, so that one expression covers all tensors of all members:
+value per element, so that one expression covers all tensors of all members:
 
     log p(w) = sum_j log p_j(w_j - m_j)
 
-with m_j the entry's centre: 1 for normalisation scales, else 0; elements of a tensor depend on each
-other where they share an unknown scale (`hierarchical.py`). Likelihood parameters (entries
-"likelihood.*", log scales) always have the prior N(0, 1).
+with m_j the centre of the entry: 1 for normalisation scales, else 0. The elements of a tensor
+depend on each other where they share an unknown scale (`hierarchical.py`). Likelihood parameters
+(entries "likelihood.*", log scales) always have the prior N(0, 1).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prior(ABC):
-    """An elementwise prior, centred at each entry's centre."""
+    """An elementwise prior, centred at the centre of each entry."""
 
     name: ClassVar[str]
     family: ClassVar[type[Family]]
@@ -53,11 +53,11 @@ class Prior(ABC):
 
     @abstractmethod
     def settings(self, entry: Entry) -> dict[str, float]:
-        """The family's settings for the elements of one entry."""
+        """The settings of the family for the elements of one entry."""
 
     @property
     def density(self) -> type[Family]:
-        """The family of its elements: by its settings, where they choose one."""
+        """The family of its elements; it may depend on the settings."""
         return self.family
 
     def bind(self, layout: Layout) -> BoundPrior:
@@ -89,7 +89,8 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class FanInNormal(Prior):
-    """N(centre, scale^2 / fan_in): a unit's input keeps its variance at any width (Neal, 1996).
+    """N(centre, scale^2 / fan_in): the input of a unit has the same variance at any width (Neal,
+    1996).
 
     Biases and normalisation parameters have fan_in 1, hence the standard deviation `scale`.
     """
@@ -133,7 +134,10 @@ class StudentTPrior(Prior):
 @dataclass(frozen=True)
 class FlowPrior(Prior):
     """(scale/tail) sinh(tail ε) of a standard normal ε for every element, the flow of Johnson
-    (1949): near 0 for `tail` it is N(0, scale²), and the larger `tail`, the heavier its tails."""
+    (1949).
+
+    For `tail` near 0 it is N(0, scale²). The larger `tail`, the heavier the tails.
+    """
 
     name: ClassVar[str] = "flow-prior"
     family: ClassVar[type[Family]] = FlowFamily
@@ -180,13 +184,15 @@ class Hierarchical(Prior):
         "inverse-gamma"   σ² ~ InvGamma(shape, shape · scale²)  a Student-t with 2 · shape degrees
         "log-normal"      log σ ~ N(log scale, shape²)
 
-    σ is integrated out, so that every method has it without a parameter more: chains sample the
-    weights under all σ at once, without the funnel that σ makes of a joint density (Neal, 2003).
-    `doxa.prior_scales(posterior)` draws σ given the weights. Half-Cauchy: Gelman (2006).
+    σ is integrated out, so that every method supports it without additional parameters. MCMC
+    samples the weights under all σ at once, without the funnel of the joint density of weights and
+    σ (Neal, 2003). `doxa.prior_scales(posterior)` draws σ given the weights. Half-Cauchy: Gelman
+    (2006).
 
     Parameters
     ----------
-    scale: where σ is believed to be; divided by √fan_in where `fan_in` says so.
+    scale : float
+        The typical size of σ; divided by √fan_in if `fan_in` is True.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -222,7 +228,8 @@ PriorSpec = str | Prior | Mapping[str, Prior]
 
 
 def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
-    """A prior from its name or itself; None is Normal(1.0); a mapping of patterns passes."""
+    """A prior from its name or an object; None is Normal(1.0). A mapping of patterns is returned
+    unchanged."""
     if spec is None:
         return Normal()
     if isinstance(spec, str):
@@ -244,9 +251,9 @@ def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
 def bind(spec: PriorSpec | None, layout: Layout) -> BoundPrior:
     """The prior of every element of a layout.
 
-    A mapping {pattern: Prior} is matched against the entries' names (shell patterns, the first
-    match counts, "*" is tried last); Normal(1.0) where none matches. A pattern that matches no
-    name is an error.
+    The patterns of a mapping {pattern: Prior} are compared with the names of the entries. They are
+    shell patterns; the first match is used, and "*" is tried last. Entries without a match have
+    Normal(1.0). A pattern that matches no name is an error.
     """
     chosen = each_prior(spec, layout)
     groups: dict[type[Family], list[tuple[Entry, Prior]]] = {}
@@ -301,7 +308,7 @@ def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layo
 
 
 def _place(entries: list[Entry], layout: Layout) -> slice | Tensor:
-    """A slice where the entries lie next to each other, else their positions."""
+    """A slice where the entries are contiguous, else their positions."""
     positions = layout.index(entry.name for entry in entries)
     if positions.numel() == 0:
         return slice(0, 0)

@@ -1,4 +1,4 @@
-"""Concrete dropout: the probability to drop is learned, one a layer.
+"""Concrete dropout: the dropout probability is learned, one per layer.
 
     z = sigmoid((logit p − logit u) / t),   x ∘ (1 − z) / (1 − p),   u ~ U(0, 1)       (training)
     objective = E_q[Σ_i log p(y_i | θ)] − Σ_l ‖M_l‖² / (2 s² (1 − p_l)) + Σ_l Q_l H(p_l)

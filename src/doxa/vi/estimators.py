@@ -1,45 +1,42 @@
-"""Where the noise of a factorised Gaussian's gradient is put: on weights, or on each row.
+"""Gradient estimators of a factorised Gaussian: noise on the weights, or on each row.
 
     weights  θ = μ + σ ∘ ε: one draw for all rows of a batch
-    local    a layer's outputs, with the mean and variance that its weights give them
-    flipout  one draw σ ∘ ε, with signs of its own for each row
-    auto     one draw: weights; several: local ones in one pass, where that is exact and less work
+    local    draws of a layer's outputs, with the mean and variance that its weights imply
+    flipout  one draw σ ∘ ε, with independent signs for each row
+    auto     one draw: weights; several: local draws in one pass, where that is exact and cheaper
 
-All estimate the same expectation, because each layer has noise that is exact there: what a row sees
-is a draw of q. Local noise is that where a layer gives one output vector for each row. Where its
-weight is used at several places of a row (a convolution, a linear layer on tokens, a layer that is
-called twice), outputs under one weight are correlated and local noise is not: such a layer has
-flipout in a `local` fit. Where the rows are not the first axis of a layer's input (places folded
-into rows), each place would have signs of its own: such a layer has noise on its weights.
+All estimators have the same expectation: each layer has the kind of noise that is exact for it, so
+that every row sees a draw of q. Local noise is exact where a layer has one output vector per row.
+Where its weight is used at several positions of a row (a convolution, a linear layer on tokens, a
+layer that is called twice), the outputs under one weight are correlated, and local noise is not.
+Such a layer uses flipout in a `local` fit. Where the rows are not the first axis of a layer's input
+(positions folded into rows), each position would have different signs. Such a layer has noise on
+its weights.
 
-With one draw for a batch, the rows' gradients are correlated, and a larger batch averages no noise
-out; with noise of each row's own they are independent (`local`), or uncorrelated (`flipout`).
-`doxa.model.spread` has the layers: linear, convolutional and embedding ones whose weights are their
-own. All other uncertain weights (norms, recurrent and attention layers, bare parameters, weights
-that two layers share) have noise of their own in the same fit, on the weights.
+With one draw per batch, the gradients of the rows are correlated, and a larger batch does not
+average the noise out. With separate noise for each row they are independent (`local`) or
+uncorrelated (`flipout`). `doxa.model.spread` has the layers: linear, convolutional and embedding
+layers that share their weights with no other layer. All other uncertain weights (norm, recurrent
+and attention layers, bare parameters, weights that two layers share) have noise on the weights in
+the same fit.
 
-Several draws of local noise in a network of linear layers, one after the other, are one pass whose
-layers draw their outputs several times (`doxa.model.spread`); of those of `auto` some share the
-first layer's noise (`doxa.vi.estimators`). Elsewhere, and of the other kinds, each draw is a pass.
+Several local draws, in a network that is a chain of linear layers, take one pass, in which layers
+draw their outputs several times (`doxa.model.spread`). With `auto`, some of them share the noise of
+the first layer. In other networks, and for the other estimators, each draw takes one pass.
 
-Noise of layers in training, drawn in few calls; and which layers' weights are their own, and
-used by nothing else.
-
-Which networks may draw several times in one pass, and how often each layer does: a rule about
-the work.
-
-S draws of all weights are S passes through the network. In one pass (`doxa.model.spread`) a layer's
-products are taken once for each draw of its input: with n draws of the first layer's outputs, S of
-all others', and c_l multiplications a row in the l-th layer, a gradient has some
+Cost of several draws in one pass (`all_draws`, `nested_draws`). S draws of all weights are S passes
+through the network. In one pass, a layer computes its products once for each draw of its input.
+With n draws of the first layer's outputs, S draws of all others, and c_l multiplications per row in
+layer l, one gradient takes about
 
     4 c_1 + 6 n c_2 + 6 S Σ_{l>2} c_l      where a point estimate's has   2 c_1 + 3 Σ_{l>1} c_l
 
-(means and variances; forward, by the weights and by the input, which the first has not). Layers
-are often narrow at the end. With n < S draws share their first layer's noise, and have more
-variance than if each had its own: so n is as large as the budget pays for, half of what draws of
-the weights would take or five point estimates' gradients if that is more, and two at least, which
-are a pair ±ε. Later layers share none: where several do, the gradient by μ has more variance than
-that of as many draws of the weights.
+multiplications (means and variances; forward, and backward by the weights and by the input, which
+the first layer does not need). The last layers are often narrow. With n < S, draws share the noise
+of the first layer, which increases the variance of the gradient. So n is as large as the budget
+allows, and at least two (a pair ±ε). The budget is half of the cost of S draws of the weights, or
+five gradients of a point estimate if that is more. Later layers never share noise: if several
+layers did, the gradient by μ would have more variance than with S draws of the weights.
 """
 
 from __future__ import annotations
@@ -77,9 +74,11 @@ from doxa.noise import Noise
 def layer_noise(
     run: Run, batch: Batch, clock: Clock, sites: Collection[str] | None = None
 ) -> Params:
-    """What layers take in training, or some of it, as `run.layer_noise`, but in one call for all
-    that does not depend on the rows, and one for each number of entries that a row has: calls take
-    their time."""
+    """The noise of layers in training, as `run.layer_noise`, for all sites or some of them.
+
+    To save calls, one call draws all noise that does not depend on the rows, and one call per
+    number of entries draws the noise of the rows.
+    """
     groups: dict[tuple[str, int], dict[str, Site]] = {}
     for name, site in run.net.sites.items():
         if site.use != "prediction" and (sites is None or name in sites):
@@ -97,16 +96,19 @@ def layer_noise(
 
 
 def alone(layer: nn.Module, layers: Mapping[str, nn.Module]) -> bool:
-    """Whether no other layer has the same weight."""
+    """Whether no other layer shares the weight of this one."""
     holders = [one for one in layers.values() for p in one.parameters(recurse=False)
                if p is layer.weight]  # fmt: skip
     return len(holders) == 1
 
 
 def check_calls(run: Run, paths: Iterable[str], advice: str) -> None:
-    """`ModelError` where the network uses the weight or bias of one of these layers besides calling
-    the layer: there it would have no noise. With other weights, and layers that give what they gave
-    before, the outputs must stay as they are."""
+    """Raise `ModelError` where the network uses the weight or bias of one of these layers without
+    calling the layer: such a use would have no noise.
+
+    The test: with other weights, but layers that return their earlier outputs, the outputs of the
+    network must not change.
+    """
     net, paths = run.net, list(paths)
     weights = net.layout.unflatten(run.start()[0])
     x = run.rows.take(run.rows.rows[0][:2], torch.tensor(0))[0]
@@ -141,8 +143,8 @@ def check_calls(run: Run, paths: Iterable[str], advice: str) -> None:
     for path in paths:
         if elsewhere([path]):
             raise ModelError(
-                f"the network uses the weight of layer {path!r} besides calling the layer, and "
-                f"noise is put on what the layer gives: {advice}"
+                f"the network uses the weight of layer {path!r} also without calling the layer, "
+                f"but noise is added to the outputs of the layer: {advice}"
             )
 
 
@@ -151,14 +153,16 @@ def under(path: str, leaf: str) -> str:
     return f"{path}.{leaf}" if path else leaf
 
 
-_LEAST = 5.0  # the budget where draws are few, in point estimates' gradients
+_LEAST = 5.0  # smallest budget, in gradients of a point estimate
 _Path = list[tuple[str, int, bool]]  # linear layers as they run: name, weights, whether uncertain
 
 
 def all_draws(net: Model, samples: int) -> dict[str, int] | None:
-    """{layer: draws of its outputs}, none shared. None where local noise on outputs, drawn several
-    times in a pass, is no draw of the weights: all uncertain weights must lie in linear layers that
-    see each row once, one after the other."""
+    """{layer: number of draws of its outputs}, without shared noise.
+
+    None where several local draws in one pass are not equivalent to draws of the weights: all
+    uncertain weights must be in a chain of linear layers, each of which sees each row once.
+    """
     path = _path(net)
     if samples < 2 or path is None:
         return None
@@ -166,8 +170,10 @@ def all_draws(net: Model, samples: int) -> dict[str, int] | None:
 
 
 def nested_draws(net: Model, samples: int) -> dict[str, int] | None:
-    """The same with as many of the first layer as the budget pays for; None also where it would be
-    more work than draws of the weights."""
+    """The same, with as many draws of the first layer as the budget allows.
+
+    None also where it would cost more than draws of the weights.
+    """
     path, draws = _path(net), all_draws(net, samples)
     if path is None or draws is None:
         return None
@@ -183,13 +189,14 @@ def nested_draws(net: Model, samples: int) -> dict[str, int] | None:
 
 
 def _path(net: Model) -> _Path | None:
-    """None where the network is no path, or where not all uncertain weights are on it."""
+    """The chain of linear layers; None where the network is not a chain, or where some uncertain
+    weights are outside it."""
     if net.plan is None or not net.plan.is_path:
         return None
     layers, rest = dict(net.net.named_modules()), set(net.subset_names)
     calls = [name for name, _ in net.widths]
     path: _Path = []
-    for name, numbers in net.widths:  # what each call of a layer gave for one row
+    for name, numbers in net.widths:  # output size of each call of a layer, for one row
         layer = layers[name]
         if type(layer) is not nn.Linear:
             continue
@@ -204,7 +211,7 @@ def _path(net: Model) -> _Path | None:
 
 
 def _work(path: _Path, draws: dict[str, int]) -> int:
-    """Multiplications a row of a gradient."""
+    """Multiplications per row for one gradient."""
     total, before = 0, 1  # draws of a layer's input
     for i, (name, size, noisy) in enumerate(path):
         total += (2 if noisy else 1) * (3 if i else 2) * size * before
@@ -216,7 +223,7 @@ log = logging.getLogger("doxa")
 
 
 def rewritten(problem: Problem, kind: str, samples: int) -> Problem:
-    """With noise on rows, where the estimator has it."""
+    """The problem with noise on rows, where the estimator uses it."""
     assert isinstance(problem, Network)
     if kind == "weights" or (kind == "auto" and samples == 1):
         return problem
@@ -230,18 +237,18 @@ def rewritten(problem: Problem, kind: str, samples: int) -> Problem:
 
 
 def _spread(problem: Network, kind: str) -> Problem:
-    """With noise on rows in every layer where it is exact; the others are named in the log."""
+    """The problem with noise on rows in every layer where it is exact; the log names the others."""
     net = problem.net
     if not net.calls:
-        return problem  # read from disk: it only predicts, and draws weights
+        return problem  # loaded from disk: prediction draws weights
     uncertain = net.subset_names
     layers = dict(net.net.named_modules())
     fitting = [name for name, layer in layers.items()
                if under(name, "weight") in uncertain and _fits(layer, layers)]  # fmt: skip
     if not fitting:
         raise ModelError(
-            f"estimator={kind!r} needs a linear, convolutional or embedding layer whose weight is "
-            "its own, and the network, or its subset, has none: use estimator='weights'"
+            f"estimator={kind!r} needs a linear, convolutional or embedding layer whose weight no "
+            "other layer shares, and the network, or its subset, has none: use estimator='weights'"
         )
     exact = {name: exact_noise(net, name) for name in fitting}
     kinds = {name: kind if found == "local" else found for name, found in exact.items() if found}
@@ -251,7 +258,9 @@ def _spread(problem: Network, kind: str) -> Problem:
         log.info("mean-field: noise on weights, not on rows, for %s", ", ".join(rest))
     signed = [name for name, found in kinds.items() if found != kind]
     if signed:
-        log.info("mean-field: flipout for %s, used at several places of a row", ", ".join(signed))
+        log.info(
+            "mean-field: flipout for %s, used at several positions of a row", ", ".join(signed)
+        )
     return problem.rewrite(
         lambda name, layer: with_spread(layer, kinds[name]) if name in kinds else None
     )
@@ -266,15 +275,15 @@ def _fits(layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
 
 @dataclass(frozen=True)
 class Placed:
-    """Which uncertain weights' noise layers put on rows, and which is put on weights."""
+    """The uncertain weights whose layers have noise on rows, and those with noise on weights."""
 
     subset: Layout
     buffers: dict[str, str]  # {weight: the buffer of its layer that takes its deviation}
-    sites: tuple[str, ...]  # the noise of rows
+    sites: tuple[str, ...]  # names of the noise on rows
     drawn_in_subset: Tensor | None  # uncertain weights that normals are drawn for; None: all
     draws: int  # of each row, in one pass
-    rest: Tensor  # positions of the weights with noise on them in the flat row,
-    rest_in_subset: Tensor  # and among the uncertain ones
+    rest: Tensor  # positions of the weights with noise on weights, in the flat vector,
+    rest_in_subset: Tensor  # and among the uncertain weights
 
     @classmethod
     def of(cls, run: Run) -> Placed | None:
@@ -283,7 +292,7 @@ class Placed:
                   if isinstance(layer, Spread)}  # fmt: skip
         if not layers:
             return None
-        check_calls(run, layers, "use estimator='weights', or leave the layer out of subset=")
+        check_calls(run, layers, "use estimator='weights', or exclude the layer from subset=")
         sites = tuple(under(path, layer.row_noise) for path, layer in layers.items())
         subset = run.layout.select(run.net.subset_names)
         names = {under(path, leaf): under(path, f"{leaf}_away")
@@ -301,8 +310,8 @@ class Placed:
     def drawn(
         self, run: Run, mean: Tensor, std: Tensor, eps: Tensor, batch: Batch, clock: Clock
     ) -> tuple[Tensor, Params]:
-        """The weights of S passes [M, S, P], and what layers are given [M·S, ...], from normals ε
-        [M, S, `numbers`]: local layers are given deviations, the others differences."""
+        """The weights of S passes [M, S, P], and the buffers of layers [M·S, ...], from normals ε
+        [M, S, `numbers`]. Local layers take standard deviations, flipout layers take σ ∘ ε."""
         s = eps.shape[1]
         drawn = self.drawn_in_subset
         if drawn is None:
@@ -322,13 +331,13 @@ class Placed:
         return theta, given | layer_noise(many, rows, at, self.sites)
 
     def numbers(self) -> int:
-        """Normals a draw is made of, besides the rows'."""
+        """The number of normals per draw, without the noise of rows."""
         drawn = self.drawn_in_subset
         return self.subset.size if drawn is None else len(drawn)
 
 
 def draws_of(problem: Problem) -> int:
-    """How many draws of each row a pass has: more than one where they are nested."""
+    """The number of draws of each row in one pass; more than one where draws are nested."""
     assert isinstance(problem, Network)
     layers = problem.net.net.modules()
     return max((layer.draws for layer in layers if isinstance(layer, NestedLinear)), default=1)

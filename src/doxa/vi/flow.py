@@ -4,17 +4,18 @@
     ELBO = E_q[Σ_i log p(y_i | θ) + log p(θ) − log q(θ)]
 
 Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so
-that q starts as mean-field does. It contains every Gaussian, and q may be bent or of several
-modes; from a narrow start it is found in one of them. All three terms are averaged over the same
-draws (pathwise gradients), with the entropy of z itself in closed form; the final bound averages
-log p(y, θ) − log q(θ), which is the evidence at every draw where q is the posterior.
+that q starts as mean-field does. The family contains every Gaussian, and q may be curved or have
+several modes; from a narrow start, q ends in one of them. All three terms are averaged over the
+same draws (pathwise gradients), with the entropy of z itself in closed form; the final bound
+averages log p(y, θ) − log q(θ), which is the evidence at every draw where q is the posterior.
 
-Which weights: those of the model's `subset`; left at "all", the last layer's, since a flow is of a
-few hundred dimensions (a tuple of names takes any weights, all of them too). The others, and the
-likelihood's own parameters, are points on the ELBO with their prior, as for every Gaussian
-(`doxa.vi.gaussian`), and the reported bound is given them. Early stopping looks at θ = μ + σ f(0).
+The flow is over the weights of the model's `subset`. With the default "all" it is over the last
+layer, because a flow suits a few hundred dimensions (a tuple of names selects any weights, also all
+of them). The other weights, and the parameters of the likelihood, are point estimates with their
+prior, as for every Gaussian (`doxa.vi.gaussian`); the reported bound is conditional on them. Early
+stopping evaluates θ = μ + σ f(0).
 
-A flow over some of the weights, as a posterior: any number of draws, each with its log q.
+`FlowPosterior` is the posterior of such a fit: any number of draws, each with its log q.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from doxa.vi.gaussian import LOG_2PI_E, DrawnWeights, moved
 
 @register_posterior
 class FlowPosterior(CentredPosterior):
-    """θ = μ + σ ∘ f(z) over the subset's parameters, one q a member; the rest are points.
+    """θ = μ + σ ∘ f(z) over the subset's parameters, one q per member; the rest are points.
 
     mean: μ, [K, P], whose entries outside the subset are those points. rho: σ = softplus(ρ),
     [K, subset]. flow: the flow's own numbers, [K, Q].

@@ -1,12 +1,12 @@
-"""What variational methods with a Gaussian over the weights share: one ELBO.
+"""The ELBO of variational methods with a Gaussian over the weights.
 
     ELBO = E_q[Σ_i log p(y_i | θ)] + E_q log p(θ) + T·H[q],   θ = μ + R ε,   ε ~ N(0, I)
 
-summed over the data set and over all weights, and estimated with `samples` draws a member and step
-(pathwise gradients). With a Gaussian or a Laplace prior E_q log p(θ) is exact; with another, log p
-is averaged over the same draws. T = 1 is the bound. Parameters outside the model's subset, and the
-likelihood's own, are points on the ELBO with their prior; the reported bound is that of the others
-given them.
+summed over the data set and over all weights, and estimated with `samples` draws per member and
+step (pathwise gradients). With a Gaussian or a Laplace prior E_q log p(θ) is exact; with another,
+log p is averaged over the same draws. T = 1 is the bound. Parameters outside the model's subset,
+and those of the likelihood, are point estimates: they maximise the ELBO plus their log prior. The
+reported bound is conditional on them.
 """
 
 from __future__ import annotations

@@ -13,20 +13,20 @@ the same lines are
     σ² ← σ²/(1 + x + x²/2),   x = (1−β₂)((τσ² − G(θ − m))/T − 1)
     m ← m + α (σ²/T)(Ḡ + ∇log p(m))
 
-1 + x + x²/2 is never below ½: whatever the gradients, h + δ stays above 0 and σ² at most doubles
-in a step. (h alone may be negative, where the loss is not convex.) The rate α is a share of a
-Newton step, so that α = 1 needs one step on a quadratic with a diagonal Hessian; the paper's code
-multiplies it by h₀ + δ, about 1 here. Where `average` is asked for it is of σ²: while x is small,
-E[x] = 0 says that the mean of σ², not that of h, is right. The bias correction of g is in the share
-that a new gradient gets, (1−β₁)/(1−β₁ᵗ). With one draw a step, ε changes its sign at every second
-one, which saves drawing, and over two steps takes its noise out of the mean.
+1 + x + x²/2 is never below ½: for any gradients, h + δ stays above 0, and σ² at most doubles per
+step. (h alone may be negative, where the loss is not convex.) The rate α is a share of a Newton
+step, so that α = 1 needs one step on a quadratic with a diagonal Hessian; the paper's code
+multiplies it by h₀ + δ, about 1 here. `average` averages σ²: for small x, E[x] = 0 implies that the
+mean of σ², not that of h, is right. The bias correction of g is in the weight of a new gradient,
+(1−β₁)/(1−β₁ᵗ). With one draw per step, every second step uses the negative of the ε before, which
+saves draws, and over two steps removes its noise from the mean.
 
-β₂ is 1 − 4/steps, so that h₀ counts e⁻⁴, or 2 %, in the answer. Most of a large network's weights
-have next to no curvature: their h is what is left of h₀, and their σ grows by (1−β₂)/2 a step as
-long as the fit lasts. Hence the memory is a share of the run: a shorter one lets variances grow to
-the prior's before anything is learned, and the paper's 1 − 1e-5, for 10⁵ steps and more, never
-forgets h₀ here. h₀ = 1 is that of the paper's code. With less memory σ² is noisier, by √((1−β₂)/2)
-times the noise of one ĥ/(h + δ).
+β₂ is 1 − 4/steps, so that h₀ has the weight e⁻⁴, or 2 %, in the result. Most weights of a large
+network have almost no curvature: their h is the remainder of h₀, and their σ grows by (1−β₂)/2 per
+step during the whole fit. Hence the memory is a share of the run. With a shorter memory, variances
+grow to those of the prior before anything is learned. With the paper's 1 − 1e-5, for 10⁵ steps and
+more, h₀ would never be forgotten here. h₀ = 1 is that of the paper's code. With less memory σ² is
+noisier, by √((1−β₂)/2) times the noise of one ĥ/(h + δ).
 
 The prior is Gaussian. Weights outside the subset and learned noise are points with their prior,
 moved by Adam at a tenth of the rate. Like mean-field it cannot hold correlations.
@@ -76,7 +76,8 @@ class IVON(VariationalGaussian):
         the rate, as with Adam, while the Hessian is not known yet.
     average: the share of the last steps over which q is averaged. A rate that falls to 0 has taken
         the noise out of the mean; with a constant one, average.
-    samples: draws a step; an even number comes in pairs ±ε, which leaves the Hessian less noise.
+    samples: draws per step; an even number comes in pairs ±ε, which reduces the noise of the
+        Hessian.
         The others are those of every Gaussian here: temperature, elbo_samples.
     """
 

@@ -88,7 +88,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Gradient(NamedTuple):
-    """One estimate a draw, [S, ...] each: average them, and look at their variance."""
+    """One estimate per draw, [S, ...] each; their mean and variance are of interest."""
 
     mean: Tensor
     std: Tensor

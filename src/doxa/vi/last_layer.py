@@ -11,13 +11,13 @@ likelihoods are averaged over draws of the weights, or, for a softmax, bounded w
 
 Both closed forms need outputs f that are affine in the last layer's output u, with the same A for
 all rows and all weights. Usually f is u. A fixed output scale, a fixed or row-dependent shift, a
-permutation and a mean over places are affine, too. A is found by a probe before the fit
-(`output_map`); a network of another kind is refused.
+permutation and a mean over positions are affine, too. A is found by a probe before the fit
+(`output_map`); any other network is an error.
 
-The features are points with their prior, trained on the same bound (`features="joint"`), or left as
-they are given ("frozen"). After the Bayesian last layers of Snoek et al. (2015); the bound as in
-Harrison, Willes & Snoek (2024). Doubt is linear in the features: far from the data it grows only as
-they do.
+The features are points with their prior, trained on the same bound (`features="joint"`), or not
+trained ("frozen"). After the Bayesian last layers of Snoek et al. (2015); the bound as in Harrison,
+Willes & Snoek (2024). The uncertainty of f is linear in the features: far from the data it grows
+only as the features do.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _HELD = 1 << 24  # numbers of A L φ̃ that are held at once for the final bound
 
 
 class Tapped(MethodLayer):
-    """Mixin of layers that also give what they are given: φ. A `shift` is added to their output,
-    where one is given, to find out what the network does with it."""
+    """Mixin of layers that also return their input φ. A `shift`, where given, is added to their
+    output, to probe how the network uses it."""
 
     gives = ("features",)
     shift: Tensor | None
@@ -341,7 +341,7 @@ class _Probe:
         return slope.reshape(len(every), self.rows, size)[:, 0]
 
     def agrees(self, found: Tensor) -> bool:
-        """Whether f moves as A says, to rounding."""
+        """Whether f changes as A predicts, up to rounding."""
         modes = [False]
         if self.net.tracked and not draws_itself(self.net.net):
             modes.append(True)

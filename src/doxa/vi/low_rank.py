@@ -7,7 +7,7 @@ Ong, Nott & Smith (2018); Tomczak, Swaroop & Turner (2020). R = 0 is mean-field;
 the number of weights it holds any Gaussian. The directions that matter are those in which weights
 make up for each other, where mean-field is too narrow. They are in units of each weight's σ, so
 that a step of the optimiser cannot drown it in noise. A step costs what mean-field's does plus R
-numbers a weight; log|Σ| = log|D| + log|I + Gᵀ G/R| needs an R × R determinant.
+numbers per weight; log|Σ| = log|D| + log|I + Gᵀ G/R| needs an R × R determinant.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LowRankVI(GaussianVI):
     Parameters
     ----------
     rank: R, the directions. The others are those of every Gaussian here: initial_std (σ at the
-        start), temperature, samples (draws a step), average (Polyak), elbo_samples.
+        start), temperature, samples (draws per step), average (Polyak), elbo_samples.
     """
 
     name: ClassVar[str] = "low-rank-vi"

@@ -7,7 +7,7 @@ p is the probability to **drop**; masks are scaled by 1/(1 − p) in training. Q
 inputs of layer l, s is the prior's standard deviation. Gal & Ghahramani (2016). A constant is
 dropped from the KL, so the objective is no bound on the evidence: it is reported as `objective`,
 with the standard error of its masks as `objective_error`, and serves to choose p on a grid.
-Prediction keeps the masks on, one mask a function.
+Prediction keeps the masks on, with one mask per function.
 
 In the lecture's letters: a prior length-scale l is s = 1/l, `prior=doxa.Normal(1 / l)`, and a noise
 precision τ is σ = τ^(−1/2), `likelihood=doxa.Gaussian(noise=tau**-0.5)`. Divided by N and times σ²
@@ -153,7 +153,7 @@ class MCDropout(Method):
     def _final_objective(self, run: Run, state: State) -> tuple[float, float]:
         """The objective at the answer and its standard error, the mean over members.
 
-        Every pass draws one mask a row; there are as many as make 10,000 masks, 4 to 100, but no
+        Every pass draws one mask per row; there are as many as make 10,000 masks, 4 to 100, but no
         more than see a tenth of the rows that training saw.
         """
         rows, noise = run.passes(), run.noise("objective")

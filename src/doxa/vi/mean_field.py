@@ -3,22 +3,21 @@
     q(θ) = Π_j N(θ_j; μ_j, σ_j²),   σ = exp(ρ)
     ELBO = E_q[Σ_i log p(y_i | θ)] − KL(q ‖ p),   summed over the data set and over all weights
 
-Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws a member and
-step, by weights, by local reparametrisation or by Flipout (`doxa.vi.estimators`, where several
-draws may be nested, too); the gradient of the entropy (by ρ it is T), and under a Gaussian or a
-Laplace prior that of the KL, is in closed form. A Gaussian prior's scale may be learned
-(`doxa.vi.mean_field`). What is a point, and what the bound counts, is as for every Gaussian
-(`doxa.vi.gaussian`): prediction and the final bound draw weights, whatever the estimator was. The
-family cannot hold correlations, so it is too narrow where the posterior has them.
+Blundell et al. (2015). The expected log-likelihood is estimated with `samples` draws per member and
+step: of weights, by local reparametrisation, or by Flipout (`doxa.vi.estimators`, which also nests
+several draws). The gradient of the entropy (by ρ it is T) is in closed form, and so is that of the
+KL under a Gaussian or a Laplace prior. Point estimates and the bound are as for every Gaussian
+(`doxa.vi.gaussian`). Prediction and the final bound draw weights, for any estimator. The family has
+no correlations, so it is too narrow where the posterior has them.
 
-The scale of a Gaussian prior at the maximum of the ELBO (empirical Bayes).
+The scale of a Gaussian prior can be learned, at the maximum of the ELBO (empirical Bayes):
 
     −KL(q ‖ p_τ) is largest, over precisions τ/s² of n weights, at   τ = n / Σ (σ² + (μ − m)²)/s²
 
-in closed form, so that nothing is trained: every step takes the gradient at the best τ for the q it
-is at, which is the gradient of max_τ ELBO. "shared": one τ for all uncertain weights; "layer": one
-for each tensor. Weights that are points are under the prior as given. MacKay (1992) has the same
-of a Laplace approximation; Blundell et al. (2015), section 3.3, warn of it.
+in closed form, without training: every step uses the gradient at the best τ for the current q,
+which is the gradient of max_τ ELBO. "shared": one τ for all uncertain weights; "layer": one for
+each tensor. Point estimates keep the given prior. MacKay (1992) does the same for a Laplace
+approximation; Blundell et al. (2015), section 3.3, warn against it.
 """
 
 from __future__ import annotations

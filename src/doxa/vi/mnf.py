@@ -5,17 +5,18 @@
 
 Louizos & Welling (2017). All weights that leave one input (of a linear layer) or enter one output
 channel (of a convolution) are multiplied by the same z, so that they are correlated, and a marginal
-may have several modes; mean-field is the case of a fixed z. The density of q(W) = ∫ q(W, z) dz
-is unknown, so that r stands in for q(z | W): the bound is lower by KL(q(z | W) ‖ r(z | W)). The KL
-given z is exact under a Gaussian prior; under another log p is averaged over a draw. The layers
-and what is not the paper's in them are in `doxa.model.multiplicative`.
+may have several modes; mean-field is the case of a fixed z. The density of q(W) = ∫ q(W, z) dz is
+unknown, so r approximates q(z | W): the bound is lower by KL(q(z | W) ‖ r(z | W)). The KL given z
+is exact under a Gaussian prior; under another prior, log p is averaged over one draw. The layers,
+and their differences from the paper, are in `doxa.model.multiplicative`.
 
-The log-likelihood is averaged over draws of W given z that each row has for itself, by the noise
-that is exact in a layer: on the outputs where a layer gives one vector for each row, else on the
-weights, with signs for each row, so that all places of a row share one W as they do in prediction.
+The log-likelihood is averaged over draws of W given z, separate for each row. Each layer uses the
+noise that is exact for it: on the outputs where it has one output vector per row, else on the
+weights, with signs for each row. All positions of a row then share one W, as in prediction.
 
-Linear and convolutional layers of the subset are uncertain; other weights are points on the ELBO
-with their prior, as the likelihood's own are, and the reported bound is given them. Dropout is off.
+Linear and convolutional layers of the subset are uncertain. Other weights, and the parameters of
+the likelihood, are point estimates with their prior; the reported bound is conditional on them.
+Dropout is off.
 """
 
 from __future__ import annotations

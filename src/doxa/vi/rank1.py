@@ -3,13 +3,14 @@
     W ∘ (r sᵀ),   q(r, s) = (1/K) Σ_k N(r; r̄_k, σ_k²) N(s; s̄_k, τ_k²),   p(r), p(s): around 1
     objective = log p(W) + (1/K) Σ_k {E_qk[Σ_i log p(y_i | W, r, s)] − KL(q_k ‖ p)}
 
-Dusenberry et al. (2020). Uncertainty lives in an entry for each input and output of a layer, so it
-costs little memory, and noise of its own for each row, which multiplies activations, little time.
-KL and log-likelihood are sums; KL is convex, so its mean over components is no smaller than the
-mixture's, and without log p(W) this is a bound on the evidence of the factors given W: `elbo`,
-after fitting W. A step cuts its batch into K parts, one a component. Biases, and what is not linear
-or convolutional, are points too; BatchNorm's statistics are of each component. Noise is the same at
-all places of an image or a sequence; in prediction there is one draw a function.
+Dusenberry et al. (2020). The uncertain parameters are one entry for each input and output of a
+layer, which costs little memory. Each row has separate noise, which multiplies activations and
+costs little time. KL and log-likelihood are sums. KL is convex, so its mean over components is at
+least the KL of the mixture. Without log p(W) this is a bound on the evidence of the factors given
+W: `elbo`, after fitting W. A step splits its batch into K parts, one per component. Biases, and
+weights of other than linear and convolutional layers, are points too. BatchNorm has statistics for
+each component. Noise is the same at all positions of an image or a sequence; prediction uses one
+draw per function.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_rows_that_are_unlike_all_that_were_fitted_are_named(
     with caplog.at_level("WARNING", logger="doxa"):
         posterior.predict(new)
     (record,) = caplog.records
-    assert "2 of 200 rows are unlike all" in record.getMessage()
+    assert "2 of 200 rows are far from all" in record.getMessage()
     assert "row 7 is in column 'income' 1" in record.getMessage()
     caplog.clear()
     raw = doxa.fit(doxa.nets.mlp(3, 1, (4,)), (x, x[:, 0]), "map", steps=5, progress=False)

@@ -123,7 +123,7 @@ def warn_unscaled(
             columns = ", ".join(map(str, far[:5])) + (", …" if len(far) > 5 else "")
             where = f"column {columns}" if t.ndim == 2 and len(size) > 1 else "its numbers"
             log.warning(
-                "%s: %s of scale %.3g; priors and learning rates are designed for scale 1: pass "
+                "%s: %s of size %.3g; priors and learning rates are designed for scale 1: pass "
                 "standardize=True, or scale it", name, where, float(size[far].max()),
             )  # fmt: skip
 

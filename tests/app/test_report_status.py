@@ -165,7 +165,7 @@ def test_too_sure_intervals_are_in_the_status_without_diagnostics(tmp_path: Path
     report.write(posterior, tmp_path / "r.html", (x, y))
     head = header(tmp_path / "r.html")
     assert "✕ Do not rely on it: 1 bad finding" in head
-    assert "the fit is overconfident" in head
+    assert "it is overconfident" in head
 
 
 def test_a_fit_that_did_not_end_well_is_in_the_overall_status(numbers: Any, tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_an_outcome_of_two_answers_is_checked_as_a_whole() -> None:
         return Independent(Bernoulli(logits=logits), 1)
 
     pairs, singles = Study(Experiment(lists.prior, two, space=lists.space)), Study(lists)
-    with pytest.raises(DataError, match=r"\[1\.0, 2\.0\] cannot be"):
+    with pytest.raises(DataError, match=r"\[1\.0, 2\.0\] is not possible"):
         pairs.tell(7, [1, 2])
     for outcome in ([0, 1], [1, 1], [1, 0], [0, 0]):
         pairs.tell(7, outcome)

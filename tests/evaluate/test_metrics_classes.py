@@ -170,7 +170,7 @@ def test_what_cannot_be_scored() -> None:
             metric(nan, [0, 0])
         with pytest.raises(DataError, match="nothing to score"):
             metric(Predictive(torch.zeros(1, 0, 2), Categorical()), torch.zeros(0))
-        with pytest.raises(DataError, match="no class"):
+        with pytest.raises(DataError, match="not a class"):
             metric(of_probs(np.array([[0.5, 0.5]])), [2])
     with pytest.raises(DataError, match="no distribution"):
         of_probs(np.array([[0.5, 0.6]]))

@@ -351,7 +351,7 @@ def test_bad_input_is_named() -> None:
         recalibrate(CLASSES, (x, y), "isotonic", floor=0.7)
     with pytest.raises(DataError, match="pair"):
         recalibrate(CLASSES, x)
-    with pytest.raises(DataError, match="row 0 is no class"):
+    with pytest.raises(DataError, match="row 0 is not a class"):
         recalibrate(CLASSES, (x, y + 3))
     with pytest.raises(ShapeError, match="29 targets for predictions at 30 rows"):
         recalibrate(CLASSES, (x, y[1:]))

@@ -128,7 +128,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(DataError, match="no context"):
         posterior.predict(torch.zeros(3, 1))
     bad = TaskSampler(gp_tasks())
-    with pytest.raises(DataError, match="was asked for 3"):
+    with pytest.raises(DataError, match="for 3 tasks"):
         TaskSampler(lambda g, n: bad.first, look=3)
 
 

@@ -126,7 +126,7 @@ def test_a_warm_fit_starts_where_the_last_one_ended() -> None:
     again = doxa.fit(net, (x, y), "map", runs=runs, steps=1, lr=1e-30, init=first, **options)
     for one, two in zip(first, again, strict=True):
         assert torch.equal(one.point(), two.point())
-    with pytest.raises(MethodError, match="hold 2 points"):
+    with pytest.raises(MethodError, match="have 2 points"):
         doxa.fit(net, (x, y), "map", runs=runs, steps=1, init=first[0], **options)
 
 

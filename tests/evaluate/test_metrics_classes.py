@@ -172,7 +172,7 @@ def test_what_cannot_be_scored() -> None:
             metric(Predictive(torch.zeros(1, 0, 2), Categorical()), torch.zeros(0))
         with pytest.raises(DataError, match="not a class"):
             metric(of_probs(np.array([[0.5, 0.5]])), [2])
-    with pytest.raises(DataError, match="no distribution"):
+    with pytest.raises(DataError, match="not a distribution"):
         of_probs(np.array([[0.5, 0.6]]))
 
 
@@ -187,5 +187,5 @@ def test_probabilities_of_any_origin_must_sum_to_one(likelihood: Categorical | B
     p = _Unnormalised(torch.ones(1, 3, 2), likelihood)
     y = torch.zeros(3) if isinstance(likelihood, Categorical) else torch.zeros(3, 2)
     for metric in (accuracy, brier, ece):
-        with pytest.raises(DataError, match="label 0 are no distribution"):
+        with pytest.raises(DataError, match="label 0 are not a distribution"):
             metric(p, y)

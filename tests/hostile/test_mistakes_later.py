@@ -143,13 +143,13 @@ PREDICT: dict[str, Row] = {
     "features of a process": (lambda: process().features(X), Unavailable, "no network"),
     "chains of an exact model": (lambda: exact().to_arviz(), Unavailable, "no chains"),
     "a network conditioned": (lambda: numbers().condition(X, Y), Unavailable, "fit again"),
-    "too many draws": (lambda: chains().draw(99), MethodError, "99 draws requested, but 8 are kept"),
+    "too many draws": (lambda: chains().draw(99), MethodError, "99 draws requested, but 8"),
     "functions of one row": (lambda: numbers().functions(X[0]), ShapeError, "single row"),
     "a mixture of nothing": (
         lambda: doxa.MixturePosterior([], []), MethodError, "one nonnegative weight",
     ),
     "probabilities that are none": (
-        lambda: doxa.Predictive.from_probs(torch.ones(4, 3)), DataError, "row 0.*not a distribution",
+        lambda: doxa.Predictive.from_probs(torch.ones(4, 3)), DataError, "row 0.*a distribution",
     ),
 }  # fmt: skip
 

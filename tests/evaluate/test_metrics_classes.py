@@ -187,5 +187,5 @@ def test_probabilities_of_any_origin_must_sum_to_one(likelihood: Categorical | B
     p = _Unnormalised(torch.ones(1, 3, 2), likelihood)
     y = torch.zeros(3) if isinstance(likelihood, Categorical) else torch.zeros(3, 2)
     for metric in (accuracy, brier, ece):
-        with pytest.raises(DataError, match="label 0 are not a distribution"):
+        with pytest.raises(DataError, match="label 0 are no distribution"):
             metric(p, y)

@@ -41,9 +41,9 @@ class Doxa:
 
     def fit(self, x: Tensor, y: Tensor, outputs: int) -> None:
         import doxa
-        from doxa.laplace import laplace
+        from doxa.laplace import status
 
-        laplace.verdict.judged = lambda run: None  # type: ignore[assignment]  # no predictions yet
+        status.evaluation_rows = lambda run: None  # type: ignore[assignment]  # no predictions yet
         model = doxa.Model(lenet(outputs), "categorical", doxa.Normal(1.0))
         method = doxa.Laplace("kronecker", train=False, centre="mode")
         self.posterior: Any = doxa.fit(

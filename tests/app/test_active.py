@@ -55,7 +55,7 @@ def test_a_campaign_from_start_to_status(table: Path) -> None:
     assert not set(second) & set(range(2, 8))  # those that came with a label
     doxa("active", "label", folder, "--answer", f"{second[0]}=dog", "--partial")
     said = doxa("active", "status", folder)
-    assert "10 of 40 rows have a label, 2 wait for one, 28 were never asked about" in said
+    assert "10 of 40 rows have a label, 2 wait for one, 28 have not been chosen" in said
     assert doxa("predict", folder / "run", table)  # the last posterior is an ordinary run
 
 

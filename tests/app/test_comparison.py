@@ -341,7 +341,7 @@ def test_the_command_writes_a_table_and_a_report(table: Path, tmp_path: Path) ->
                    "--steps", 100, "--hidden", 4, "--reference", "hmc", "--reference-draws", 12,
                    "--reference-leapfrog", 3, "--reference-chains", 2,
                    "-o", tmp_path / "c.parquet", "--report", tmp_path / "c.html")  # fmt: skip
-    assert "held-out scores" in said and "closeness to the reference posterior" in said
+    assert "held-out scores" in said and "distance to the reference posterior" in said
     frame = pd.read_parquet(tmp_path / "c.parquet")
     assert set(frame.index) == {"linear", "map"}
     columns = {"log_likelihood", "log_likelihood_se", "behind", "behind_se", "rmse", "crps",

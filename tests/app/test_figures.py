@@ -52,7 +52,7 @@ def test_every_panel_can_be_read_alone(tmp_path: Path) -> None:
         shown = [t.get_text() for t in ax.get_xticklabels() if t.get_visible()]
         assert {"−2", "0", "2"} <= set(shown)
     words = " ".join(text.get_text() for text in figure.legends[0].get_texts())
-    assert all(word in words for word in ("noise", "doubt", "without data", "not to be trusted"))
+    assert all(word in words for word in ("noise", "uncertainty", "without data", "not reliable"))
     marks = [[text.get_text() for text in ax.texts] for ax in panels]
     assert marks == [[], [], [], [], ["not-converged"]]
 

@@ -147,7 +147,7 @@ MISTAKES = {
     f"{FIT} --conformal 0.9 --conformal-kind apps": r"'apps'; did you mean 'aps'",
     f"{FIT} --calibration-share 0.3": r"needs --calibrate or --conformal",
     f"{FIT} --calibrate --calibration-share 1.2": r"--calibration-share must be between 0 and 1",
-    "calibrate run n.csv -o out": r"run was fitted to n\.csv itself.*rows that the fit has not seen",
+    "calibrate run n.csv -o out": r"run was fitted to n\.csv itself.*rows that the fit has",
     "calibrate conformal few.csv -o out": r"conformal already, at level 0\.9",
     "calibrate run few.csv -o out": r"12 rows are too few .* needs 20 at least",
     "calibrate run unaimed.csv -o out": r"no column 'y'",

@@ -3,8 +3,8 @@
 A fit has M = runs × members stacked rows. `Run` holds the facts about each of them (seed, member,
 run, split of the data, hyper-parameters and prior) and computes with all of them at once
 (log-likelihoods, gradients, passes over the data). A `State` is a dict of tensors with leading
-axis M; a `Clock` has the step, the learning rate and the noise. `scaled_priors` returns Gaussian priors with learned scales,
-in the form that a posterior keeps.
+axis M; a `Clock` has the step, the learning rate and the noise. `scaled_priors` returns Gaussian
+priors with learned scales, in the form that a posterior keeps.
 """
 
 from __future__ import annotations

@@ -36,14 +36,17 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
+from doxa.driver.cross_fit import cross_fit
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
     Given,
+    cross_fit_parts,
     fingerprint,
     fitted_rows,
     member_ids,
     prepare_data,
+    run_sizes,
     select_engine,
     stack,
 )
@@ -51,7 +54,7 @@ from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
-from doxa.method import Callback, FitSettings, Method, as_method
+from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import Workload, check_planned, in_half, keywords
 from doxa.model import Model, Subset
 from doxa.model.checks import (
@@ -451,46 +454,72 @@ def fit(
     ids = member_ids(members, method)
     if isinstance(validation, str) and validation == "auto" and not method.holds_out:
         validation = None
-    held, splits, likelihood_output, inputs = prepare_data(
-        given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
-    )  # fmt: skip
-    size = _batch_size(batch_size, method, held, problem)
-    epoch = max(1, max(len(r) for r in held.rows) // size)
     settings = FitSettings(
-        steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
-        rate=method.default_rate if lr is None else lr,
-        optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin, schedule=schedule,
-        patience=patience, callbacks=callbacks, checkpoint_seconds=checkpoint_every,
-        draws_budget=draws_budget, progress=sys.stderr.isatty() if progress is None else progress,
+        rate=method.default_rate if lr is None else lr, optimizer=find_optimizer(optimizer),
+        fresh=fresh, begin=begin, schedule=schedule, patience=patience, callbacks=callbacks,
+        checkpoint_seconds=checkpoint_every, draws_budget=draws_budget,
+        progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
-    members_of_runs = len(specs) * len(ids)
-    work = Workload.of(
-        problem, held, members_of_runs, size, likelihood_output, inputs, draws_budget
-    )
-    check_planned(method, work, device)
-    run = stack(
-        problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
-        specs, ids, likelihood_output, inputs, settings,
-    )  # fmt: skip
-    half = precision != "full" and in_half(precision, method, run)
-    run = replace(run, engine=select_engine(run, engine, method, half))
+
+    def prepared(ids: list[int], validation: Any, settings: FitSettings) -> Run:
+        """The stacked members, and the engine that computes them."""
+        held, splits, output, inputs = prepare_data(
+            given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
+        )  # fmt: skip
+        size = _batch_size(batch_size, method, held, problem)
+        epoch = max(1, max(len(r) for r in held.rows) // size)
+        settings = replace(
+            settings, batch_size=size, epoch_steps=epoch,
+            steps=_steps(steps, epochs, method, epoch),
+        )  # fmt: skip
+        work = Workload.of(problem, held, len(specs) * len(ids), size, output, inputs, draws_budget)
+        check_planned(method, work, device)
+        run = stack(
+            problem if dtype else problem.to(device, held.dtype), method, noise_model, held,
+            splits, specs, ids, output, inputs, settings,
+        )  # fmt: skip
+        half = precision != "full" and in_half(precision, method, run)
+        return replace(run, engine=select_engine(run, engine, method, half))
+
+    assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
+    folder = None if checkpoint is None else str(checkpoint)
+    parts = _cross_fit_parts(given, specs, ids, validation)
+    crossed = None
+    if parts:
+        run = prepared(list(range(parts)), "auto", settings)
+        digest = "" if folder is None else fingerprint(run, method, specs)
+        crossed = cross_fit(run, method, specs, began, folder, digest)
+        settings = crossed.settings(settings)
+    run = prepared(ids, None if parts else validation, settings)
     if isinstance(problem, Network):
-        first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
+        first, few = run.start()[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
         if settings.fresh:
             warn_if_pretrained(run.net, run.initial[0])
         check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
-    assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
-    digest = "" if checkpoint is None else fingerprint(run, method, specs)
-    posteriors, _ = run_fit(run, method, specs, began, checkpoint, digest)
+    digest = "" if folder is None else fingerprint(run, method, specs)
+    posteriors, _ = run_fit(run, method, specs, began, folder, digest)
+    if crossed is not None:
+        crossed.apply(posteriors)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows in zip(posteriors, used, strict=True):
         posterior.columns = None if columns is None else list(columns)
-        posterior.scalar_targets = noise_model.scalar_targets(given.y, likelihood_output)
+        posterior.scalar_targets = noise_model.scalar_targets(given.y, run.output)
         posterior.fitted_rows = rows
         if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
+
+
+def _cross_fit_parts(
+    given: Given, specs: Sequence[RunSpec], ids: Sequence[int], validation: Any
+) -> int:
+    """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`)."""
+    auto = isinstance(validation, str) and validation == "auto"
+    if not auto or len(ids) > 1 or given.source is not None or given.tasks is not None:
+        return 0
+    rows = [given.rows_of_run(spec) for spec in specs]
+    return cross_fit_parts(run_sizes(rows, given.weight))
 
 
 def _start(init: Any) -> tuple[bool, Tensor | None]:

@@ -45,7 +45,7 @@ from doxa.app.held_out import checksum
 from doxa.app.predictions import grouped
 from doxa.app.schema import Schema
 from doxa.app.tables import Array, check_name
-from doxa.driver.setup import FEWEST, parts
+from doxa.driver.setup import FEWEST_ROWS, parts
 from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
 from doxa.likelihoods import assumed
 from doxa.method import Method
@@ -270,7 +270,7 @@ def say_held_out(plan: Plan, method: Method, rows: int) -> str:
     off = "--validation 0 trains on all rows"
     if plan.validation:
         return f"{plan.validation:.0%} of the rows are held out for early stopping; {off}"
-    if plan.validation is None and method.holds_out and rows // parts(rows) >= FEWEST:
+    if plan.validation is None and method.holds_out and rows >= FEWEST_ROWS:
         what = f"each member holds out a different {1 / parts(rows):.0%} of the rows"
         return f"{what}, for early stopping and to evaluate the fit; {off}"
     return ""

@@ -119,6 +119,7 @@ class Progress:
     best_step: list[int] = field(default_factory=list)  # when each member was best
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
+    stops: dict[int, list[int]] = field(default_factory=dict)  # {stage: best step, [M]}
     stopped: str = ""
     saved: list[int] | None = None  # in a checkpoint: the position in the file of draws
     recorded: dict[str, Any] | None = None  # in a checkpoint: how parts of a step are executed
@@ -157,6 +158,7 @@ class Progress:
             "best_step",
             "waited",
             "diverged",
+            "stops",
             "stopped",
             "recorded",
         )
@@ -198,7 +200,8 @@ class EarlyStopping:
     """Scores the held-out rows at intervals, and keeps the best state of each member.
 
     A member has finished after `patience` validations without improvement. Training stops when all
-    members have finished.
+    members have finished. If the members of a run hold out few rows each, they share the sum of
+    their scores, and are best at the same step (`Run.pooled_rows`).
     """
 
     run: Run
@@ -216,6 +219,8 @@ class EarlyStopping:
             return None
         least = math.ceil(steps / 100)
         epochs = [max(least, len(rows) // run.settings.batch_size) for rows in data.rows]
+        if run.pooled_rows is not None:  # members are scored at the same steps
+            epochs = [max(epochs)] * len(epochs)
         return cls(run, method, patience, [epochs[s] for s in run.split_of], steps)
 
     def ends(self, at: Progress) -> bool:
@@ -233,6 +238,8 @@ class EarlyStopping:
             for t in range(rows.count):
                 batch = rows.batch(t)
                 total += self._score(at.state, halved(batch) if held.tasks else batch)
+        if run.pooled_rows is not None:
+            total = run.over_run(total)
         scores = total.cpu().tolist()
         if not at.best:
             at.best = copied(at.state)
@@ -260,6 +267,23 @@ class EarlyStopping:
                 score(run.select_members(part), slice_state(state, part), batch.members(part))
             )
         return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+
+@dataclass(frozen=True)
+class StopAt:
+    """Keeps the state of each member at a given step of the stage, `steps` [M], and ends there."""
+
+    steps: Sequence[int]
+
+    def ends(self, at: Progress) -> bool:
+        now = [at.t == step for step in self.steps]
+        if any(now):
+            if not at.best:
+                at.best, at.best_step = copied(at.state), [at.done] * len(now)
+            some = next(iter(at.state.values()))
+            at.best = chosen(torch.tensor(now, device=some.device), at.state, at.best)
+            at.best_step = [at.done if b else t for t, b in zip(at.best_step, now, strict=True)]
+        return at.t >= max(self.steps)
 
 
 class Interrupts:
@@ -448,10 +472,11 @@ class Driver:
 
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
         every = max(1, min(steps, max(10, steps // 100)))
-        stopping = (
-            EarlyStopping.of(run, self.method, steps, self.settings.patience)
-            if stage.validates else None
-        )  # fmt: skip
+        stopping: EarlyStopping | StopAt | None = None
+        if number in self.settings.stop_at:
+            stopping = StopAt(self.settings.stop_at[number])
+        elif stage.validates:
+            stopping = EarlyStopping.of(run, self.method, steps, self.settings.patience)
         while at.t < steps:
             t = at.t
             if t in stage.hooks:
@@ -468,7 +493,8 @@ class Driver:
                 self._guard(stage, at, before, info)
                 stop = self._tick(stage, at, info, bar)
             if stopping is not None and stopping.ends(at):
-                log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
+                if isinstance(stopping, EarlyStopping):
+                    log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
                 break
             if stop and feed.steps is None:  # a pass over all rows must not end halfway
                 break
@@ -482,6 +508,7 @@ class Driver:
         at.modes[stage.name] = [steps, mode]
         if at.best:
             at.state = at.best
+            at.stops[number] = [step - at.done + at.t for step in at.best_step]
         if bar is not None:
             bar.advance_to(at.done)
 

@@ -66,15 +66,16 @@ HeldOutPredictions = list[tuple[Posterior, int]]  # a posterior, and the split t
 
 
 def evaluate_held_out(
-    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
+    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run, alone: bool = False
 ) -> None:
-    """Evaluate a run on its held-out rows, and store scores and status in the record."""
+    """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: each
+    member is evaluated alone, also after calibration."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
-    found_by_mixture = "left_out" in posterior.diagnostics
+    found_by_mixture = "left_out" in posterior.diagnostics and not alone
     for each, split in held_out_predictions:
         p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
@@ -330,21 +331,24 @@ def calibrate_on_held_out(
     method: Method,
     run: Run,
     stopped: bool,
+    alone: bool = False,
 ) -> None:
     """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
 
     `stopped`: whether training used early stopping on these rows. Only methods that overfit are
-    calibrated; the others integrate over the parameters of the likelihood.
+    calibrated; the others integrate over the parameters of the likelihood. `alone`: each member is
+    calibrated alone, without the spread between members.
     """
     before = posterior.base_likelihood
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
         return
-    rows = _rows(posterior, held_out_predictions, run)
+    rows = _rows(None if alone else posterior, held_out_predictions, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
         return
-    found = before.left_out(*rows, stopped=len(held_out_predictions) * stopped)
+    stops = 1 if run.pooled_rows else len(held_out_predictions)  # steps that the rows have chosen
+    found = before.left_out(*rows, stopped=stops * stopped)
     if found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in held_out_predictions))}.values():
@@ -366,8 +370,23 @@ def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
         setattr(posterior, posterior.flat, weights.index_add(-1, index, by))
 
 
+def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
+    """Give a posterior the likelihood of another one, and the values of its learned parameters."""
+    assert isinstance(posterior, WeightPosterior) and isinstance(other, WeightPosterior)
+    model = posterior.network.meaning(other.base_likelihood)
+    posterior.base_likelihood, posterior.model = other.base_likelihood, model
+    names = [name for name in other.layout.names if name.startswith("likelihood.")]
+    if names:
+        weights: Tensor = getattr(posterior, posterior.flat)
+        theirs = getattr(other, other.flat)[..., other.layout.index(names)]
+        value = theirs.flatten(0, -2).mean(0).to(weights)
+        index = posterior.layout.index(names).to(weights.device)
+        value = value.expand(*weights.shape[:-1], len(names))
+        setattr(posterior, posterior.flat, weights.index_copy(-1, index, value))
+
+
 def _rows(
-    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
+    posterior: Posterior | None, held_out_predictions: HeldOutPredictions, run: Run
 ) -> CalibrationRows | None:
     """The held-out rows and the functions at them. None if a prediction is not a mixture of
     functions."""
@@ -376,7 +395,7 @@ def _rows(
     parts: list[CalibrationRows] = []
     for alone, split in held_out_predictions:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
-        form = moved(posterior, alone, in_units(data, rows, split)[0])
+        form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
         if form is None:
             return None
         some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from doxa.data import Ask, Batch, Data, Feed, NoData, NoRows, Pass, batch_rows, source
+from doxa.data.rows import number_of_rows
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
@@ -44,6 +45,8 @@ from doxa.priors import BoundPrior, Normal, Prior
 if TYPE_CHECKING:
     from doxa.method.method import Method
 
+
+FEWEST_HELD_OUT = 10  # effective number of held-out rows; fewer do not stop a member's training
 
 T = TypeVar("T")
 Number = float | Tensor  # a float if all members share it, else [M, 1]
@@ -85,6 +88,9 @@ class FitSettings:
     progress: bool = False
     checkpoint_seconds: float = 30.0
     draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
+    # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
+    stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}
+    held_out_noise: Tensor | None = None  # the likelihood's parameters, [M, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +153,30 @@ class Run:
     def rows(self) -> Data:
         """The data set; an error if there is none."""
         raise MethodError("this method needs data, and a bare log density has none")
+
+    @cached_property
+    def pooled_rows(self) -> list[float] | None:
+        """The effective number of held-out rows of each run, if the members of a run hold out
+        different rows, too few for each member alone. The members of a run then share one stopping
+        step and one noise estimate. None otherwise."""
+        held = self.data.validation
+        if held is None:
+            return None
+        sizes = [number_of_rows(rows, self.rows.weight_of(rows)) for rows in held]
+        splits_of: dict[int, set[int]] = {}
+        for run, split in zip(self.run_of, self.split_of, strict=True):
+            splits_of.setdefault(run, set()).add(split)
+        if min(map(len, splits_of.values())) < 2 or min(sizes) >= FEWEST_HELD_OUT:
+            return None
+        return [sum(sizes[s] for s in splits_of[run]) for run in sorted(splits_of)]
+
+    def over_run(self, values: Tensor) -> Tensor:
+        """The mean of the values [M, ...] over the members of each run, for each member."""
+        first = min(self.run_of)
+        index = torch.tensor([r - first for r in self.run_of], device=values.device)
+        count = torch.bincount(index).to(values.dtype)
+        sums = values.new_zeros(len(count), *values.shape[1:]).index_add(0, index, values)
+        return (sums / count.reshape(-1, *(1,) * (values.ndim - 1)))[index]
 
     @property
     def tempered(self) -> bool:

@@ -50,6 +50,7 @@ from doxa.driver.setup import (
     select_engine,
     stack,
 )
+from doxa.driver.validation import not_evaluated
 from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
@@ -68,7 +69,7 @@ from doxa.model.checks import (
 from doxa.model.model import Network, NoNetwork, Problem
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
-from doxa.posterior import Posterior
+from doxa.posterior import Posterior, Status
 from doxa.posterior.weights import WeightPosterior
 
 P = ParamSpec("P")
@@ -500,6 +501,10 @@ def fit(
     posteriors, _ = run_fit(run, method, specs, began, folder, digest)
     if crossed is not None:
         crossed.apply(posteriors)
+    elif validation == "auto" and run.rows.validation is None and given.tasks is None:
+        for posterior in posteriors:
+            if posterior.record.status == "ok":
+                posterior.record.status = Status("not-evaluated", not_evaluated(0))
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows in zip(posteriors, used, strict=True):

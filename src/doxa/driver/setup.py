@@ -44,7 +44,7 @@ from doxa.data import (
     standardise,
     warn_unscaled,
 )
-from doxa.data.rows import Rows, check_lengths, effective_rows, read
+from doxa.data.rows import Rows, check_lengths, effective_rows, number_of_rows, read
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose, works
 from doxa.engine.engine import Count, undecided
@@ -408,13 +408,27 @@ def stack(
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
         output=output, likelihoods=likelihoods,
     )  # fmt: skip
-    run = replace(run, initial=_initial(run))
+    run = replace(run, initial=_initial(run), pooled_rows=_pooled_rows(run))
     weights = method.row_weights(run)
     if weights is not None:
         run = _with_weights(run, method, weights)
     if bool((run.n <= 0).any()):
         raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
     return run
+
+
+def _pooled_rows(run: Run) -> list[float] | None:
+    """The effective number of held-out rows of each run, if they are pooled (`Run.pooled_rows`)."""
+    held = run.rows.validation
+    if held is None or run.rows.tasks:
+        return None
+    sizes = [number_of_rows(rows, run.rows.weight_of(rows)) for rows in held]
+    splits: dict[int, set[int]] = {}
+    for r, split in zip(run.run_of, run.split_of, strict=True):
+        splits.setdefault(r, set()).add(split)
+    if min(map(len, splits.values())) < 2 or min(sizes) >= FEWEST_HELD_OUT:
+        return None
+    return [sum(sizes[split] for split in splits[r]) for r in sorted(splits)]
 
 
 def _with_weights(run: Run, method: Method, weights: Tensor) -> Run:

@@ -51,6 +51,7 @@ from doxa.predictive.form import draw_functions
 from doxa.predictive.mixture import Mixture
 
 LEVEL = 0.9
+FEWEST_EVALUATED = 12  # effective number of held-out rows; fewer do not make a status "ok"
 # A status is given if a threshold and two standard errors are both exceeded.
 ALLOWED = 0.08  # difference between the coverage and its level
 LOSS = 0.05  # nats per row below the constant
@@ -104,13 +105,43 @@ def evaluate_held_out(
         name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
         for name, values in seen.items()
     }
+    pooled = None
+    if run.pooled_rows is not None:
+        pooled = run.pooled_rows[data.run_of(held_out_predictions[0][1])]
+        found = _corrected(found, posterior, pooled)
     record = posterior.record
     record.validation = found["log_prob"].mean
     rows = len(found["log_prob"].values)
     record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
     status = _status(found, rows)
+    if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
+        status = Status("not-evaluated", not_evaluated(rows))
     if record.status == "ok" and status != "ok":  # a status set by the method is kept
         record.status = status
+
+
+def not_evaluated(rows: int) -> str:
+    """The reason for the status of a fit whose held-out rows are too few, or which has none."""
+    held_out = f"{rows} held-out rows are" if rows else "no rows were held out: the fit is"
+    return (
+        f"{held_out} not enough to evaluate this fit: use a method that needs no held-out rows "
+        "(gp, linear), or more rows"
+    )
+
+
+def _corrected(found: dict[str, Scored], posterior: Posterior, rows: float) -> dict[str, Scored]:
+    """The scores, less the optimism of numbers that were chosen on the same rows: the stopping step
+    and the learned parameters of the likelihood. A number that maximises the log-likelihood of m
+    rows raises their mean by 1/m more than that of new rows, on average (Akaike, 1974)."""
+    chosen = 1
+    if isinstance(posterior, WeightPosterior):
+        each = posterior.layout.entries
+        chosen += sum(entry.size for entry in each if entry.name.startswith("likelihood."))
+    return {
+        name: Scored(values - chosen / rows, weight) if name in ("log_prob", "gain")
+        else Scored(values, weight)
+        for name, (values, weight) in found.items()
+    }  # fmt: skip
 
 
 class Scored(NamedTuple):

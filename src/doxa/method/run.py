@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from doxa.data import Ask, Batch, Data, Feed, NoData, NoRows, Pass, batch_rows, source
-from doxa.data.rows import number_of_rows
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
@@ -116,6 +115,9 @@ class Run:
     output: Any = ()  # the shape of f at a row
     likelihoods: Sequence[Likelihood] = ()  # of each run, if they differ
     particle_of: Sequence[str] = ()  # particle of its member that each row is
+    # The effective number of held-out rows of each run, if its members hold out different rows that
+    # are too few for one member: they share a stopping step and a noise estimate. Otherwise None.
+    pooled_rows: Sequence[float] | None = None
     size: int = field(init=False)  # M
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
@@ -154,21 +156,10 @@ class Run:
         """The data set; an error if there is none."""
         raise MethodError("this method needs data, and a bare log density has none")
 
-    @cached_property
-    def pooled_rows(self) -> list[float] | None:
-        """The effective number of held-out rows of each run, if the members of a run hold out
-        different rows, too few for each member alone. The members of a run then share one stopping
-        step and one noise estimate. None otherwise."""
-        held = self.data.validation
-        if held is None:
-            return None
-        sizes = [number_of_rows(rows, self.rows.weight_of(rows)) for rows in held]
-        splits_of: dict[int, set[int]] = {}
-        for run, split in zip(self.run_of, self.split_of, strict=True):
-            splits_of.setdefault(run, set()).add(split)
-        if min(map(len, splits_of.values())) < 2 or min(sizes) >= FEWEST_HELD_OUT:
-            return None
-        return [sum(sizes[s] for s in splits_of[run]) for run in sorted(splits_of)]
+    @property
+    def stops_early(self) -> bool:
+        """Whether held-out rows stop the training, here or in the cross-fitting before."""
+        return self.data.validation is not None or bool(self.settings.stop_at)
 
     def over_run(self, values: Tensor) -> Tensor:
         """The mean of the values [M, ...] over the members of each run, for each member."""

@@ -453,7 +453,8 @@ def fit(
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
     ids = member_ids(members, method)
-    if isinstance(validation, str) and validation == "auto" and not method.holds_out:
+    auto = isinstance(validation, str) and validation == "auto" and method.holds_out
+    if isinstance(validation, str) and validation == "auto" and not auto:
         validation = None
     settings = FitSettings(
         rate=method.default_rate if lr is None else lr, optimizer=find_optimizer(optimizer),
@@ -484,7 +485,7 @@ def fit(
 
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
     folder = None if checkpoint is None else str(checkpoint)
-    parts = _cross_fit_parts(given, specs, ids, validation)
+    parts = _cross_fit_parts(given, specs, ids) if auto else 0
     crossed = None
     if parts:
         run = prepared(list(range(parts)), "auto", settings)
@@ -501,7 +502,7 @@ def fit(
     posteriors, _ = run_fit(run, method, specs, began, folder, digest)
     if crossed is not None:
         crossed.apply(posteriors)
-    elif validation == "auto" and run.rows.validation is None and given.tasks is None:
+    elif auto and run.rows.validation is None and given.tasks is None:
         for posterior in posteriors:
             if posterior.record.status == "ok":
                 posterior.record.status = Status("not-evaluated", not_evaluated(0))
@@ -516,12 +517,9 @@ def fit(
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
-def _cross_fit_parts(
-    given: Given, specs: Sequence[RunSpec], ids: Sequence[int], validation: Any
-) -> int:
+def _cross_fit_parts(given: Given, specs: Sequence[RunSpec], ids: Sequence[int]) -> int:
     """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`)."""
-    auto = isinstance(validation, str) and validation == "auto"
-    if not auto or len(ids) > 1 or given.source is not None or given.tasks is not None:
+    if len(ids) > 1 or given.source is not None or given.tasks is not None:
         return 0
     rows = [given.rows_of_run(spec) for spec in specs]
     return cross_fit_parts(run_sizes(rows, given.weight))

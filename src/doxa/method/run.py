@@ -30,6 +30,9 @@ from doxa.method.state import (
     NoClock,
     Objective,
     State,
+    as_buffers,
+    buffer_name,
+    buffers_of,
     differentiated,
     joined,
     network_part,
@@ -280,7 +283,7 @@ class Run(Members):
             state["layers"] = model.fresh_layers(self.starts)
         for name in model.tracked:
             value = model.fixed[name]
-            state[f"buffer.{name}"] = value.expand(self.size, *value.shape).clone()
+            state[buffer_name(name)] = value.expand(self.size, *value.shape).clone()
         return state
 
     def say_frozen(self, name: str) -> None:
@@ -303,8 +306,8 @@ class Run(Members):
         }  # fmt: skip
 
     def buffers(self, state: State) -> Params:
-        prefix = "buffer."
-        return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+        """The buffers of the network in a state, by their names in the network."""
+        return buffers_of(state)
 
     def call(self, name: str, params: State, *args: Any, dims: Any = 0) -> Any:
         """Call a module of the method with each member's parameters from `params`. `dims` is 0 for
@@ -416,7 +419,7 @@ class Run(Members):
         training = clock is not None or bool(self.net.tracked)
         who = self._who(params, batch, clock) if training and self.net.draws else None
         each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training, who)
-        changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
+        changed = as_buffers({k: v.detach() for k, v in applied.buffers.items()})
         return Trained(_summed(each, batch), changed, applied.terms, applied.f)
 
     def _who(self, params: State, batch: Batch, clock: Clock | None) -> list[str]:
@@ -437,7 +440,7 @@ class Run(Members):
 
     def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
         """The BatchNorm buffers that this batch alone would give, {name: [M, ...]}."""
-        shares = {f"buffer.{k}": share for k, share in self.net.momenta.items()}
+        shares = {buffer_name(k): share for k, share in self.net.momenta.items()}
         before = {k: torch.zeros_like(params[k]) for k in shares}
         fit = self.train(theta, {**params, **before}, batch, None)
         own = {k: fit.changed[k] for k in shares}

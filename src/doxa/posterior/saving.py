@@ -22,6 +22,7 @@ from doxa.model.layers import Site
 from doxa.model.model import Network
 from doxa.noise import drawing
 from doxa.posterior.base import Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.weights import BUFFERS
 
 FORMAT = 1
 _MOST_SETTINGS = 10_000
@@ -436,10 +437,9 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     model.net.load_state_dict(state | {k: v for k, v in fixed.items() if k in state})
     for name, value in aside.items():
         value.copy_(fixed[name])
-    prefix = "buffer."  # buffers of each member, which training changed
-    model.written = tuple(
-        name for k in tensors if k.startswith(prefix)
-        and (name := k[len(prefix) :]) not in model.momenta
+    model.written = tuple(  # buffers of each member, which training changed
+        name for k in tensors if k.startswith(BUFFERS)
+        and (name := k[len(BUFFERS) :]) not in model.momenta
     )  # fmt: skip
     model._derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk

@@ -44,6 +44,8 @@ from doxa.predictive import Moments, Predictive
 from doxa.priors import Hierarchical, bind, each_prior
 from doxa.priors.hierarchical import SharedScale
 
+BUFFERS = "buffer."  # the prefix of these tensors in an artefact
+
 
 @dataclass
 class FunctionDraws:
@@ -335,7 +337,7 @@ class WeightPosterior(Posterior):
 
     def tensors(self) -> dict[str, Tensor]:
         constants = {f"constant.{k}": v for k, v in self.constants.items()}
-        buffers = {f"buffer.{k}": v for k, v in self.buffers.items()}
+        buffers = {BUFFERS + k: v for k, v in self.buffers.items()}
         layers = {} if self.layers is None else {"layers": self.layers}
         return {"ids": torch.tensor(self.ids), **constants, **buffers, **layers}
 
@@ -385,7 +387,7 @@ class WeightPosterior(Posterior):
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         return {
-            "constants": under("constant."), "buffers": under("buffer."),
+            "constants": under("constant."), "buffers": under(BUFFERS),
             "ids": tensors["ids"].tolist(), "layers": tensors.get("layers"),
             "priors": extra.get("priors"),
         }  # fmt: skip

@@ -21,7 +21,7 @@ from doxa.model.inspection import trainable
 from doxa.model.layers import Site
 from doxa.model.model import Network
 from doxa.noise import drawing
-from doxa.posterior.base import Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.base import Diagnostics, Posterior, Record, Status, leaves, posterior_class
 from doxa.posterior.weights import BUFFERS
 
 FORMAT = 1
@@ -108,16 +108,14 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         if not isinstance(getattr(record, name), kind):
             raise StoreError(f"{name} of the record is {getattr(record, name)!r:.60}")
     shown: dict[str, Any] = {
-        "rows": int,
-        "steps": int,
-        "seconds": float | int,
-        "held_out": dict,
-        "left_out": dict,
-        "elbo_error": float,
-    }
+        "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
+        "seconds": float | int, "steps": int, "rows": int, "held_out": dict, "left_out": dict,
+        "stopping": dict, "warnings": list, "elbo_error": float,
+    }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
             raise StoreError(f"{name} of the record is {record.diagnostics[name]!r:.60}")
+    record.diagnostics = Diagnostics(record.diagnostics)
     if not isinstance(reason, str) or type(plain["status"]) is not str:
         raise StoreError("the status of the record is not a string")
     if type(record.seed) is not int or not -(1 << 63) <= record.seed < 1 << 64:

@@ -85,7 +85,8 @@ def builder_of(net: nn.Module) -> Builder | None:
 
 def _as_json(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     try:
-        return json.loads(json.dumps(settings))
+        plain: dict[str, Any] = json.loads(json.dumps(settings))
+        return plain
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"network builder {name!r}: settings must be JSON-able; {error}"

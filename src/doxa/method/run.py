@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+V = TypeVar("V")
 Number = float | Tensor  # a float if all members share it, else [M, 1]
 
 
@@ -206,7 +207,8 @@ class Members:
         function of the run alone, because a resumed fit computes it again."""
         if what not in self._derived:
             self._derived[what] = make()
-        return self._derived[what]
+        found: T = self._derived[what]
+        return found
 
     def select_members(self, rows: slice) -> Self:
         """The same run for some of its members."""
@@ -214,25 +216,31 @@ class Members:
             return self
         key = (rows.start, rows.stop)
         if key not in self._derived:
-            own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
             self._derived[key] = replace(
                 self, members=self.members[rows], run_of=self.run_of[rows],
                 split_of=self.split_of[rows], seeds=self.seeds[rows], n=self.n[rows],
-                hyper=own(self.hyper), constants=own(self.constants),
+                hyper={k: v[rows] for k, v in self.hyper.items()},
+                constants={k: v[rows] for k, v in self.constants.items()},
                 prior=self.prior[rows] if self.prior.runs else self.prior,
                 initial=self.initial[rows], data=self.data.members(rows),
                 particle_of=self.particle_of[rows],
             )  # fmt: skip
-        return self._derived[key]
+        part: Self = self._derived[key]
+        return part
 
     def expand_particles(self, k: int) -> Self:
         """The run with k particles in place of each member: M·k rows, each with its own noise."""
         if k not in self._derived:
-            again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
+
+            def again(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+                return {name: v.repeat_interleave(k, 0) for name, v in tree.items()}
+
+            def many(values: Sequence[V]) -> list[V]:
+                return [values[m] for m in each.tolist()]
+
             each = torch.arange(self.size).repeat_interleave(k)
-            many = lambda values: [values[m] for m in each.tolist()]  # noqa: E731
             before = self.particle_of or [""] * self.size
-            wide = replace(
+            self._derived[k] = replace(
                 self, members=many(self.members), run_of=many(self.run_of),
                 split_of=many(self.split_of), seeds=many(self.seeds),
                 n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
@@ -241,8 +249,8 @@ class Members:
                 initial=self.initial.repeat_interleave(k, 0),
                 particle_of=[f"{own}/{j}" for own in before for j in range(k)],
             )  # fmt: skip
-            self._derived[k] = wide
-        return self._derived[k]
+        wide: Self = self._derived[k]
+        return wide
 
 
 log = logging.getLogger("doxa")
@@ -387,7 +395,9 @@ class Run(Members):
         weights = self.layout.unflatten(theta)
         own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
         buffers = self.buffers(params)
-        return self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers).f
+        found = self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers)
+        f: Tensor = found.f
+        return f
 
     def log_likelihoods_of(self, f: Tensor, theta: Tensor, batch: Batch) -> Tensor:
         """log p(y | f) per row, [M, B], for given outputs [M, B, ...]. The parameters of the
@@ -430,10 +440,10 @@ class Run(Members):
             numbers = clock.uniform(1).tolist()
         else:
             counts = [v for v in self.buffers(params).values() if not v.is_floating_point()]
-            first = lambda t, m: t[0] if batch.shared else t[m, 0]  # noqa: E731
-            rows = tree_flatten(batch.x)[0]
+            firsts = [t[0] if batch.shared else t[:, 0] for t in tree_flatten(batch.x)[0]]
             numbers = [
-                [v[m].tolist() for v in counts] + [first(t, m).tolist() for t in rows]
+                [v[m].tolist() for v in counts]
+                + [(t if batch.shared else t[m]).tolist() for t in firsts]
                 for m in range(self.size)
             ]
         return [f"{key}/{own}" for key, own in zip(self.keys, numbers, strict=True)]

@@ -332,7 +332,8 @@ class Posterior(describe.Described, ABC):
 
         Each function is one draw of the weights. A process draws jointly over the rows of x.
         """
-        return self._in_shape(self._draw_functions(x, n, seed))
+        found: Tensor = self._in_shape(self._draw_functions(x, n, seed))
+        return found
 
     @default_modes()
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
@@ -340,7 +341,8 @@ class Posterior(describe.Described, ABC):
 
         Classes have logits. A learned prior is used with its learned values.
         """
-        return self._in_shape(self._draw_prior_functions(x, n, seed))
+        found: Tensor = self._in_shape(self._draw_prior_functions(x, n, seed))
+        return found
 
     def _in_shape(self, f: Any) -> Any:
         if isinstance(f, tuple) and isinstance(self.scalar_targets, tuple):

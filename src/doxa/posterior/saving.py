@@ -273,7 +273,8 @@ def _rebuild(
         for name in ("output", "masked", "widths"):
             setattr(prior_moments, name, store.decode(meta[name], name))
         prior_moments.calls = _calls(meta)
-        return method.prepare(Network(prior_moments)).net
+        model: Model = method.prepare(Network(prior_moments)).net
+        return model
 
     if net is None:
         builder = store.decode(meta["builder"], "builder")

@@ -236,9 +236,12 @@ class WeightPosterior(Posterior):
         engine = self._engine or choose(
             self.network, max(2, draws.count), self.device, self.same_weights
         )
-        call = lambda engine: engine.apply(  # noqa: E731
-            self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
-        ).f  # fmt: skip
+
+        def call(engine: Engine) -> Any:
+            return engine.apply(
+                self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers
+            ).f
+
         with torch.no_grad():
             try:
                 f = call(engine)
@@ -477,7 +480,10 @@ class SamplePosterior(WeightPosterior):
         index = torch.arange(len(flat)) if index is None else index
         kept = self.samples.shape[1]
         place = (index if self.per_draw else index // kept).to(self.device)
-        each = (lambda v: v.flatten(0, 1)) if self.per_draw else (lambda v: v)
+
+        def each(v: Tensor) -> Tensor:
+            return v.flatten(0, 1) if self.per_draw else v
+
         buffers = {name: each(v)[place] for name, v in self.buffers.items()}
         params = self.layout.unflatten(flat)
         if self.layers is not None:
@@ -573,8 +579,9 @@ class CentredPosterior(WeightPosterior):
 def _merge(groups: list[FunctionDraws]) -> FunctionDraws:
     if len(groups) == 1:
         return groups[0]
-    cat = lambda name: concatenate([getattr(g, name) for g in groups], 0)  # noqa: E731
-    return FunctionDraws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))
+    params = concatenate([g.params for g in groups], 0)
+    buffers = concatenate([g.buffers for g in groups], 0)
+    return FunctionDraws(params, sum(g.count for g in groups), buffers=buffers)
 
 
 @register_posterior

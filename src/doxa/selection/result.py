@@ -245,7 +245,8 @@ class Evidence(describe.Described):
         """p(M_i | D) of each fitted candidate, under a uniform prior over candidates."""
         logs = self.values("evidence")[:, split]
         weight: Array = np.exp(logs - logs.max())
-        return weight / weight.sum()
+        weight /= weight.sum()
+        return weight
 
     def average(self, split: int = 0) -> MixturePosterior:
         """The posterior that averages over candidates, each by p(M_i | D)."""
@@ -311,5 +312,6 @@ def _decimals(value: float) -> str:
 
 def _ranks(values: Array) -> Array:
     """The rank of each entry in its column; ties share the mean rank."""
-    below = (values[None] < values[:, None]).sum(1)
-    return below + 0.5 * ((values[None] == values[:, None]).sum(1) - 1)
+    below: Array = (values[None] < values[:, None]).sum(1)
+    alike: Array = (values[None] == values[:, None]).sum(1)
+    return np.asarray(below + 0.5 * (alike - 1))

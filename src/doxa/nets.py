@@ -22,6 +22,14 @@ from torch import Tensor, nn
 
 from doxa.errors import ModelError, did_you_mean
 
+__all__ = ["FilterResponseNorm", "build", "builder_of", "lenet5", "mlp", "register_net", "resnet20"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 P = ParamSpec("P")
 Builder = tuple[str, dict[str, Any]]  # the registered name and its JSON-able settings
 

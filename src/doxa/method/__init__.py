@@ -72,3 +72,8 @@ __all__ = [
     "target",
     "unflatten_particles",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -45,3 +45,8 @@ __all__ = [
     "prior_scales",
     "register_posterior",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -5,3 +5,8 @@ from doxa.selection.result import Candidate, Evidence
 from doxa.selection.splits import Split
 
 __all__ = ["Candidate", "Evidence", "Split", "evidence", "tune"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

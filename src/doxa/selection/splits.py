@@ -33,12 +33,12 @@ def random_splits(
     With class labels, each class is held out in proportion, so that a rare class is in both parts.
     """
     if splits < 1:
-        raise DataError(f"--splits must be at least 1, not {splits}")
+        raise DataError(f"splits must be at least 1, not {splits}")
     if not 0.0 < fraction < 1.0:
-        raise DataError(f"--test-fraction must be between 0 and 1, not {fraction}")
+        raise DataError(f"test_fraction must be between 0 and 1, not {fraction}")
     held = round(n * fraction)
     if held < 1 or n - held < 1:
-        raise DataError(f"{n} rows cannot be split with --test-fraction {fraction}")
+        raise DataError(f"{n} rows cannot be split with test_fraction={fraction}")
     made = []
     for k in range(splits):
         order = shuffled(n, np.random.default_rng([seed, k]), labels)

@@ -99,6 +99,7 @@ class Case:
             "device": self.device,
             "dtype": torch.float32,
             "progress": False,
+            "validation": None,  # the contract of held-out rows is in test_validation.py
             **options,
         }
         network = chosen.pop("net") if "net" in chosen else self.net()

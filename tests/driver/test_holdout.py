@@ -68,7 +68,8 @@ def test_too_few_rows_are_not_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "count"), [(8, 4), (9, 4), (10, 5), (50, 5), (160, 8), (400, 10), (9999, 10), (10_000, 20)]
+    ("rows", "count"),
+    [(8, 4), (9, 4), (10, 5), (50, 5), (160, 8), (400, 10), (9999, 10), (10_000, 20)],
 )
 def test_parts(rows: int, count: int) -> None:
     assert parts(rows) == count

@@ -90,9 +90,8 @@ def _error(p: Any, name: str) -> str:
 
 def predictive(p: Any) -> Words:
     """A predictive of any form: the number of rows, the likelihood, and the range of moments."""
-    try:
-        heads = p.heads
-    except AttributeError:
+    heads = p.heads
+    if heads == (p,):
         return _one_predictive(p)
     lines = [(f"head {i}", _line(_one_predictive(head))) for i, head in enumerate(heads)]
     return Words(f"Predictive of {len(heads)} heads", "", lines)
@@ -224,8 +223,8 @@ def _held_out(found: dict[str, Any]) -> str:
 def _one_predictive(p: Any) -> Words:
     mean: Tensor = p.mean
     rows, event, name = mean.shape[0], list(mean.shape[1:]), p.likelihood.name
-    moments = p._form.only_moments
-    parts = ", mutual_information" if p._form.splits else ""
+    moments = p.form.only_moments
+    parts = ", mutual_information" if p.splits else ""
     has = f"probs, entropy{parts}, prediction_set"
     if not p.likelihood.classifies:
         facts = [("mean", _range(mean)), ("std", _range(p.std))]

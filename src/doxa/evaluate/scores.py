@@ -439,7 +439,7 @@ def _defined(each: Tensor) -> Tensor:
 
 def _by_site(p: Predictive, y: Tensor) -> Tensor:
     """[L]: the log marginal probability of each label, ignored ones included (any value)."""
-    form = p._form
+    form = p.form
     if isinstance(form, ClassTable):
         return form.by_label(y).flatten()
     if not isinstance(form, Mixture):

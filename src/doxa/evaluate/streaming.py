@@ -40,6 +40,7 @@ from doxa.evaluate.scores import (
     pinball_each,
     risk_coverage_of,
 )
+from doxa.likelihoods import Heads
 from doxa.predictive import Predictive
 
 
@@ -77,7 +78,7 @@ class Streaming:
     def update(self, p: Predictive, y: Any) -> Streaming:
         """Add a batch. y is a tuple, one entry a head, where the model has several heads."""
         check_predictive(p)
-        if not hasattr(p, "heads"):
+        if not isinstance(p.likelihood, Heads):
             self._update("", p, y)
             return self
         heads = p.heads

@@ -168,6 +168,21 @@ class Likelihood(ABC):
     held-out rows."""
 
     @property
+    def ignore_index(self) -> int | None:
+        """The label that counts nowhere; None: all labels count."""
+        return None
+
+    @property
+    def per_output(self) -> bool:
+        """Whether each output learns a noise level of its own."""
+        return False
+
+    @property
+    def assumed(self) -> bool:
+        """Whether it was inferred from y, not given by the user."""
+        return False
+
+    @property
     def is_normal(self) -> bool:
         """y given f is normal with this `mean` and `variance`."""
         return False

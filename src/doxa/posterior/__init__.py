@@ -1,8 +1,8 @@
 """Posteriors: the results of a fit."""
 
-from doxa.posterior.base import Posterior, Record, Status, register_posterior
+from doxa.posterior.base import Posterior, PredictiveTransform, Record, Status, register_posterior
 from doxa.posterior.implicit import ImplicitPosterior
-from doxa.posterior.mixture import MixturePosterior, PredictiveTransform, TransformedPosterior
+from doxa.posterior.mixture import MixturePosterior, TransformedPosterior
 from doxa.posterior.process import ProcessPosterior
 from doxa.posterior.saving import load
 from doxa.posterior.weights import (

@@ -441,6 +441,6 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
         name for k in tensors if k.startswith(prefix)
         and (name := k[len(prefix) :]) not in model.momenta
     )  # fmt: skip
-    model._derive()
+    model.derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from doxa.app.calibration import conformal_level
 from doxa.app.report.subject import Array, Rows
 from doxa.errors import DoxaError, MemoryBudgetError, Unavailable
 from doxa.likelihoods import Bernoulli
@@ -88,7 +89,7 @@ def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
     """One evaluation for each head."""
     from doxa.evaluate import Streaming
 
-    parts = heads(posterior.predict(rows.take(slice(0, 1))))
+    parts = posterior.predict(rows.take(slice(0, 1))).heads
     numbers = max(math.prod(p.mean.shape[1:]) for p in parts)
     draws = max(draws_of(p) for p in parts)
     index = np.arange(rows.count)
@@ -98,14 +99,13 @@ def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
     if most < rows.count:
         index = np.sort(np.random.default_rng(seed).choice(rows.count, most, replace=False))
     size = int(np.clip(BLOCK_NUMBERS // (draws * numbers), 1, 8192))
-    transform = getattr(posterior, "transform", None)
-    conformal = hasattr(transform, "level")
-    level = float(getattr(transform, "level", LEVEL))  # a conformal one has a level of its own
+    guaranteed = conformal_level(posterior)
+    conformal, level = guaranteed is not None, guaranteed or LEVEL
     streams = [Streaming(level=level) for _ in parts]
     blocks: list[list[_Block]] = [[] for _ in parts]
     for start in range(0, len(index), size):
         at = torch.as_tensor(index[start : start + size])
-        for k, p in enumerate(heads(_predict(posterior, rows.take(at)))):
+        for k, p in enumerate(_predict(posterior, rows.take(at)).heads):
             y = rows.y[k] if isinstance(rows.y, tuple) else rows.y
             blocks[k].append(_read(p, y[at], start, streams[k], conformal))
     found = []
@@ -117,14 +117,6 @@ def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
             evaluation.scores = streams[k].result()
         found.append(evaluation)
     return found
-
-
-def heads(p: Any) -> Sequence[Any]:
-    """The predictives of each head; the predictive itself where there is one."""
-    try:
-        return p.heads
-    except Unavailable:
-        return (p,)
 
 
 def kind_of(likelihood: Any) -> str:

@@ -22,6 +22,7 @@ from doxa.app.report.text import (
     settings,
     short,
 )
+from doxa.likelihoods import Gaussian
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
@@ -38,7 +39,7 @@ def fitted_section(subject: Subject) -> Content:
 def _method(subject: Subject) -> Content:
     posterior, name = subject.posterior, subject.method_name
     row = next((row for row in registry.methods() if row.name == name), None)
-    transform = getattr(posterior, "transform", None)
+    transform = posterior.transform
     chosen = [
         (field.replace("_", " "), [describe(value), html.quiet(" (default)") if same else None])
         for field, value, same in settings(posterior.method)
@@ -59,7 +60,7 @@ def _model(subject: Subject) -> Content:
     if model is None:
         pairs += [("network", "none: the method does not use one")]
     else:
-        builder = getattr(model, "builder", None)
+        builder = model.builder
         own = f"your own ({type(model.net).__name__})"
         chosen = RANDOM.get(model.subset) if isinstance(model.subset, str) else None
         pairs += [
@@ -78,7 +79,8 @@ def _likelihood(posterior: Any) -> str:
     text = describe(posterior.base_likelihood)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
-    learned = getattr(posterior.base_likelihood, "noise", 0.0) is None
+    given = posterior.base_likelihood
+    learned = isinstance(given, Gaussian) and given.noise is None
     return f"{text}, noise learned" if learned else text
 
 
@@ -382,7 +384,7 @@ def snippet(subject: Subject) -> str:
     lines += [f"net = {_net(posterior)}"]
     # An inferred likelihood is not given here either; a comment names the one that the fit chose.
     given = posterior.fitted_likelihood
-    inferred = getattr(given, "assumed", False)
+    inferred = given.assumed
     options = [] if inferred else [f"likelihood={_class(given)}"]
     if model is not None and model.prior is not None and not asked:
         options.append(f"prior={_class(model.prior)}")
@@ -406,7 +408,7 @@ def snippet(subject: Subject) -> str:
     if inferred or rows:
         by = f", chosen by {rows:,} held-out rows" if rows else ""
         lines.append(f"# its likelihood: {describe(posterior.base_likelihood)}{by}")
-    if getattr(posterior, "transform", None) is not None:
+    if posterior.transform is not None:
         lines.append(f"# then recalibrated: {type(posterior.transform).__name__}")
     return "\n".join(lines)
 
@@ -437,7 +439,7 @@ def _net(posterior: Any) -> str:
     model = posterior.model
     if model is None:
         return "None  # the method does not use a network"
-    builder = getattr(model, "builder", None)
+    builder = model.builder
     if builder is None:
         return f"...  # your own {type(model.net).__name__}"
     name, options = builder

@@ -23,7 +23,7 @@ from doxa.app.report.charts import (
     Segments,
     as_picture,
 )
-from doxa.app.report.evaluation import Evaluation, array, heads, kind_of
+from doxa.app.report.evaluation import Evaluation, array, kind_of
 from doxa.app.report.html import Content, Picture, cut
 from doxa.app.report.subject import Array, Input, Rows, Subject
 from doxa.app.report.text import count, percent, short
@@ -422,13 +422,13 @@ def function_draws(posterior: Any, x: Array, n: int = DRAWS) -> Array | None:
 
 def _effect(subject: Subject, line: Slice) -> float:
     """How much the mean changes along the slice."""
-    mean = array(heads(subject.posterior.predict(torch.as_tensor(line.x)))[0].mean)
+    mean = array(subject.posterior.predict(torch.as_tensor(line.x)).heads[0].mean)
     change = float(np.ptp(mean.reshape(len(mean), -1), axis=0).max())
     return change if np.isfinite(change) else 0.0
 
 
 def _function_chart(subject: Subject, line: Slice, k: int) -> Content:
-    p = heads(subject.posterior.predict(torch.as_tensor(line.x)))[0]
+    p = subject.posterior.predict(torch.as_tensor(line.x)).heads[0]
     name, mean = cut(line.column.name, 40), array(p.mean)
     draws = function_draws(subject.posterior, line.x)
     if kind_of(p.likelihood) == "classes":

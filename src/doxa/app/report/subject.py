@@ -144,8 +144,7 @@ class Subject:
 
     @property
     def method_name(self) -> str:
-        method = self.posterior.method
-        return str(getattr(method, "name", type(method).__name__))
+        return str(self.posterior.method.name)
 
     def class_names(self, number: int) -> list[str]:
         """What `number` classes are called. The names belong to the only head."""

@@ -78,7 +78,7 @@ class Labels:
         likelihood = self.likelihood
         classifies = not y.is_floating_point() if likelihood is None else likelihood.classifies
         seen = y.unique()
-        ignored = getattr(likelihood, "ignore_index", None)
+        ignored = None if likelihood is None else likelihood.ignore_index
         return classifies and len(seen if ignored is None else seen[seen != ignored]) < 2
 
     def facts(self) -> dict[str, Any]:

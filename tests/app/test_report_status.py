@@ -18,13 +18,13 @@ from doxa.app import report
 from doxa.app.cli import app
 from doxa.app.report import html
 from doxa.app.report.report import SECTIONS, Part
-from doxa.app.report.scores import SCORES, Score
 from doxa.app.report.subject import HELD_OUT, rows_of_arrays, rows_of_files
 from doxa.app.report.text import percent, points
 from doxa.app.schema import Schema
 from doxa.diagnose.advice import Advice
 from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.finding import Diagnosis, Finding
+from doxa.evaluate.table import SCORES, Score
 from doxa.posterior import Status
 
 pd = pytest.importorskip("pandas")
@@ -347,7 +347,7 @@ def test_a_score_is_one_row_of_the_table(numbers: Any, monkeypatch: pytest.Monke
     """A new score is in the table and among the tiles, with its explanation."""
     bias = Score("bias", "bias", "lower", "mean of prediction minus target", tile=True,
                  compute=lambda found: float(np.mean(found.mean - found.truth)))  # fmt: skip
-    monkeypatch.setattr("doxa.app.report.scores.SCORES", (*SCORES, bias))
+    monkeypatch.setattr("doxa.evaluate.table.SCORES", (*SCORES, bias))
     posterior, (x, y) = numbers
     subject = report.Subject(posterior, test=rows_of_arrays((x, y), "rows", HELD_OUT, None))
     page, faults = parse(report.render(subject, diagnose=False)[0])

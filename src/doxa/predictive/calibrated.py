@@ -56,6 +56,10 @@ class Conformal(KeepsDraws):
         self.level = level
 
     @property
+    def guaranteed_level(self) -> float:
+        return self.level
+
+    @property
     def mean(self) -> Tensor:
         return self.base.mean
 

@@ -110,6 +110,11 @@ class Form:
         return True
 
     @property
+    def guaranteed_level(self) -> float | None:
+        """The level for which conformal prediction calibrated the interval or set, if it did."""
+        return None
+
+    @property
     def has_samples(self) -> bool:
         """Whether the draws of functions are there: `samples` and their `weights`."""
         return False

@@ -179,6 +179,12 @@ class Predictive(describe.Described):
         return self.likelihood.classifies
 
     @property
+    def guaranteed_level(self) -> float | None:
+        """The level for which conformal prediction calibrated the interval or set; None for any
+        other predictive."""
+        return self.form.guaranteed_level
+
+    @property
     def has_samples(self) -> bool:
         """Whether `samples`, the draws of functions, are there. They are not if only moments were
         kept, in closed form, and after a recalibration."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from doxa.app.report.calibration import (
 )
 from doxa.app.report.evaluation import LEVEL, Evaluation
 from doxa.app.report.html import Content
-from doxa.app.report.scores import about_rows, baseline, score
+from doxa.app.report.scores import about_rows, baseline, value_of
 from doxa.app.report.subject import Rows, Subject
 from doxa.app.report.text import capitalized, count, describe, listed, percent, points, short
 from doxa.diagnose import Diagnosis, Finding, diagnose
@@ -32,6 +33,7 @@ from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.data import binomial, binomial_upper
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
 from doxa.errors import DoxaError
+from doxa.evaluate.table import score
 
 MOST_ROWS = 20_000  # rows for the diagnostics, to bound their time
 LEAST_ROWS = 20  # with fewer, nothing can be concluded
@@ -201,7 +203,7 @@ def _error(subject: Subject, found: Evaluation) -> Finding | None:
     if constant is None or found.truth.size < LEAST_ROWS:
         return None
     name, what, ground = constant
-    value, show = found.scores.get(name), score(name).show
+    value, show = found.scores.get(name), partial(value_of, score(name))
     if value is None:
         return None
     advice = any_of("more steps", MORE_ROWS)

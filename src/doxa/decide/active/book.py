@@ -21,6 +21,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import DataError, MethodError, StoreError
+from doxa.evaluate.table import smaller_is_better
 from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
 
 STATE = "state"  # the artefact in the folder of a session
@@ -299,12 +300,9 @@ class Learned:
         }  # fmt: skip
 
 
-SMALLER_IS_BETTER = ("rmse", "mae", "crps", "brier", "ece", "pinball", "width")
-
-
 def reaches(metric: str, value: float) -> Callable[[float], bool]:
     """Whether a number is as good as a value of the metric."""
-    if metric in SMALLER_IS_BETTER:
+    if smaller_is_better(metric):
         return lambda found: found <= value
     return lambda found: found >= value
 

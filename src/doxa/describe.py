@@ -150,7 +150,7 @@ def _listed(names: Sequence[str]) -> str:
 def _method(method: Any) -> str:
     """A method's name, with the settings that are not its defaults."""
     shown = repr(method)
-    name = getattr(method, "name", type(method).__name__)
+    name = method.name
     try:
         plain = type(method)().settings()
         own = {key: value for key, value in method.settings().items() if value != plain[key]}
@@ -183,8 +183,8 @@ def _form(p: Any) -> str:
 
 def _task(p: Any) -> str:
     likelihood = p.base_likelihood
-    parts = getattr(likelihood, "likelihoods", None)
-    if parts is not None:
+    parts = likelihood.heads
+    if parts != (likelihood,):
         return f"{len(parts)} heads: {_listed([part.name for part in parts])}"
     kind = "classification" if likelihood.classifies else "regression"
     scaled = p.scales.x_loc is not None or p.scales.y_loc is not None

@@ -168,6 +168,11 @@ class Likelihood(ABC):
     held-out rows."""
 
     @property
+    def heads(self) -> tuple[Likelihood, ...]:
+        """The likelihood of each head; the likelihood itself where there is one."""
+        return (self,)
+
+    @property
     def ignore_index(self) -> int | None:
         """The label that counts nowhere; None: all labels count."""
         return None

@@ -131,6 +131,7 @@ class Posterior(describe.Described, ABC):
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # stored tensors; NaN is never allowed
     log_evidence: float | None = None
     elbo: float | None = None
+    objective: float | None = None  # what training maximised, where it is no bound on the evidence
     columns: list[str] | None = None
     scalar_targets: bool | tuple[bool, ...] = False
     transform: PredictiveTransform | None = None  # a recalibration or a conformal correction

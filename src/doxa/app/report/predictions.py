@@ -388,7 +388,7 @@ def _ranges(subject: Subject) -> tuple[Array, Array, Array] | None:
             low, high = x.min(axis=0), x.max(axis=0)
     else:
         scales = subject.posterior.scales
-        if not all(hasattr(value, "detach") for value in (scales.x_loc, scales.x_scale)):
+        if not all(isinstance(value, torch.Tensor) for value in (scales.x_loc, scales.x_scale)):
             return None
         share, scale = array(scales.x_loc).reshape(-1), array(scales.x_scale).reshape(-1)
         if share.size != width:

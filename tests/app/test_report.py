@@ -207,7 +207,7 @@ def test_held_out_scores_are_those_of_a_row_and_the_kept_step_is_marked(
     assert posterior.validation >= np.mean(means) - 1e-6
     drawing = chart(regression, "Held-out log likelihood")
     assert len(drawing.by_class("two")) == 4 + 1  # a circle a member, and the key
-    assert "Circles: what was kept" in drawing.text
+    assert "Circles mark what was kept" in drawing.text
     assert "nats per row" in drawing.text
 
 

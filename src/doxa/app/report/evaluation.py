@@ -1,6 +1,7 @@
 """The predictions of a posterior at the scored rows, as plain arrays, of which charts are made.
 
-Rows are predicted in blocks, so that memory stays bounded: a block's predictive is read and let go.
+Rows are predicted in blocks, so that memory stays bounded: the predictive of a block is read and
+then discarded.
 A target may have several elements (outputs, pixels): arrays are flat over rows × elements, and
 `row` says to which row each belongs. What a predictive does not have is noted with its reason.
 """
@@ -63,12 +64,12 @@ class Evaluation:
 
     @property
     def uncertainty(self) -> Array | None:
-        """What rows are ranked by: entropy of classes, the standard deviation of numbers."""
+        """The measure that ranks rows: entropy for classes, standard deviation for numbers."""
         return self.entropy if self.kind == "classes" else self.std
 
     @property
     def head(self) -> str:
-        """What the names of checks of this head end in."""
+        """The suffix of the names of the checks of this head."""
         return f" (head {int(self.label.rpartition(' ')[2]) - 1})" if self.label else ""
 
     def by_row(self, values: Array) -> Array:
@@ -164,7 +165,7 @@ def _predict(posterior: Any, x: Any) -> Any:
 
 
 def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
-    """What a report needs of one predictive; its scores go into `stream`."""
+    """The quantities of one predictive that a report needs; `stream` collects its scores."""
     from doxa.evaluate import pit
 
     if y.is_floating_point():
@@ -216,7 +217,7 @@ def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
 
 
 def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> Evaluation:
-    """Blocks put together; a quantity that one of them lacks is missing."""
+    """Concatenate blocks. A quantity that one block lacks is missing in the result."""
     first = blocks[0]
     truth = np.concatenate([block.truth for block in blocks])
     rows = len(truth)
@@ -239,7 +240,7 @@ def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> E
 
 
 def _drop_ignored(found: Evaluation) -> None:
-    """Elements whose label is no class (an ignored index) count nowhere."""
+    """Drop the elements whose label is not a class (an ignored index)."""
     assert found.probs is not None
     known = (found.truth >= 0) & (found.truth < found.probs.shape[1])
     if known.all():

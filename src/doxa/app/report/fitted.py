@@ -28,7 +28,10 @@ MOST_COLUMNS = 60
 MOST_NOTES = 20
 WINDOW = 7  # records of a running median
 MOST_LINES = 12  # more members are drawn as their range
-RANDOM = {"all": "all weights", "last_layer": "the last layer; the rest is a point"}
+RANDOM = {
+    "all": "all weights",
+    "last_layer": "the last layer; the other weights are point estimates",
+}
 
 
 def fitted_section(subject: Subject) -> Content:
@@ -49,7 +52,7 @@ def _method(subject: Subject) -> Content:
         ("what it is", row.summary if row else None),
         ("paper", row.paper if row else None),
         ("members", posterior.members),
-        ("afterwards", None if transform is None else describe(transform)),
+        ("correction", None if transform is None else describe(transform)),
     ]
     return html.card("Method", pairs + chosen)
 
@@ -67,7 +70,7 @@ def _model(subject: Subject) -> Content:
             ("network", describe_network(builder) if builder else own),
             ("weights", f"{sum(entry.size for entry in model.layout.entries):,} per member"),
             ("prior", describe_prior(model.prior)),
-            ("random weights", chosen or "a chosen part of the weights"),
+            ("uncertain weights", chosen or "a chosen part of the weights"),
         ]
     kernel = posterior.diagnostics.get("kernel")
     if isinstance(kernel, dict):
@@ -172,13 +175,13 @@ def _columns(subject: Subject) -> Content:
 SERIES = {
     "loss": ("loss", "The training loss, of the likelihood and the prior together.", 1),
     "validation": ("held-out log likelihood",
-                   "Log likelihood of held-out rows, which training should raise.", -1),
+                   "Log likelihood of held-out rows. It should increase during training.", -1),
     "log_density": ("log density",
                     "Log joint density along the chains: it should be stationary, without a trend.",
                     -1),
     "accept": ("acceptance", "Share of proposals accepted; it should be near the target.", 0),
     "step": ("step size", "Step size of the sampler, adapted during burn-in and then kept.", 0),
-    "elbo": ("ELBO", "Evidence lower bound, which training raises.", -1),
+    "elbo": ("ELBO", "Evidence lower bound. Training increases it.", -1),
 }  # fmt: skip
 
 
@@ -186,7 +189,9 @@ def training_section(subject: Subject) -> Content:
     """The recorded history of the fit, one chart per quantity."""
     found = in_units_of_y(subject.posterior, series(subject.posterior.history))
     if not found:
-        return html.paragraph("The method has no iterations to follow: it is computed in one pass.")
+        return html.paragraph(
+            "The method has no iterations: the posterior is computed in one pass."
+        )
     steps = subject.posterior.diagnostics.get("stopping", {}).get("kept_step")
     kept = None if steps is None else np.asarray(steps, float)
     charts = [_curve(name, *each, kept) for name, each in found.items() if each[1].size]
@@ -232,7 +237,7 @@ def in_units_of_y(
 
 def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Content:
     title, about, sign = SERIES.get(name, (name.replace("_", " "), "", 0))
-    label = f"nats per row{', y in its units' * (name != 'elbo')}" if sign else title
+    label = f"nats per row{', in units of y' * (name != 'elbo')}" if sign else title
     title = capitalized(title)
     members = values.shape[1]
     broken = int((~np.isfinite(values)).sum())
@@ -256,11 +261,11 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
         marks.append(Points(kept, drawn[at, np.arange(members)], "two", "kept", 4.0))
         first, last = int(kept.min()), int(kept.max())
         when = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-        ended = f" Circles: what was kept, the best on the held-out rows ({when})."
+        ended = f" Circles mark what was kept: the best on the held-out rows ({when})."
     known = middle[np.isfinite(middle)]
     ends = (float(known[0]), float(known[-1])) if known.size else (float("nan"),) * 2
-    path = f"From {short(ends[0])} to {short(ends[1])}."
-    gap = f" {count(broken, 'value')} not finite, shown as gaps." if broken else ""
+    path = f"It goes from {short(ends[0])} to {short(ends[1])}."
+    gap = f" Gaps: {count(broken, 'value')} not finite." if broken else ""
     key = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
     plot = Plot(
         f"training-{key}",
@@ -270,7 +275,7 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
         _axis(label, drawn),
         marks,
     )
-    clipped = " The first values are above the chart." if plot.y.high is not None else ""
+    clipped = " The first values are too large for the chart." if plot.y.high is not None else ""
     shown = [("step", steps), ("median", middle)]
     shown += [("lowest", low), ("highest", high)] if members > 1 else []
     return html.figure(plot, f"{about} {path}{gap}{clipped}{ended}", shown)
@@ -328,8 +333,9 @@ def recipe_section(subject: Subject) -> Content:
         parts += [html.heading("Command line"), html.code_block("the command that fitted it", line)]
     parts += [html.heading("Python"), html.code_block("Python that fits it", snippet(subject))]
     parts.append(html.paragraph(
-        f"Seed {posterior.record.seed}. Same seed, machine and engine give the same numbers bit "
-        "for bit; elsewhere they agree up to rounding, which long training amplifies."
+        f"Seed {posterior.record.seed}. The same seed, machine and engine give the same numbers, "
+        "bit for bit. On another machine they differ by rounding errors, which grow in long "
+        "training."
     ))  # fmt: skip
     if versions := _versions(posterior):
         parts.append(html.paragraph(f"Fitted with {versions}."))

@@ -1,4 +1,4 @@
-"""Predictions to look at: against the targets, row by row at both ends of certainty, and as
+"""The sections that show predictions: against the targets, the most and least certain rows, and
 functions along one input."""
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def _some(index: Array, most: int) -> Array:
 
 def _subsample(shown: int, total: int) -> str:
     if shown == total:
-        return f"All {count(total, 'prediction')}." if total > 1 else "The one prediction."
-    return f"{shown} of {total:,} predictions, evenly taken over the rows."
+        return f"All {count(total, 'prediction')}." if total > 1 else "One prediction."
+    return f"{shown} of {total:,} predictions, evenly spaced over the rows."
 
 
 def extreme_rows_section(subject: Subject) -> Content:
@@ -189,8 +189,8 @@ def extreme_rows_section(subject: Subject) -> Content:
     pictures = _picture(subject, rows, 0) is not None
     if pictures and _is_map(found):
         parts.append(html.paragraph(
-            "From above: the input, the prediction, the epistemic uncertainty of each pixel "
-            "(light is high, what was ignored black)."
+            "From top to bottom: the input, the prediction, and the epistemic uncertainty of each "
+            "pixel (light is high; ignored pixels are black)."
         ))  # fmt: skip
     for title, chosen in groups:
         show = _gallery if pictures else _row_table
@@ -334,21 +334,23 @@ def functions_section(subject: Subject) -> Content:
     if not shown:
         return None
     if lines[0].alone:
-        about = "Functions drawn from the posterior, a little beyond the data on both sides."
+        about = "Functions drawn from the posterior, also a little outside the range of the data."
     else:
         about = (
-            "One column varies from its 1st to its 99th percentile, the others rest at their "
+            "One column varies from its 1st to its 99th percentile; the others are fixed at their "
             "median (categories at the commonest one)."
         )
         if subject.rows is None:
             about = (
-                "One column varies by two standard deviations around the training mean, at which "
-                "the others rest."
+                "One column varies by two standard deviations around its training mean; the "
+                "others are fixed at theirs."
             )
         if len(lines) > len(shown):
-            about += f" Shown are the {len(shown)} columns that matter most, of {len(lines)}."
+            about += (
+                f" Of {len(lines)} columns, the {len(shown)} with the largest effect are shown."
+            )
     return [
-        html.paragraph(f"{about} Where draws spread, the data leave the function open."),
+        html.paragraph(f"{about} Where draws differ, the data do not determine the function."),
         html.pair(shown),
     ]
 
@@ -453,7 +455,7 @@ def _function_chart(subject: Subject, line: Slice, k: int) -> Content:
     axes = Axis(name), y
     about = f"{y.label} against {name}{many}"
     plot = Plot(f"function-{k}", f"Along {name}", about, *axes, drawn)
-    caption = "One function: the method keeps no spread." if draws is None else ""
+    caption = "The method keeps a single function." if draws is None else ""
     return html.figure(plot, caption, [(name, line.grid), *curves], line.alone)
 
 

@@ -265,7 +265,7 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
     known = middle[np.isfinite(middle)]
     ends = (float(known[0]), float(known[-1])) if known.size else (float("nan"),) * 2
     path = f"It goes from {short(ends[0])} to {short(ends[1])}."
-    gap = f" Gaps: {count(broken, 'value')} not finite." if broken else ""
+    gap = f" Gaps mark values that are not finite ({broken:,})." if broken else ""
     key = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
     plot = Plot(
         f"training-{key}",

@@ -440,6 +440,6 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
         name for k in tensors if k.startswith(BUFFERS)
         and (name := k[len(BUFFERS) :]) not in model.momenta
     )  # fmt: skip
-    model._derive()
+    model.derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

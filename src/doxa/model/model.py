@@ -189,6 +189,12 @@ def _matched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return [n for n in names if any(n == p or fnmatchcase(n, p) for p in patterns)]
 
 
+FACTS = (
+    "output", "rows_first", "sites", "masked", "head", "last", "widths", "calls", "written", "drew",
+    "default_prior", "subset",
+)  # fmt: skip
+
+
 class _Turn:
     """A re-entrant lock; a copy of the object gets a new lock."""
 
@@ -241,6 +247,7 @@ class Structure:
         self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
         self.written: tuple[str, ...] = ()  # buffers that training writes, besides BatchNorm's
         self.drew = False  # whether a training pass drew random numbers itself
+        self.given_facts: dict[str, Any] | None = None  # `facts` before a method's `prepare`
         trainable = [p for p in self.net.parameters() if p.requires_grad]
         kinds = {p.dtype for p in trainable}
         if len(kinds) > 1:
@@ -265,6 +272,12 @@ class Structure:
         """Clear cached properties; by default those that depend on the likelihood."""
         for name in names or ("layout", "bound_prior"):
             self.__dict__.pop(name, None)
+
+    def facts(self) -> dict[str, Any]:
+        """What `build` found, and the choices of the user: all that a method's `prepare` may use
+        besides layers, likelihood and prior. A posterior saves them, for `prepare` on loading."""
+        subset = self.subset if isinstance(self.subset, str) else self.subset_names
+        return {name: getattr(self, name) for name in FACTS} | {"subset": subset}
 
     def unseen(self) -> Self:
         """A copy with its own network, before `build`."""

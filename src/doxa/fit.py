@@ -64,6 +64,7 @@ from doxa.model.checks import (
     warn_if_pretrained,
 )
 from doxa.model.model import Network, NoNetwork, Problem
+from doxa.noise import drawing
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
@@ -445,7 +446,8 @@ def fit(
         model, method, likelihood, prior, subset, given, specs
     )
     network = problem.model
-    problem = method.prepare(problem)
+    with drawing("network"):  # what torch draws for layers that the method makes is replaced
+        problem = method.prepare(problem)
     if network is not None and problem.model is not None and problem.model is not network:
         problem.model.given_facts = network.facts()
     if network is not None:

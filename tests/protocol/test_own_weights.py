@@ -157,6 +157,14 @@ def test_the_networks_weights_are_not_a_start_but_a_posterior_is() -> None:
     assert torch.allclose(later.point(), first.point(), atol=1e-8)
 
 
+def test_layers_that_prepare_makes_do_not_move_the_generator() -> None:
+    """`nn.Linear` draws its weights, in a fit and on loading."""
+    net = network()
+    before = torch.get_rng_state()
+    doxa.fit(net, curve(), Halved(), steps=2, progress=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_network_that_it_cannot_narrow_is_an_error_of_the_model() -> None:
     odd = nn.Sequential(nn.Linear(1, 8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 1))
     with pytest.raises(ModelError):

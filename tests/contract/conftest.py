@@ -177,6 +177,7 @@ NOT_FOR_OWN_WEIGHTS = {
     "test_members_that_start_together_part",
     "test_each_member_has_statistics_of_its_own",
     "test_a_member_is_the_same_alone_and_with_others",
+    "test_all_draws_of_a_member_have_one_trunk",
     "test_weights_outside_the_subset_do_not_spread",
     "test_a_narrow_prior_makes_every_layer_smaller",
     "test_a_narrow_prior_makes_points_smaller_too",

@@ -527,12 +527,18 @@ class Model(Structure):
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
         return self.bound_prior.log_prob(self.layout.flatten(params))
 
-    def log_likelihood(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
-        """The log-likelihood per example, [N]."""
+    def log_likelihood(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        y: Any,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The log-likelihood per example, [N]; `buffers` are as in `forward`."""
         given = self.likelihood.constants(self.output, None)
         theta = {k: v.to(self.device, self.dtype) for k, v in given.items()}
         theta |= likelihood_parameters(params)
-        return self.likelihood.log_prob(self.forward(params, x), y, theta)
+        return self.likelihood.log_prob(self.forward(params, x, buffers=buffers), y, theta)
 
     def log_joint(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
         return self.log_prior(params) + self.log_likelihood(params, x, y).sum()

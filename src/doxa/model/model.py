@@ -636,6 +636,16 @@ class Problem:
         own = {name: Functional(module) for name, module in modules.items()}
         return replace(self, modules={**self.modules, **own})
 
+    def rewrite(
+        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
+    ) -> Self:
+        """The problem with replaced layers of its network: see `Model.rewrite`."""
+        return replace(self, model=self.net.rewrite(rule, subset))
+
+    def freeze(self, subset: Subset) -> Self:
+        """The problem with the weights of a subset only: see `Model.freeze`."""
+        return replace(self, model=self.net.freeze(subset))
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Any:
         model = None if self.model is None else self.model.to(device, dtype)
         moved = {name: module.to(device, dtype) for name, module in self.modules.items()}
@@ -647,16 +657,6 @@ class Network(Problem):
     """A network, its likelihood and its prior."""
 
     model: Model = field()  # required
-
-    def rewrite(
-        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
-    ) -> Network:
-        """The problem with replaced layers: see `Model.rewrite`."""
-        return replace(self, model=self.model.rewrite(rule, subset))
-
-    def freeze(self, subset: Subset) -> Network:
-        """The problem with the weights of a subset only: see `Model.freeze`."""
-        return replace(self, model=self.model.freeze(subset))
 
 
 @dataclass(frozen=True)

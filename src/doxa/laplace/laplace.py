@@ -44,9 +44,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -269,6 +270,7 @@ class Laplace(Method):
     """
 
     name: ClassVar[str] = "laplace"
+    by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({"tune": "validation"})
     overfits: ClassVar[bool] = True
 
     structure: str = one_of(

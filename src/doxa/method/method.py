@@ -42,6 +42,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -441,6 +442,9 @@ class Method:
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
+    is_ensemble: ClassVar[bool] = False  # more members are the way to a wider posterior
+    # The settings with which held-out rows choose the prior scale; empty: they cannot.
+    by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap

@@ -287,9 +287,9 @@ class Model:
         self.dtype = kinds.pop() if kinds else torch.get_default_dtype()
         first = next(chain(self.net.parameters(), self.net.buffers()), None)
         self.device = torch.device("cpu") if first is None else first.device
-        self._derive()
+        self.derive()
 
-    def _derive(self) -> None:
+    def derive(self) -> None:
         """Recompute everything that follows from the network alone, after a change of it."""
         self.turn = _Turn()  # a pass puts its tensors into the network: one thread at a time
         self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net)
@@ -313,7 +313,7 @@ class Model:
         """A copy with its own network, before `build`."""
         new = copy.copy(self)
         new.net, new.output, new.given_facts = duplicate(self.net), None, None
-        new._derive()
+        new.derive()
         return new
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
@@ -326,7 +326,7 @@ class Model:
         moved = copy.copy(self)
         moved.net = duplicate(self.net).to(device=device, dtype=dtype)
         moved.device, moved.dtype = torch.empty(0, device=device).device, dtype
-        moved._derive()
+        moved.derive()
         return moved
 
     def meaning(self, likelihood: Any) -> Self:
@@ -427,7 +427,7 @@ class Model:
         self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
         self.written, self.drew = probe(self.net, self.momenta, two)
-        self._derive()
+        self.derive()
         return self
 
     def _scratch(self) -> Params:
@@ -562,7 +562,7 @@ class Model:
             else:
                 parent, _, leaf = name.rpartition(".")
                 setattr(changed.net.get_submodule(parent), leaf, new.eval())
-        changed._derive()
+        changed.derive()
         return changed
 
     def freeze(self, subset: Subset) -> Model:
@@ -574,7 +574,7 @@ class Model:
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)
         frozen.output = None  # the last trained layer may be another one
-        frozen._derive()
+        frozen.derive()
         return frozen
 
 

@@ -286,7 +286,7 @@ def _rebuild(
         given = Model(own, likelihood, prior, subset, output=named)
         for name, value in facts.items():
             setattr(given, name, value)
-        given._derive()
+        given.derive()
         model: Model = method.prepare(Network(given)).net
         model.given_facts = None if meta.get("given") is None else facts
         return model
@@ -467,6 +467,6 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
         name for k in tensors if k.startswith(BUFFERS)
         and (name := k[len(BUFFERS) :]) not in model.momenta
     )  # fmt: skip
-    model._derive()
+    model.derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

@@ -67,6 +67,7 @@ from doxa.model.checks import (
     warn_if_pretrained,
 )
 from doxa.model.model import Network, NoNetwork, Problem
+from doxa.noise import drawing
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior, Status
@@ -445,15 +446,23 @@ def fit(
     method = as_method(method)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
+    if method.own_weights and not fresh and begin is None:
+        raise MethodError(
+            f"{method.name} rewrites the layers of the network, and their weights are not those of "
+            "the given one: use init='fresh', or init=posterior of an earlier fit with it"
+        )
     given = Given.read(data, sample_weight)
     specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
     problem, noise_model, inferred = build_problem(
         model, method, likelihood, prior, subset, given, specs
     )
-    prior_moments = problem.model
-    problem = method.prepare(problem)
-    if prior_moments is not None:
-        device, dtype = device or prior_moments.device, dtype or prior_moments.dtype
+    network = problem.model
+    with drawing("network"):  # what torch draws for layers that the method makes is replaced
+        problem = method.prepare(problem)
+    if network is not None and problem.model is not None and problem.model is not network:
+        problem.model.given_facts = network.facts()
+    if network is not None:
+        device, dtype = device or network.device, dtype or network.dtype
     device = checks.place(device or "cpu")
     dtype = None if dtype is None else checks.floating(dtype)
     if dtype is not None:
@@ -497,15 +506,13 @@ def fit(
     crossed = None
     if parts:
         run = prepared(list(range(parts)), "auto", settings)
+        _check_network(run, method)
         digest = "" if folder is None else fingerprint(run, method, specs)
         crossed = cross_fit(run, method, specs, began, folder, digest)
         settings = crossed.settings(settings)
     run = prepared(ids, None if parts else validation, settings)
-    if isinstance(problem, Network):
-        first, few = run.start()[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
-        if settings.fresh:
-            warn_if_pretrained(run.net, run.initial[0])
-        check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
+    if not parts:
+        _check_network(run, method)
     digest = "" if folder is None else fingerprint(run, method, specs)
     posteriors, _ = run_fit(run, method, specs, began, folder, digest)
     if crossed is not None:
@@ -523,6 +530,16 @@ def fit(
         if inferred and inferred.said:
             posterior.metadata["likelihood"] = inferred.said
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
+
+
+def _check_network(run: Run, method: Method) -> None:
+    """Check on a few rows that the network can be trained, and warn if it was trained before."""
+    if run.problem.model is None:
+        return
+    first, few = run.start()[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
+    if run.settings.fresh and not method.own_weights:
+        warn_if_pretrained(run.net, run.initial[0])
+    check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
 
 
 def _cross_fit_parts(given: Given, specs: Sequence[RunSpec], ids: Sequence[int]) -> int:

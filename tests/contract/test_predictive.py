@@ -227,7 +227,8 @@ def test_draws_are_named_parameters(case: Any) -> None:
         return
     assert all(len(value) == 1 for value in draws.values())
     if case.trains:
-        shapes = {name: tuple(p.shape) for name, p in case.net().named_parameters()}
+        net = posterior.model.net if case.cls.own_weights else case.net()
+        shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
         assert {name: tuple(v.shape[1:]) for name, v in draws.items() if name in shapes} == shapes
 
 

@@ -105,7 +105,9 @@ def test_a_member_goes_no_further_because_another_does() -> None:
         assert torch.allclose(alone.moved[0], together.moved[k], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "low-rank", "functional"])
+@pytest.mark.parametrize(
+    "structure", ["full", "diagonal", "block-diagonal", "kronecker", "low-rank", "functional"]
+)
 def test_it_is_as_wide_as_its_average_curvature_says(
     structure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,9 @@ def test_probit_of_classes_is_near_the_average_over_a_million_draws() -> None:
     assert (m.softmax(0) - exact).abs().max() > 0.14
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "low-rank", "functional"])
+@pytest.mark.parametrize(
+    "structure", ["full", "diagonal", "block-diagonal", "kronecker", "low-rank", "functional"]
+)
 def test_every_structure_has_the_probit(structure: str) -> None:
     """That of J Σ Jᵀ held whole, which no structure needs; of two classes, MacKay's of their
     difference."""

@@ -70,7 +70,7 @@ def posterior(p: Any) -> Words:
         facts.append(("fitted to", fitted))
     if held := p.diagnostics.get("held_out"):
         facts.append(("held out", _held_out(held)))
-    if left := p.diagnostics.get("left_out"):
+    if left := p.diagnostics.get("held_out_calibration"):
         facts.append(
             ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'held-out row')}")
         )
@@ -184,8 +184,8 @@ def _form(p: Any) -> str:
 
 def _task(p: Any) -> str:
     likelihood = p.base_likelihood
-    parts = getattr(likelihood, "likelihoods", None)
-    if parts is not None:
+    if likelihood.heads is not None:
+        parts = likelihood.heads
         return f"{len(parts)} heads: {_listed([part.name for part in parts])}"
     kind = "classification" if likelihood.classifies else "regression"
     scaled = p.scales.x_loc is not None or p.scales.y_loc is not None
@@ -230,7 +230,7 @@ def _one_predictive(p: Any) -> Words:
     if not p.likelihood.classifies:
         facts = [("mean", _range(mean)), ("std", _range(p.std))]
         has = "mean, std, aleatoric, epistemic" + (", moment_matched" if moments else ", interval")
-    elif name == "categorical":
+    elif p.likelihood.class_axis:
         name, event = f"{name}, {plural(event[0], 'class', 'classes')}", event[1:]
         facts = [("likeliest", _range(mean.amax(1)))]
     else:

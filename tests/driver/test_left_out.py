@@ -55,10 +55,11 @@ def fitted(data: Data, method: Any = "map", **options: Any) -> Any:
 def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
     for data in (numbers(True), classes()):
         posterior = fitted(data, "deep-ensemble", members=3)
-        likelihood, rows = posterior.base_likelihood, posterior.diagnostics["left_out"]["rows"]
+        likelihood = posterior.base_likelihood
+        calibrated = posterior.diagnostics["held_out_calibration"]
+        rows, message = calibrated["rows"], calibrated["likelihood"]
         assert rows == 3 * len(data[0]) // 10
-        said = posterior.diagnostics["left_out"]["likelihood"]
-        assert f"{said}, by {rows} held-out rows" in repr(posterior)
+        assert f"{message}, by {rows} held-out rows" in repr(posterior)
         posterior.save(tmp_path / likelihood.name)
         net = torch.nn.Linear(1, 1 if likelihood.name == "student-t" else 2, bias=False)
         loaded = doxa.load(tmp_path / likelihood.name, net)
@@ -140,10 +141,10 @@ def test_a_row_is_given_to_the_mixture_moved_to_the_member_that_left_it_out(
 ) -> None:
     seen: list[tuple[Tensor, Tensor, int]] = []
 
-    def left_out(_: Any, f: Tensor, y: Tensor, *rest: Any, stopped: int) -> None:
+    def calibrate(_: Any, f: Tensor, y: Tensor, *rest: Any, stopped: int) -> None:
         seen.append((f, y, stopped))
 
-    monkeypatch.setattr(doxa.Categorical, "left_out", left_out)
+    monkeypatch.setattr(doxa.Categorical, "calibrate_held_out", calibrate)
     x, y = classes()
     posterior = fitted((x, y), "deep-ensemble", members=3, init="fresh")
     splits = own_parts([torch.arange(N)], range(3), [0])
@@ -228,10 +229,10 @@ def test_functions_are_drawn_as_wide_as_they_are(monkeypatch: pytest.MonkeyPatch
     """Fifty at each of sixty rows: the mean of their variances is Laplace's own to 1/√1500."""
     seen: list[Tensor] = []
 
-    def left_out(_: Any, f: Tensor, *rest: Any, stopped: int) -> None:
+    def calibrate(_: Any, f: Tensor, *rest: Any, stopped: int) -> None:
         seen.append(f)
 
-    monkeypatch.setattr(doxa.Gaussian, "left_out", left_out)
+    monkeypatch.setattr(doxa.Gaussian, "calibrate_held_out", calibrate)
     x, y = numbers(False)
     posterior = fitted((x, y), doxa.Laplace(tune=None))
     splits = own_parts([torch.arange(N)], [0], [0])

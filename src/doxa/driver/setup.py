@@ -50,7 +50,7 @@ from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose, works
 from doxa.engine.engine import Count, undecided
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
-from doxa.likelihoods import Categorical, Gaussian, Likelihood
+from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
 from doxa.method import Clock, FitSettings, Method, Run, log_joint
 from doxa.model import Model
@@ -243,13 +243,13 @@ def prepare_data(
             model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
         output = model.output
     else:
-        if source is not None and isinstance(likelihood, Categorical):
+        if source is not None and likelihood.class_axis:
             raise DataError(
                 "the number of classes cannot be inferred from the first rows of a stream: pass x "
                 "and y in memory, or a network"
             )
         output = likelihood.outputs(y) if isinstance(y, Tensor) else (1,)
-    if tasks and getattr(likelihood, "per_output", False):
+    if tasks and likelihood.per_output:
         raise DataError(
             "the points of a task share one noise level: per_output is not available for tasks"
         )
@@ -336,7 +336,7 @@ def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
 
 
 def _check_classes(y: Any, likelihood: Likelihood) -> None:
-    ignored = getattr(likelihood, "ignore_index", None)
+    ignored = likelihood.ignore_index
     for leaf in tree_flatten(y)[0]:
         seen = leaf.unique()
         if ignored is not None:
@@ -532,7 +532,7 @@ def _check_likelihood(own: Likelihood, common: Likelihood, output: Any) -> None:
             f"likelihoods of a grid must have the model's family and the same learned parameters: "
             f"{own!r} cannot be combined with {common!r}"
         )
-    if not isinstance(common, Gaussian):
+    if not common.constants_per_run:
         raise MethodError(
             f"a grid of likelihoods may vary the given noise of a Gaussian only: fit once for "
             f"each of {own!r} and {common!r}"

@@ -14,23 +14,14 @@ user gives is never checked against these rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from doxa.errors import ModelError, ShapeError
-from doxa.likelihoods.base import Likelihood
-from doxa.likelihoods.classes import Bernoulli, Categorical
-from doxa.likelihoods.compose import Heads
-from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
-from doxa.likelihoods.poisson import Poisson
-
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    kind.name: kind
-    for kind in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, Poisson)
-}
 
 _GLANCE = 1000  # the first rows decide most cases; all rows are read only where they do not
 
@@ -45,8 +36,16 @@ class Inferred(NamedTuple):
     level: int = logging.WARNING
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         return f"{self.name}, because {self.reason}" if self.reason else ""
+
+    @property
+    def said(self) -> str:
+        """Deprecated: `message`."""
+        warnings.warn(
+            "Inferred.said is deprecated: use Inferred.message", DeprecationWarning, stacklevel=2
+        )
+        return self.message
 
 
 def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
@@ -120,25 +119,3 @@ def _vary_in(y: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
     """Whether all values pass the test, and at least two of them differ."""
     passed = all(bool(test(part).all()) for part in (y[:_GLANCE], y))
     return passed and bool((y != y.flatten()[:1]).any())
-
-
-def assumed(name: str) -> Likelihood:
-    """The likelihood of a name that was inferred, not given: held-out calibration may replace
-    it."""
-    return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
-
-
-def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihood:
-    """A likelihood from its name, itself, or a sequence of either: one for each head."""
-    if isinstance(spec, Likelihood):
-        return spec
-    if isinstance(spec, str):
-        if spec not in LIKELIHOODS:
-            known = ", ".join(sorted(LIKELIHOODS))
-            raise ModelError(f"no likelihood is called {spec!r}; there are {known}")
-        return LIKELIHOODS[spec]()
-    if isinstance(spec, tuple | list):
-        return Heads(tuple(likelihood(part) for part in spec))
-    if isinstance(spec, type) and issubclass(spec, Likelihood):
-        raise ModelError(f"a likelihood is a name or an object: {spec.__name__}(), not its class")
-    raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")

@@ -100,6 +100,9 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
 def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
     """The saved record, with the types of its entries checked."""
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
+    if isinstance(record.diagnostics, dict) and "left_out" in record.diagnostics:
+        # the key in artefacts of earlier versions
+        record.diagnostics["held_out_calibration"] = record.diagnostics.pop("left_out")
     kinds: dict[str, Any] = {
         "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
     }  # fmt: skip
@@ -111,7 +114,7 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         "steps": int,
         "seconds": float | int,
         "held_out": dict,
-        "left_out": dict,
+        "held_out_calibration": dict,
         "elbo_error": float,
     }
     for name, kind in shown.items():

@@ -78,13 +78,12 @@ def _likelihood(posterior: Any) -> str:
     text = describe(posterior.base_likelihood)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
-    learned = getattr(posterior.base_likelihood, "noise", 0.0) is None
-    return f"{text}, noise learned" if learned else text
+    return f"{text}, noise learned" if posterior.base_likelihood.learns_noise else text
 
 
 def _chosen_by(posterior: Any) -> int | None:
     """How many held-out rows chose the likelihood; None where they did not."""
-    return posterior.diagnostics.get("left_out", {}).get("rows")
+    return posterior.diagnostics.get("held_out_calibration", {}).get("rows")
 
 
 def _data(subject: Subject) -> Content:

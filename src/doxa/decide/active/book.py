@@ -68,7 +68,7 @@ class Labels:
         return self.output[0] if several and self.output is not None else 0
 
     def _words(self, likelihood: Likelihood) -> str:
-        if isinstance(likelihood, Categorical) and self._classes:
+        if likelihood.class_axis and self._classes:
             return f" of classes 0 … {self._classes - 1}"
         return ""
 
@@ -78,7 +78,7 @@ class Labels:
         likelihood = self.likelihood
         classifies = not y.is_floating_point() if likelihood is None else likelihood.classifies
         seen = y.unique()
-        ignored = getattr(likelihood, "ignore_index", None)
+        ignored = None if likelihood is None else likelihood.ignore_index
         return classifies and len(seen if ignored is None else seen[seen != ignored]) < 2
 
     def facts(self) -> dict[str, Any]:

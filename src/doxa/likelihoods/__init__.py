@@ -15,6 +15,7 @@ from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Affine, Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
 from doxa.likelihoods.infer import Inferred, infer
+from doxa.likelihoods.negative_binomial import NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Inferred",
     "Likelihood",
+    "NegativeBinomial",
     "Poisson",
     "StudentT",
     "Theta",
@@ -42,6 +44,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         HeteroscedasticGaussian,
         StudentT,
         Poisson,
+        NegativeBinomial,
         Bernoulli,
         Categorical,
     )

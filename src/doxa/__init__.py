@@ -69,10 +69,10 @@ __all__ = [
     "Bernoulli", "Categorical", "Checkpoint", "Compute", "Draws", "Engine", "FanInNormal",
     "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP",
     "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior", "Model", "NegativeBinomial",
-    "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep",
-    "Training", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
-    "get_method", "load", "methods", "nets", "prior_scales", "sample", "transforms",
-    "tune",
+    "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT",
+    "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors", "evaluate", "evidence",
+    "fit", "functional_prior", "get_method", "load", "methods", "nets", "prior_scales", "sample",
+    "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

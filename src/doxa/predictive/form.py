@@ -521,6 +521,10 @@ class AffineForm(Form):
         return self._scale(self.base.epistemic).square() * self.base.epistemic
 
     @property
+    def variance(self) -> Tensor:
+        return self._scale(self.base.variance).square() * self.base.variance
+
+    @property
     def expected_entropy(self) -> Tensor:
         entropy = self.base.expected_entropy
         return entropy + self._scale(entropy).log()
@@ -556,6 +560,10 @@ class AffineForm(Form):
 
     def quantile(self, level: float) -> Tensor:
         return self._units(self.base.quantile(level))
+
+    def interval(self, level: float | None) -> tuple[Tensor, Tensor]:
+        low, high = self.base.interval(level)
+        return self._units(low), self._units(high)
 
     def sample(self, n: int, seed: int) -> Tensor:
         return self._units(self.base.sample(n, seed))

@@ -294,7 +294,7 @@ def crps_each(
         "closed": of the mixture of normals. "normal": of the normal with the same mean and
         variance, which the deep-ensembles paper scores. "draws": estimated from `draws` draws
         of y, fair. "auto": closed where y is a mixture of normals, else draws (Student-t,
-        Poisson), where the result carries sampling noise and depends on the seed.
+        counts), where the result carries sampling noise and depends on the seed.
     """
     mean, target = predicted_mean(p, y)
     if kind not in ("auto", "closed", "normal", "draws"):

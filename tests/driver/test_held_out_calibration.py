@@ -17,6 +17,7 @@ from doxa.app import fitting
 from doxa.app.schema import TableSpec, inferred
 from doxa.driver.setup import own_parts
 from doxa.laplace import posterior as links
+from doxa.likelihoods import infer
 from doxa.sklearn import BayesianRegressor
 
 N = 600
@@ -68,6 +69,31 @@ def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
         for each in (posterior, loaded):
             p = each.predict(data[0])
             assert torch.equal(p.log_prob(data[1]), posterior.predict(data[0]).log_prob(data[1]))
+
+
+def test_the_former_key_of_the_diagnostics_is_read(tmp_path: Path) -> None:
+    posterior = fitted(numbers(True))
+    now, shown = posterior.diagnostics["held_out_calibration"], repr(posterior)
+    posterior.record.diagnostics["left_out"] = posterior.record.diagnostics.pop(
+        "held_out_calibration"
+    )
+    posterior.save(tmp_path / "run")
+    loaded = doxa.load(tmp_path / "run", torch.nn.Linear(1, 1, bias=False))
+    assert loaded.diagnostics["held_out_calibration"] == now
+    assert "left_out" not in loaded.diagnostics and repr(loaded) == shown
+
+
+def test_former_names_still_work() -> None:
+    model = doxa.Model(torch.nn.Linear(1, 1))
+    with pytest.warns(DeprecationWarning, match="with_likelihood"):
+        assert model.meaning("student-t").likelihood == doxa.StudentT()
+    y = (torch.arange(40) % 2).double()[:, None]
+    rows = (8.0 * (2 * y - 1)[None], 1 - y, {}, torch.ones(40))
+    with pytest.warns(DeprecationWarning, match="calibrate_held_out"):
+        assert doxa.Bernoulli().left_out(*rows) == doxa.Bernoulli().calibrate_held_out(*rows)
+    found = infer(torch.tensor([0, 1, 1]), ())
+    with pytest.warns(DeprecationWarning, match="Inferred.message"):
+        assert found.said == found.message == f"bernoulli, because {found.reason}"
 
 
 def test_only_what_nobody_gave_is_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +108,28 @@ def test_the_command_line_lists_it() -> None:
 
     shown = CliRunner().invoke(app, ["fit", "--help"], env={"COLUMNS": "200"}).output
     assert all(name in shown for name in LIKELIHOODS)
+
+
+# These methods are defined for one likelihood only, and make an object of it.
+NEED_A_CLASS = {"exact/targets.py", "neural/base.py"}
+
+
+def test_no_other_part_asks_for_the_class_of_a_likelihood() -> None:
+    """A likelihood declares what others need, so that a new one changes no other file."""
+    source = Path(doxa.__file__).parent
+    classes = {kind.__name__ for kind in LIKELIHOODS.values()}
+    found = set()
+    for path in source.rglob("*.py"):
+        if path.parent.name == "likelihoods":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            read = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            by_name = {"ignore_index", "per_output", "noise"} & {r for r in read if type(r) is str}
+            if (node.func.id == "isinstance" and named & classes) or (
+                node.func.id in ("getattr", "hasattr") and "likelihood" in named and by_name
+            ):
+                found.add(path.relative_to(source).as_posix())
+    assert found == NEED_A_CLASS

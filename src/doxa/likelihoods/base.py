@@ -177,6 +177,8 @@ class Likelihood(ABC):
     """The first axis of the outputs and of the mean are the classes; y does not have this axis."""
     scales_targets: ClassVar[bool] = False
     """y may be standardised before fitting."""
+    log_scales: ClassVar[tuple[str, ...]] = ()
+    """Names in theta that are logarithms of a scale of y, which a fit may start at that of y."""
     heavy_tailed: ClassVar[bool] = False
     """y given f has heavier tails than a normal: errors are compared by probability, not by
     standard deviations."""

@@ -64,6 +64,7 @@ class StudentT(Likelihood):
 
     name: ClassVar[str] = "student-t"
     heavy_tailed: ClassVar[bool] = True
+    log_scales: ClassVar[tuple[str, ...]] = ("log_scale",)
     scales_targets: ClassVar[bool] = True
 
     df: float | None = None
@@ -196,6 +197,7 @@ class Gaussian(Likelihood):
 
     name: ClassVar[str] = "gaussian"
     constants_per_run: ClassVar[bool] = True
+    log_scales: ClassVar[tuple[str, ...]] = ("log_noise",)
     scales_targets: ClassVar[bool] = True
     degrees_of_freedom_correction: ClassVar[float] = 2.0  # σ² = Σ e²/(m − 2) of m errors
 

@@ -80,6 +80,8 @@ def test_the_former_key_of_the_diagnostics_is_read(tmp_path: Path) -> None:
     posterior.save(tmp_path / "run")
     loaded = doxa.load(tmp_path / "run", torch.nn.Linear(1, 1, bias=False))
     assert loaded.diagnostics["held_out_calibration"] == now
+    with pytest.warns(DeprecationWarning, match="held_out_calibration"):
+        assert loaded.diagnostics["left_out"] == now
     assert "left_out" not in loaded.diagnostics and repr(loaded) == shown
 
 

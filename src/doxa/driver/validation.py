@@ -41,9 +41,9 @@ from doxa.data.rows import effective_rows, per_effective_row, standard_error, we
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
-from doxa.likelihoods.base import HeldOutCalibration
+from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.method import Method, Run, slice_state
-from doxa.posterior import Posterior, Status
+from doxa.posterior import HeldOutCalibration, Posterior, Status
 from doxa.posterior.weights import WeightPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
@@ -351,14 +351,12 @@ def calibrate_on_held_out(
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    posterior.record.diagnostics["held_out_calibration"] = {
-        "rows": len(rows[1]),
-        "likelihood": found.message,
-    }
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
+    posterior.record.diagnostics["held_out_calibration"] = calibration
     log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
 
 
-def _take_up(posterior: WeightPosterior, found: HeldOutCalibration) -> None:
+def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
     """Replace the likelihood of a posterior by the calibrated one."""
     model = posterior.network.with_likelihood(found.likelihood)
     posterior.base_likelihood, posterior.model = found.likelihood, model

@@ -143,7 +143,7 @@ def significant_gain(gain: Tensor, weight: Tensor, errors: float) -> bool:
 Theta = Mapping[str, Tensor]
 
 
-class HeldOutCalibration(NamedTuple):
+class CalibratedLikelihood(NamedTuple):
     """The result of held-out calibration.
 
     likelihood: the calibrated likelihood, which replaces the one of the fit.
@@ -238,7 +238,7 @@ class Likelihood(ABC):
 
     def calibrate_held_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> HeldOutCalibration | None:
+    ) -> CalibratedLikelihood | None:
         """Calibrate p(y | f) on held-out rows. None where no significant change is needed.
 
         Parameters
@@ -256,7 +256,7 @@ class Likelihood(ABC):
         """
         return None
 
-    def left_out(self, *rows: Any, **options: Any) -> HeldOutCalibration | None:
+    def left_out(self, *rows: Any, **options: Any) -> CalibratedLikelihood | None:
         """Deprecated: `calibrate_held_out`."""
         warnings.warn(
             "Likelihood.left_out is deprecated: use calibrate_held_out",

@@ -36,7 +36,7 @@ from torch.nn.functional import logsigmoid
 
 from doxa.errors import ModelError, ShapeError
 from doxa.likelihoods.base import (
-    HeldOutCalibration,
+    CalibratedLikelihood,
     Likelihood,
     Shape,
     Theta,
@@ -85,7 +85,7 @@ class Classes(Likelihood):
 
     def calibrate_held_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> HeldOutCalibration | None:
+    ) -> CalibratedLikelihood | None:
         """The likelihood at the temperature that is estimated on held-out rows."""
 
         def score(log_t: float) -> Tensor:
@@ -99,7 +99,7 @@ class Classes(Likelihood):
             return None
         t = math.exp(log_t)
         message = f"{self.name} at temperature {t:.3g}"
-        return HeldOutCalibration(replace(self, temperature=t), message)
+        return CalibratedLikelihood(replace(self, temperature=t), message)
 
     def plain(self) -> Likelihood:
         return self if self.temperature is None else replace(self, temperature=None)

@@ -29,7 +29,7 @@ from torch.nn.functional import softplus
 
 from doxa.errors import ModelError
 from doxa.likelihoods.base import (
-    HeldOutCalibration,
+    CalibratedLikelihood,
     Likelihood,
     Shape,
     Theta,
@@ -230,7 +230,7 @@ class Gaussian(Likelihood):
 
     def calibrate_held_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> HeldOutCalibration | None:
+    ) -> CalibratedLikelihood | None:
         """Student-t noise with its degrees of freedom and scale, where held-out rows are clearly
         more likely under it."""
 
@@ -250,7 +250,7 @@ class Gaussian(Likelihood):
         if not 2.0 * (found[df][0] - best(None)[0]) > _CLEAR:
             return None
         message = f"student-t with {df:g} degrees of freedom"
-        return HeldOutCalibration(StudentT(df=df), message, {"log_scale": found[df][1]})
+        return CalibratedLikelihood(StudentT(df=df), message, {"log_scale": found[df][1]})
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)

@@ -237,8 +237,8 @@ class KernelFunction:
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal; or flat [M, H], one
-        row a member, with a and b of all members or [M, N, D]. gpytorch looks into its inputs, so
-        that its kernels are evaluated member by member."""
+        row per member, with a and b shared by all members or [M, N, D]. gpytorch inspects its
+        inputs, so its kernels are evaluated member by member."""
         if flat.ndim > 1:
             sides = ([side] * len(flat) if side.ndim == 2 else side for side in (a, b))
             rows = zip(flat, *sides, strict=True)

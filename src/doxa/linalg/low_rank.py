@@ -1,7 +1,7 @@
 """Covariances of a diagonal and a low-rank part.
 
-`LowRankPlusDiagonal`: a few directions of additional variance, Σ = D + F Fᵀ. With G = D^{-1/2} F and
-the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
+`LowRankPlusDiagonal`: a few directions of additional variance, Σ = D + F Fᵀ. With G = D^{-1/2} F
+and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
 
     Σ⁻¹   = D^{-1/2} (I − G C⁻¹ Gᵀ) D^{-1/2}                              (Woodbury)
     log|Σ| = log|D| + log|C|

@@ -19,9 +19,10 @@ from doxa.app.calibration import Calibration, conformal_level
 from doxa.app.predictions import ROWS_AT_ONCE
 from doxa.app.reading import Array, Dialect
 from doxa.app.schema import Schema, TableSpec, inferred, read_labelled
+from doxa.data.rows import shuffled
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError
-from doxa.evaluate import Streaming
+from doxa.evaluate import Streaming, table
 from doxa.likelihoods import Bernoulli, Gaussian, Poisson
 from doxa.predictive import Predictive
 
@@ -112,20 +113,6 @@ def divide(
     return Parts(np.sort(trained), np.sort(tested), np.sort(calibrated))
 
 
-def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> Array:
-    """n row numbers in a random order; with labels, each class is spread evenly over it."""
-    order = rng.permutation(n)
-    if labels is None:
-        return order
-    # Every row's place within its own class, as a share: sorted by it, each class is spread
-    # evenly over the order.
-    _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    place = np.empty(n)
-    for c, count in enumerate(counts):
-        place[label == c] = (np.arange(count) + rng.uniform()) / count
-    return order[np.argsort(place, kind="stable")]
-
-
 def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: TableSpec) -> Schema:
     """The schema of the training rows alone: the fit must not use categories or scales of held-out
     rows. The classes and the dropped columns are those of the whole table: a column that counts the
@@ -159,24 +146,13 @@ def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str
     x, y = rows.x, rows.y
     level = conformal_level(posterior) or LEVEL
     stream = Streaming(level=level)
-    inside, sizes = 0.0, 0.0
-    sets = schema.classes is not None and conformal_level(posterior) is not None
     for start in range(0, len(x), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        p = posterior.predict(x[part])
-        stream.update(p, y[part])
-        if sets:
-            chosen = p.prediction_set().reshape(len(x[part]), -1)
-            truth = torch.as_tensor(y[part], device=chosen.device).long().reshape(-1, 1)
-            inside += float(chosen.gather(1, truth).sum())
-            sizes += float(chosen.sum())
-    found = stream.result()
-    if sets:
-        found |= {"set_coverage": inside / len(x), "set_size": sizes / len(x)}
+        stream.update(posterior.predict(x[part]), y[part])
     ground = Streaming(level=level).update(constant(schema, seen, len(y)), y)
     return {
         "file": rows.file, "sha256": rows.sha256, "rows": len(y), "level": level,
-        "scores": found, "constant": ground.result(),
+        "scores": stream.result(), "constant": ground.result(),
     }  # fmt: skip
 
 
@@ -197,15 +173,15 @@ def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
 
 def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(score, value of the run, value of the constant), as text."""
-    from doxa.app.report.scores import SCORES  # imported here: it imports this module
+    from doxa.app.report.scores import title_of  # imported here: it imports this module
 
     rows = []
-    for each in SCORES:
+    for each in table.SCORES:
         if not each.printed or each.name not in found["scores"]:
             continue
         ground = found["constant"].get(each.name)
         beside = "" if ground is None else _number(ground)
-        rows.append((each.title(found["level"]), _number(found["scores"][each.name]), beside))
+        rows.append((title_of(each, found["level"]), _number(found["scores"][each.name]), beside))
     return rows
 
 

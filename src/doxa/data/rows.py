@@ -425,6 +425,8 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         kept = positive(weight)
         return (weight, None) if bool(kept.all()) else (weight[kept], kept)
 
+    from doxa.data.tasks import Tasks  # imported here: it imports this module
+
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset):
             raise DataError(
@@ -437,7 +439,7 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = Rows(data, default_collate)
-    elif hasattr(data, "padded"):  # tasks
+    elif isinstance(data, Tasks):
         weight, kept = weighed(len(data))
         x, y = (data if kept is None else data.some(kept)).padded()
         return Read(x, y, None, weight, kept)
@@ -630,3 +632,19 @@ def _inputs(batch: Any) -> Any:
             )
         batch = batch[0]
     return as_tensors(batch, "x")
+
+
+def shuffled(
+    n: int, rng: np.random.Generator, labels: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """n row numbers in a random order; with labels, each class is spread evenly over it."""
+    order = rng.permutation(n)
+    if labels is None:
+        return order
+    # Every row's place within its own class, as a share: sorted by it, each class is spread
+    # evenly over the order.
+    _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    place = np.empty(n)
+    for c, count in enumerate(counts):
+        place[label == c] = (np.arange(count) + rng.uniform()) / count
+    return order[np.argsort(place, kind="stable")]

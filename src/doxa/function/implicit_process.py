@@ -49,6 +49,7 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    average_name,
     averaged,
     network_part,
     noise_on_held_out,
@@ -193,7 +194,7 @@ class ImplicitProcessPosterior(WeightPosterior):
             if self.layers is not None:
                 params |= self.network.layers.unflatten(self.layers[each_function])
             buffers = {name: v[each_function] for name, v in self.buffers.items()}
-            f = self._evaluate(FunctionDraws(params, k * s, buffers=buffers), x)
+            f = self.evaluate(FunctionDraws(params, k * s, buffers=buffers), x)
             if not isinstance(f, Tensor):
                 raise ModelError("vip takes networks of one head, and this one has several")
             f = f.unflatten(0, (k, s))
@@ -374,7 +375,7 @@ class ImplicitProcess(Method):
         if self.alpha and run.likelihood.tempered:
             raise MethodError("classes with weights have no α-energy: take alpha=0")
         yield optimise(self._energy, run.steps, over=self._over, average=self.average)
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+        yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def _energy(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         mean = params["mean"]

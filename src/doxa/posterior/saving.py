@@ -19,9 +19,10 @@ from doxa.model import Model
 from doxa.model.functional import Functional, made_small
 from doxa.model.inspection import trainable
 from doxa.model.layers import Site
-from doxa.model.model import Network
+from doxa.model.model import FACTS, Network
 from doxa.noise import drawing
-from doxa.posterior.base import Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.base import Diagnostics, Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.weights import BUFFERS
 
 FORMAT = 1
 _MOST_SETTINGS = 10_000
@@ -107,16 +108,14 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         if not isinstance(getattr(record, name), kind):
             raise StoreError(f"{name} of the record is {getattr(record, name)!r:.60}")
     shown: dict[str, Any] = {
-        "rows": int,
-        "steps": int,
-        "seconds": float | int,
-        "held_out": dict,
-        "left_out": dict,
-        "elbo_error": float,
-    }
+        "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
+        "seconds": float | int, "steps": int, "rows": int, "held_out": dict, "left_out": dict,
+        "stopping": dict, "warnings": list, "elbo_error": float,
+    }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
             raise StoreError(f"{name} of the record is {record.diagnostics[name]!r:.60}")
+    record.diagnostics = Diagnostics(record.diagnostics)
     if not isinstance(reason, str) or type(plain["status"]) is not str:
         raise StoreError("the status of the record is not a string")
     if type(record.seed) is not int or not -(1 << 63) <= record.seed < 1 << 64:
@@ -245,13 +244,26 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "structure": [[e.name, list(e.shape)] for e in model.layout.entries],
         "output": store.encode(model.output, "output"),
         "named": store.encode(model.named, "named"),
-        "sites": {name: [s.kind, list(s.shape), s.rows, s.use] for name, s in model.sites.items()},
+        "sites": _sites_meta(model.sites),
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
         "widths": store.encode(model.widths, "widths"),
         "calls": store.encode(model.calls, "calls"),
         "dtype": store.encode(model.dtype, "dtype"),
+        "given": _facts_meta(model.given_facts),
     }
+
+
+def _facts_meta(facts: dict[str, Any] | None) -> dict[str, Any] | None:
+    """`Model.facts` of the network before the method's `prepare`."""
+    if facts is None:
+        return None
+    rest = {name: value for name, value in facts.items() if name != "sites"}
+    return {"sites": _sites_meta(facts["sites"]), "rest": store.encode(rest, "the network's facts")}
+
+
+def _sites_meta(sites: dict[str, Site]) -> dict[str, list[Any]]:
+    return {name: [s.kind, list(s.shape), s.rows, s.use] for name, s in sites.items()}
 
 
 def _rebuild(
@@ -269,12 +281,15 @@ def _rebuild(
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
-        prior_moments = Model(own, likelihood, prior, subset, output=named)
-        prior_moments.head = meta["head"]
-        for name in ("output", "masked", "widths"):
-            setattr(prior_moments, name, store.decode(meta[name], name))
-        prior_moments.calls = _calls(meta)
-        return method.prepare(Network(prior_moments)).net
+        """The network as the method's `prepare` makes it from what it saw in the fit."""
+        facts = _facts(meta)
+        given = Model(own, likelihood, prior, subset, output=named)
+        for name, value in facts.items():
+            setattr(given, name, value)
+        given.derive()
+        model: Model = method.prepare(Network(given)).net
+        model.given_facts = None if meta.get("given") is None else facts
+        return model
 
     if net is None:
         builder = store.decode(meta["builder"], "builder")
@@ -393,6 +408,18 @@ def _sites(meta: dict[str, Any]) -> dict[str, Site]:
     return {f"{layer}.uniform": Site("uniform", tuple(shape)) for layer, shape in old.items()}
 
 
+def _facts(meta: dict[str, Any]) -> dict[str, Any]:
+    """`Model.facts` of the network before the method's `prepare`. Where they are not saved, in an
+    older artefact or because `prepare` changes nothing, those of the prepared network."""
+    if meta.get("given") is None:
+        same = {name: store.decode(meta[name], name) for name in ("output", "masked", "widths")}
+        return same | {"head": meta["head"], "calls": _calls(meta)}
+    facts = store.decode(meta["given"]["rest"], "the network's facts")
+    if not isinstance(facts, dict) or facts.keys() | {"sites"} != {*FACTS}:
+        raise StoreError("the artefact lacks what the method saw of the network")
+    return facts | {"sites": _sites(meta["given"]["sites"])}
+
+
 def _in_prediction(sites: dict[str, Site]) -> dict[str, Site]:
     """The noise sites as prediction uses them: per function, not per training row."""
     return {name: Site(s.kind, s.shape) for name, s in sites.items() if s.use != "training"}
@@ -436,11 +463,10 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     model.net.load_state_dict(state | {k: v for k, v in fixed.items() if k in state})
     for name, value in aside.items():
         value.copy_(fixed[name])
-    prefix = "buffer."  # buffers of each member, which training changed
-    model.written = tuple(
-        name for k in tensors if k.startswith(prefix)
-        and (name := k[len(prefix) :]) not in model.momenta
+    model.written = tuple(  # buffers of each member, which training changed
+        name for k in tensors if k.startswith(BUFFERS)
+        and (name := k[len(BUFFERS) :]) not in model.momenta
     )  # fmt: skip
-    model._derive()
+    model.derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

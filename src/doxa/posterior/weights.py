@@ -44,6 +44,8 @@ from doxa.predictive import Moments, Predictive
 from doxa.priors import Hierarchical, bind, each_prior
 from doxa.priors.hierarchical import SharedScale
 
+BUFFERS = "buffer."  # the prefix of these tensors in an artefact
+
 
 @dataclass
 class FunctionDraws:
@@ -153,7 +155,7 @@ class WeightPosterior(Posterior):
         groups = self.groups(n, seed)
         if keep == "moments":
             return self._stream(groups, x)
-        parts = [(self._evaluate(draws, x), self._theta(draws)) for draws in groups]
+        parts = [(self.evaluate(draws, x), self._theta(draws)) for draws in groups]
         f, theta = concatenate([f for f, _ in parts], 0), concatenate([t for _, t in parts], 0)
         return Predictive(f, self.likelihood, theta)
 
@@ -181,7 +183,7 @@ class WeightPosterior(Posterior):
                 f"{budget / 2**30:.3g} GiB; use fewer samples or rows, or keep='moments'"
             )
 
-    def _evaluate(self, draws: FunctionDraws, x: Any) -> Any:
+    def evaluate(self, draws: FunctionDraws, x: Any) -> Any:
         """Outputs of all draws at all rows: [count, N, ...]. The first tile is small and uses one
         thread; the size of its products determines the number of threads of the others."""
         rows = rows_of(x, "x")
@@ -234,9 +236,12 @@ class WeightPosterior(Posterior):
         engine = self._engine or choose_engine(
             self.network, max(2, draws.count), self.device, self.same_weights
         )
-        call = lambda engine: engine.apply(  # noqa: E731
-            self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
-        ).f  # fmt: skip
+
+        def call(engine: Engine) -> Any:
+            return engine.apply(
+                self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers
+            ).f
+
         with torch.no_grad():
             try:
                 f = call(engine)
@@ -268,7 +273,7 @@ class WeightPosterior(Posterior):
                 theta = self._theta(draws)
                 for start, total in zip(starts, moments, strict=True):
                     piece = each(lambda t, a=start: t[a : a + block], x)
-                    total.update(self._evaluate(draws, piece), theta)
+                    total.update(self.evaluate(draws, piece), theta)
         parts = [total.result() for total in moments]
         return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
@@ -327,7 +332,7 @@ class WeightPosterior(Posterior):
             draws = FunctionDraws(
                 {**params, **own}, count, frozenset(own), self._own_buffers(k, count)
             )
-            drawn.append(self._evaluate(draws, x))
+            drawn.append(self.evaluate(draws, x))
         f = concatenate(drawn, 0)
         if not isinstance(f, Tensor):
             raise Unavailable("functions of a model with several heads cannot be drawn")
@@ -335,7 +340,7 @@ class WeightPosterior(Posterior):
 
     def tensors(self) -> dict[str, Tensor]:
         constants = {f"constant.{k}": v for k, v in self.constants.items()}
-        buffers = {f"buffer.{k}": v for k, v in self.buffers.items()}
+        buffers = {BUFFERS + k: v for k, v in self.buffers.items()}
         layers = {} if self.layers is None else {"layers": self.layers}
         return {"ids": torch.tensor(self.ids), **constants, **buffers, **layers}
 
@@ -385,7 +390,7 @@ class WeightPosterior(Posterior):
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         return {
-            "constants": under("constant."), "buffers": under("buffer."),
+            "constants": under("constant."), "buffers": under(BUFFERS),
             "ids": tensors["ids"].tolist(), "layers": tensors.get("layers"),
             "priors": extra.get("priors"),
         }  # fmt: skip
@@ -431,6 +436,15 @@ class SamplePosterior(WeightPosterior):
         """The device of predictions; draws on disk are not on it."""
         return self.samples.device if self.model is None else self.model.device
 
+    def select_members(self, some: slice) -> SamplePosterior:
+        """The posterior of some of the members."""
+        part = self.shadow()
+        part.samples = self.samples[some]
+        part.buffers = {name: value[some] for name, value in self.buffers.items()}
+        part.layers = None if self.layers is None else self.layers[some]
+        part._ids = self.ids[some]
+        return part
+
     def check_restored(self) -> None:
         if self.samples.ndim != 3 or not self.samples.shape[1]:
             raise StoreError(f"samples have the shape {list(self.samples.shape)}")
@@ -475,7 +489,10 @@ class SamplePosterior(WeightPosterior):
         index = torch.arange(len(flat)) if index is None else index
         kept = self.samples.shape[1]
         place = (index if self.per_draw else index // kept).to(self.device)
-        each = (lambda v: v.flatten(0, 1)) if self.per_draw else (lambda v: v)
+
+        def each(v: Tensor) -> Tensor:
+            return v.flatten(0, 1) if self.per_draw else v
+
         buffers = {name: each(v)[place] for name, v in self.buffers.items()}
         params = self.layout.unflatten(flat)
         if self.layers is not None:
@@ -571,8 +588,9 @@ class CentredPosterior(WeightPosterior):
 def _merge(groups: list[FunctionDraws]) -> FunctionDraws:
     if len(groups) == 1:
         return groups[0]
-    cat = lambda name: concatenate([getattr(g, name) for g in groups], 0)  # noqa: E731
-    return FunctionDraws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))
+    params = concatenate([g.params for g in groups], 0)
+    buffers = concatenate([g.buffers for g in groups], 0)
+    return FunctionDraws(params, sum(g.count for g in groups), buffers=buffers)
 
 
 @register_posterior
@@ -615,9 +633,9 @@ class GaussianPosterior(CentredPosterior):
 
     def deviations(self, keys: list[str], seed: int, k: int | None = None) -> Tensor:
         covariance = self.covariance if k is None else self.covariance.member(k)
-        return self._away(covariance, keys, seed)
+        return self.draw_deviations(covariance, keys, seed)
 
-    def _away(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
+    def draw_deviations(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
         """Deviations from the mean, [K, S, subset], for keys that run over members, then draws."""
         size = (covariance.numbers,)
         eps = repeated("normal", seed, "draws", keys, size, self.device, self.dtype)

@@ -20,7 +20,6 @@ __all__ = [
     "LaplacePrior",
     "Normal",
     "Prior",
-    "PriorSpec",
     "ScaleMixture",
     "StudentTPrior",
     "bind",
@@ -67,3 +66,8 @@ def bind(spec: PriorSpec | None, layout: Layout) -> BoundPrior:
 def each_prior(spec: PriorSpec | None, layout: Layout) -> list[Prior]:
     """The prior of each entry of a layout."""
     return base.each_prior(prior(spec), layout)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

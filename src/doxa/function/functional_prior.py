@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from doxa import store
 from doxa.data.scaling import standardise
-from doxa.engine.engine import choose, works
+from doxa.engine.engine import choose_engine, fall_back_to_loop
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.function.evidence_prior import prior_variance
 from doxa.mcmc.sghmc import SGHMC
@@ -139,13 +139,13 @@ class Sides:
         self.lengths = torch.tensor([len(x) for x in rows], device=device, dtype=dtype)
         self.low, self.high = self.rows.amin(1, True), self.rows.amax(1, True)
         self.noise = Noise(0, "functional prior", [*seeds], device, dtype)
-        self.engine = choose(model, len(rows) * how.functions, device)
+        self.engine = choose_engine(model, len(rows) * how.functions, device)
 
         def trial(tried: object) -> None:
             self.engine = tried  # type: ignore[assignment]
             self.draw(self.start(), 0)
 
-        self.engine = works(self.engine, trial)
+        self.engine = fall_back_to_loop(self.engine, trial)
 
     def start(self) -> Tensor:
         """Scales that keep a unit's input at any width, [R, tensors] or twice as many."""

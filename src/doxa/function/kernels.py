@@ -8,21 +8,20 @@ data. A gpytorch kernel can be saved if it comes from a registered builder:
     def rbf_plus_linear() -> gpytorch.kernels.Kernel: ...
 
 Kernels are composed from names: "rbf", "rbf + linear", "(rbf + linear) * periodic". The text is
-parsed by the grammar
-
-    sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
-
-and every term of a sum has its own variance. The named kernels are in `doxa/priors/functions.py`.
+parsed (never evaluated) as a Python expression of names, "+", "*" and brackets, and every term of a
+sum has its own variance. The named kernels are in `doxa/priors/functions.py`.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import inspect
 import json
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -36,7 +35,10 @@ from doxa.errors import MethodError, did_you_mean
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.priors.functions import KINDS, Place, scalar
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w-]*)|(.))")
+_NAME = re.compile(r"[^\W\d][\w-]*")
+# Other characters, a power, and a missing sign: Python has a meaning for them, or another place.
+_FAULT = re.compile(r"[^A-Za-z0-9_ +*()]|(?<=\*)\*|(?<=\w)(?: \w| ?\()|(?<=\)) ?[\w(]")
+_MOST_SIGNS = 200  # deeper trees could exceed the limits of Python's parser
 
 
 @dataclass(frozen=True)
@@ -70,70 +72,43 @@ def leaves(node: Node) -> Iterator[Leaf]:
 
 def parse(text: str, known: Collection[str]) -> Node:
     """Parse a text into a tree; a MethodError names the place that cannot be parsed."""
-    tokens = [name or sign for name, sign in _TOKEN.findall(text) if name or sign.strip()]
-    names = [token for token in tokens if _is_name(token)]
+    names = _NAME.findall(text)
     for name in names:
         if name not in known:
             raise MethodError(f"there is no kernel {name!r}{did_you_mean(name, known)}")
-    reader = _Reader(text, tokens, {name for name in names if names.count(name) > 1})
-    tree = reader.sum()
-    if reader.at < len(tokens):
-        raise reader.wrong("an end, + or *")
-    return tree
+    if sum(map(text.count, "+*(")) > _MOST_SIGNS:
+        raise MethodError(f"a kernel has at most {_MOST_SIGNS} signs and brackets")
+    line = " ".join(text.split())
+    seen: Counter[str] = Counter()
 
+    def wrong(at: int) -> MethodError:
+        before, wanted = line[:at].rstrip(), "a kernel's name"
+        if before and before[-1] not in "+*(":
+            inside = before.count("(") > before.count(")")
+            wanted = "a closing bracket, + or *" if inside else "an end, + or *"
+        found = repr(line[at : at + 20]) if at < len(line) else "its end"
+        return MethodError(f"{text!r} cannot be read: {wanted} is expected at {found}")
 
-def _is_name(token: str) -> bool:
-    return token[0].isalpha() or token[0] == "_"
+    def read(node: ast.expr) -> Node:
+        if isinstance(node, ast.Name):
+            seen[node.id] += 1
+            label = f"{node.id}-{seen[node.id]}" if names.count(node.id) > 1 else node.id
+            return Leaf(node.id, label)
+        if isinstance(node, ast.BinOp):
+            kind = Sum if isinstance(node.op, ast.Add) else Product
+            parts = [read(node.left), read(node.right)]
+            # Brackets that change nothing go: a + (b + c) is a + b + c.
+            return kind(tuple(p for q in parts for p in (q.parts if isinstance(q, kind) else (q,))))
+        raise wrong(node.col_offset)  # a number, a sign before a name, empty brackets
 
-
-def _joined(kind: type[Sum] | type[Product], parts: list[Node]) -> Node:
-    """Brackets that change nothing go: a + (b + c) is a + b + c."""
-    flat = [inner for p in parts for inner in (p.parts if isinstance(p, kind) else (p,))]
-    return flat[0] if len(flat) == 1 else kind(tuple(flat))
-
-
-class _Reader:
-    """Reads tokens from the left; `repeated` names are numbered in their labels."""
-
-    def __init__(self, text: str, tokens: list[str], repeated: set[str]) -> None:
-        self.text, self.tokens, self.repeated = text, tokens, repeated
-        self.at = 0
-        self.seen: dict[str, int] = {}
-
-    def wrong(self, wanted: str) -> MethodError:
-        ended = self.at >= len(self.tokens)
-        found = "its end" if ended else f"{self.tokens[self.at]!r} (part {self.at + 1})"
-        return MethodError(f"{self.text!r} cannot be read: {wanted} is expected at {found}")
-
-    def _next_is(self, sign: str) -> bool:
-        found = self.at < len(self.tokens) and self.tokens[self.at] == sign
-        self.at += found
-        return found
-
-    def sum(self) -> Node:
-        parts = [self.product()]
-        while self._next_is("+"):
-            parts.append(self.product())
-        return _joined(Sum, parts)
-
-    def product(self) -> Node:
-        parts = [self.factor()]
-        while self._next_is("*"):
-            parts.append(self.factor())
-        return _joined(Product, parts)
-
-    def factor(self) -> Node:
-        if self._next_is("("):
-            inner = self.sum()
-            if not self._next_is(")"):
-                raise self.wrong("a closing bracket")
-            return inner
-        if self.at >= len(self.tokens) or not _is_name(self.tokens[self.at]):
-            raise self.wrong("a kernel's name")
-        name = self.tokens[self.at]
-        self.at += 1
-        self.seen[name] = self.seen.get(name, 0) + 1
-        return Leaf(name, f"{name}-{self.seen[name]}" if name in self.repeated else name)
+    if (fault := _FAULT.search(line)) is not None:
+        raise wrong(fault.end() - 1)
+    try:
+        return read(ast.parse(line, mode="eval").body)
+    except SyntaxError as error:
+        at = (error.offset or 0) - 1
+        ends = at < 0 or line[at : at + 1] == "("  # a bracket that is not closed
+        raise wrong(len(line) if ends else at) from None
 
 
 P = ParamSpec("P")
@@ -262,8 +237,8 @@ class KernelFunction:
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal; or flat [M, H], one
-        row a member, with a and b of all members or [M, N, D]. gpytorch looks into its inputs, so
-        that its kernels are evaluated member by member."""
+        row per member, with a and b shared by all members or [M, N, D]. gpytorch inspects its
+        inputs, so its kernels are evaluated member by member."""
         if flat.ndim > 1:
             sides = ([side] * len(flat) if side.ndim == 2 else side for side in (a, b))
             rows = zip(flat, *sides, strict=True)

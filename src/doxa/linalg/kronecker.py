@@ -6,7 +6,7 @@ Barber, 2018). With B = U diag(b) Uᵀ and A = V diag(a) Vᵀ,
 
     Σ = (U ⊗ V) diag(1 / (scale · b aᵀ + δ)) (U ⊗ V)ᵀ,
 
-so everything is a turn into the eigenbasis, two small products a block, and a division. The
+so everything is a rotation into the eigenbasis, two small products per block, and a division. The
 prior's δ is added exactly: nothing is spread over the two factors.
 """
 
@@ -61,19 +61,19 @@ class KroneckerBlock:
         tolerance = torch.finfo(values.dtype).eps * order
         return values.amin(-1) <= tolerance * values.amax(-1)
 
-    def turn(self, rows: Tensor) -> Tensor:
+    def to_eigenbasis(self, rows: Tensor) -> Tensor:
         """v (U ⊗ V): into the eigenbasis."""
-        return _times(rows, self.left, self.right)
+        return _kron_matmul(rows, self.left, self.right)
 
-    def turn_back(self, rows: Tensor) -> Tensor:
+    def from_eigenbasis(self, rows: Tensor) -> Tensor:
         """v (U ⊗ V)ᵀ: out of it."""
-        return _times(rows, _transposed(self.left), _transposed(self.right))
+        return _kron_matmul(rows, _transposed(self.left), _transposed(self.right))
 
     def spread(self, values: Tensor) -> Tensor:
         """The diagonal of (U ⊗ V) diag(values) (U ⊗ V)ᵀ: [K, size] to the same."""
         left = None if self.left is None else self.left.mT.square()
         right = None if self.right is None else self.right.mT.square()
-        return _times(values[:, None], left, right)[:, 0]
+        return _kron_matmul(values[:, None], left, right)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ class Kronecker(Structure):
 
     def _half(self, rows: Tensor) -> Tensor:
         parts = torch.split(rows, [block.size for block in self.blocks], dim=-1)
-        turned = [block.turn(part) for block, part in zip(self.blocks, parts, strict=True)]
+        turned = [block.to_eigenbasis(part) for block, part in zip(self.blocks, parts, strict=True)]
         return torch.cat(turned, dim=-1) / torch.cat(self.precisions(), dim=-1).sqrt()[:, None]
 
     def _matmul(self, rows: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class Kronecker(Structure):
         """(Σ⁻¹)^power v."""
         parts = torch.split(rows, [block.size for block in self.blocks], dim=-1)
         done = [
-            block.turn_back(block.turn(part) * values.pow(power)[:, None])
+            block.from_eigenbasis(block.to_eigenbasis(part) * values.pow(power)[:, None])
             for block, part, values in zip(self.blocks, parts, self.precisions(), strict=True)
         ]
         return torch.cat(done, dim=-1)
@@ -211,7 +211,7 @@ def _eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), vectors
 
 
-def _times(rows: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+def _kron_matmul(rows: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """v (left ⊗ right): [K, T, out · in], one batched product for each factor."""
     members, count, size = rows.shape
     if right is not None:

@@ -1,6 +1,7 @@
-"""A few directions on top of independent parameters: Σ = D + F Fᵀ.
+"""Covariances of a diagonal and a low-rank part.
 
-With G = D^{-1/2} F and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
+`LowRankPlusDiagonal`: a few directions of additional variance, Σ = D + F Fᵀ. With G = D^{-1/2} F
+and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
 
     Σ⁻¹   = D^{-1/2} (I − G C⁻¹ Gᵀ) D^{-1/2}                              (Woodbury)
     log|Σ| = log|D| + log|C|
@@ -8,15 +9,15 @@ With G = D^{-1/2} F and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
 
 The last is the square root of I + G Gᵀ written without dividing by s, which may be zero.
 
-A few directions that data have pinned down, on top of independent ones: Σ⁻¹ = D + F Fᵀ.
-
-With G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
+`LowRankPrecision`: a few directions of additional precision, Σ⁻¹ = D + F Fᵀ. With
+G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
 
     Σ      = D^{-1/2} (I − U diag(s / (1 + s)) Uᵀ) D^{-1/2}                (Woodbury)
     log|Σ| = −log|D| − Σ log(1 + s)
     Σ      = R Rᵀ,  R = D^{-1/2} (I − U diag(1 − 1/√(1 + s)) Uᵀ)
 
-s is found in double precision: a direction may be pinned down by more than single precision holds.
+s is computed in double precision, because the precisions of two directions may differ by more than
+single precision can represent.
 """
 
 from __future__ import annotations
@@ -170,20 +171,20 @@ class LowRankPrecision(Structure):
         return LowRankPrecision(self.precision / t[:, None], self.factor / t.sqrt()[:, None, None])
 
     def _root(self, rows: Tensor) -> Tensor:
-        return self._bent(rows) / self.precision.sqrt()[:, None]
+        return self._shrunk(rows) / self.precision.sqrt()[:, None]
 
     def _half(self, rows: Tensor) -> Tensor:
-        return self._bent(rows / self.precision.sqrt()[:, None])
+        return self._shrunk(rows / self.precision.sqrt()[:, None])
 
-    def _bent(self, rows: Tensor) -> Tensor:
+    def _shrunk(self, rows: Tensor) -> Tensor:
         """(I + G Gᵀ)^{-1/2} v."""
-        return self._less(rows, 1 - (1 + self._scores).rsqrt())
+        return self._minus_projection(rows, 1 - (1 + self._scores).rsqrt())
 
     def _matmul(self, rows: Tensor) -> Tensor:
         scale = self.precision.sqrt()[:, None]
-        return self._less(rows / scale, self._scores / (1 + self._scores)) / scale
+        return self._minus_projection(rows / scale, self._scores / (1 + self._scores)) / scale
 
-    def _less(self, rows: Tensor, share: Tensor) -> Tensor:
+    def _minus_projection(self, rows: Tensor, share: Tensor) -> Tensor:
         """v − U diag(share) Uᵀ v."""
         return rows - (rows @ self._basis * share.to(rows.dtype)[:, None]) @ self._basis.mT
 

@@ -177,7 +177,7 @@ class MeanField(GaussianVI):
             theta = moved(run, mean.unsqueeze(1), away)
         else:
             std, nested = rho.exp(), placed.draws > 1
-            batch = batch.drawn(placed.draws) if nested else batch
+            batch = batch.repeat_targets(placed.draws) if nested else batch
             eps = rho.new_empty(len(rho), 1, 0) if nested else self.normals(clock, placed.numbers())
             theta, given = placed.drawn(run, mean, std, eps, batch, clock)
         value, changed = self.log_likelihood_at(run, params, batch, theta, **given)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import checks, store
-from doxa.data import as_tensor, as_tensors, gathered, rows_of
+from doxa.data import as_tensor, as_tensors, join_batches, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition
 from doxa.decide.active.book import (
     Labels,
@@ -404,7 +404,7 @@ def learn(
     Learned
         Learning curves, labels, and the last posterior of each run.
     """
-    x = as_tensors(gathered(pool), "the pool")
+    x = as_tensors(join_batches(pool), "the pool")
     rows = rows_of(x, "the pool")
     if rows == 0:
         raise DataError("the pool is empty: there is nothing to learn from")

@@ -20,7 +20,7 @@ the mixture of all functions f_s, shifted to the mean of member m,
     p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
 
 and the likelihood is calibrated within this mixture, so that the spread between members is not
-counted a second time (`ensemble/map.py` has the same for a noise level, in closed form).
+counted twice (`ensemble/map.py` has the same for a noise level, in closed form).
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
 `Likelihood.left_out` estimates them; without clear evidence from the rows, nothing changes. The
 weights of the rows are scaled to add up to their effective number.

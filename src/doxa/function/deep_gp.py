@@ -200,7 +200,7 @@ class DeepGP(VariationalProcess):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         inner = {k: v for k, v in state.items() if k.startswith("inner.")}
         inner = {k: v.tril() if k.endswith("root") else v for k, v in inner.items()}
-        posterior = DeepPosterior(**self.prior_moments(run, state), inner=inner)
+        posterior = DeepPosterior(**self.posterior_parts(run, state), inner=inner)
         return self.recorded(run, state, posterior)
 
 

@@ -274,8 +274,8 @@ def functional_prior(
         target=target, kind=kind, lengthscale=lengthscale, variance=variance, spread=spread,
         distance=distance, tuning=steps, functions=functions, points=points,
     )  # fmt: skip
-    prior_moments = model if isinstance(model, Model) else Model(model)
-    rows = torch.as_tensor(x).to(prior_moments.device)
+    network = model if isinstance(model, Model) else Model(model)
+    rows = torch.as_tensor(x).to(network.device)
     if rows.ndim == 0 or len(rows) == 0:
         raise DataError("functions are compared at the rows of x: there are none")
     if rows.is_floating_point():
@@ -285,10 +285,10 @@ def functional_prior(
         if standardize:
             (scales,) = standardise(rows, None, [torch.arange(len(rows))], scale_y=False)
             rows = scales.x(rows)
-        rows = rows.to(prior_moments.dtype)
-    matching = method.matching(math.prod(rows.shape[1:]), prior_variance(prior_moments.likelihood))
+        rows = rows.to(network.dtype)
+    matching = method.matching(math.prod(rows.shape[1:]), prior_variance(network.likelihood))
     few = rows[_evenly(len(rows)).to(rows.device)]
-    found = matching(prior_moments.build(rows), [_distinct(few)], [seed])
+    found = matching(network.build(rows), [_distinct(few)], [seed])
     prior = TunedPrior(found.priors(0))
     prior.distances, prior.target = found.distances[0].cpu(), matching.target
     return prior

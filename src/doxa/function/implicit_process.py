@@ -65,7 +65,7 @@ from doxa.priors.functions import ImplicitPrior
 from doxa.vi.gaussian import moved
 
 
-class PriorMoments(NamedTuple):
+class FunctionMoments(NamedTuple):
     """f at rows under q(a): its mean [M, B, O], and H [M, S, B, O] with covariance Σ_s H_s H_sᵀ."""
 
     mean: Tensor
@@ -76,7 +76,7 @@ class PriorMoments(NamedTuple):
 
 
 def energies(
-    run: Run, q: State, f: PriorMoments, batch: Batch, alpha: float, eps: Tensor | None
+    run: Run, q: State, f: FunctionMoments, batch: Batch, alpha: float, eps: Tensor | None
 ) -> Tensor:
     """(1/α) log E_q[p(y | f)^α] of each row, [M, B]; E_q log p at α = 0. Gaussian noise: in closed
     form. Otherwise over the draws of a that ε [M, T, S] makes."""
@@ -385,15 +385,15 @@ class ImplicitProcess(Method):
         eps = None
         if not isinstance(run.likelihood, Gaussian):
             eps = clock.noise(self.samples, self.functions)
-        f = self.prior_moments(run, q, batch.x, batch.shared)
+        f = self.function_moments(run, q, batch.x, batch.shared)
         each = energies(run, q, f, batch, self.alpha, eps)
         outside = run.prior.log_prob(mean) - run.subset_prior.log_prob(mean[:, run.subset_where])
         return run.total(each, batch) - divergence(q) + outside, {}
 
-    def prior_moments(self, run: Run, q: State, x: Any, shared: bool) -> PriorMoments:
-        """f under q(a) at any inputs."""
+    def function_moments(self, run: Run, q: State, x: Any, shared: bool) -> FunctionMoments:
+        """The moments of f under q(a) at any inputs."""
         mean, phi = self.basis(run, q, x, shared)
-        return PriorMoments(
+        return FunctionMoments(
             mean + torch.einsum("msbo,ms->mbo", phi, q["a_mean"]),
             torch.einsum("msbo,mst->mtbo", phi, root_of(q["a_root"])),
         )
@@ -431,7 +431,7 @@ class ImplicitProcess(Method):
         q, eps = self._answer(state), None
         if not isinstance(run.likelihood, Gaussian):
             eps = run.noise("held-out").normal((_LOOKED_AT_BY, self.functions))
-        f = self.prior_moments(run, q, batch.x, batch.shared)
+        f = self.function_moments(run, q, batch.x, batch.shared)
         alpha = 0.0 if run.likelihood.tempered else 1.0
         return run.total(energies(run, q, f, batch, alpha, eps), batch)
 
@@ -486,6 +486,6 @@ class ImplicitProcess(Method):
         total = -divergence(q).double()
         for t in range(rows.count):
             batch = rows.batch(t)
-            f = self.prior_moments(run, q, batch.x, batch.shared)
+            f = self.function_moments(run, q, batch.x, batch.shared)
             total += run.total(energies(run, q, f, batch, 0.0, eps), batch).double()
         return float((total + run.units_log_jacobian()).mean())

@@ -295,4 +295,4 @@ class SparseGP(VariationalProcess):
         return float((each + run.units_log_jacobian()).mean())
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        return self.recorded(run, state, SparsePosterior(**self.prior_moments(run, state)))
+        return self.recorded(run, state, SparsePosterior(**self.posterior_parts(run, state)))

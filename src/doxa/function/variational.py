@@ -331,8 +331,8 @@ class VariationalProcess(Method):
         each = state["fit"] - state["inner kl"] - kl(mean, root, half_logdet)
         return float((each + run.units_log_jacobian()).mean())
 
-    def prior_moments(self, run: Run, state: State) -> dict[str, Any]:
-        """What a posterior of one run is made of."""
+    def posterior_parts(self, run: Run, state: State) -> dict[str, Any]:
+        """The arguments of the posterior of one run, by name."""
         mean, root, _ = from_precision(state["precision"], state["shift"])
         return run.common(self) | {
             "hyper": state["hyper"], "points": state["points"], "mean": mean, "root": root,

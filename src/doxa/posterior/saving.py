@@ -269,12 +269,12 @@ def _rebuild(
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
-        prior_moments = Model(own, likelihood, prior, subset, output=named)
-        prior_moments.head = meta["head"]
+        model = Model(own, likelihood, prior, subset, output=named)
+        model.head = meta["head"]
         for name in ("output", "masked", "widths"):
-            setattr(prior_moments, name, store.decode(meta[name], name))
-        prior_moments.calls = _calls(meta)
-        return method.prepare(Network(prior_moments)).net
+            setattr(model, name, store.decode(meta[name], name))
+        model.calls = _calls(meta)
+        return method.prepare(Network(model)).net
 
     if net is None:
         builder = store.decode(meta["builder"], "builder")

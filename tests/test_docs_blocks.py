@@ -54,6 +54,7 @@ FEWER = {
     "budget=300": "budget=40",
     "range(5)": "range(2)",
     "draws=1000": "draws=40",
+    "burn_in=1000": "burn_in=50",
     "draws=2000": "draws=20",
 }  # quicker
 

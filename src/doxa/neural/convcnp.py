@@ -107,8 +107,8 @@ class ConvCNP(Amortised):
 
     Parameters
     ----------
-    width: channels. layers: residual convolutions. kernel: lattice points that each sees, odd.
-    density: lattice points a unit of x, in fitted units.
+    width: channels. layers: residual convolutions. kernel: width of each in lattice points, odd.
+    density: lattice points per unit of x, in fitted units.
     floor: the least standard deviation of the noise, in fitted units.
     """
 

@@ -167,7 +167,7 @@ class FlowVI(DrawnWeights):
         if layout.size > _MOST:
             raise MemoryBudgetError(
                 f"a flow over {layout.size} weights ({', '.join(layout.names)}) has "
-                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are taken; "
+                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are allowed; "
                 "name fewer with subset=(...), or take low-rank-vi, which takes any number"
             )
         narrow = problem.rewrite(lambda name, layer: None, subset)

@@ -1,7 +1,7 @@
 """The protocol of methods: `Method`, its interface to a fit (`Run`), and shared stages."""
 
 from doxa.method.method import Method, as_method
-from doxa.method.run import FitSettings, Number, Run
+from doxa.method.run import Callback, FitSettings, Number, Run
 from doxa.method.stage import (
     Hook,
     Hooks,
@@ -34,6 +34,7 @@ from doxa.model.model import Problem
 
 __all__ = [
     "AnalyticGradient",
+    "Callback",
     "Clock",
     "FitSettings",
     "Hook",

@@ -1,10 +1,10 @@
 """`Run`: the interface of a method to a fit, with initial values, rows, densities and gradients.
 
-A fit has M = runs × members stacked rows. `Members` holds the facts about each of them: seed,
-member, run, split of the data, hyper-parameters and prior. `Run` adds the computations, such as
-log-likelihoods and gradients. A `State` is a dict of tensors with leading axis M; a `Clock` has the
-step, the learning rate and the noise. `scaled_priors` returns Gaussian priors with learned scales,
-in the form that a posterior keeps.
+A fit has M = runs × members stacked rows. `Run` holds the facts about each of them (seed, member,
+run, split of the data, hyper-parameters and prior) and computes with all of them at once
+(log-likelihoods, gradients, passes over the data). A `State` is a dict of tensors with leading
+axis M; a `Clock` has the step, the learning rate and the noise. `scaled_priors` returns Gaussian
+priors with learned scales, in the form that a posterior keeps.
 """
 
 from __future__ import annotations
@@ -47,11 +47,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Number = float | Tensor  # a float if all members share it, else [M, 1]
+Callback = Callable[[int, dict[str, Any]], Any]
+
+
+log = logging.getLogger("doxa")
+
+AT_REST = NoClock()
+
+
+class Trained(NamedTuple):
+    """The log-likelihood of a batch in training.
+
+    Its value [M]; the state entries that the pass changed (BatchNorm and other buffers); the
+    additional terms of layers, {name: [M, ...]}; and the outputs f."""
+
+    value: Tensor
+    changed: State
+    terms: Params
+    f: Any
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """The arguments of `fit` that concern optimisation."""
+    """The settings of `fit` that concern training and its loop, checked and with defaults filled
+    in."""
 
     steps: int = 1
     rate: float = 1e-2
@@ -60,11 +79,18 @@ class FitSettings:
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # re-initialise the weights for each member, else use the network's weights
     begin: Tensor | None = None  # initial weights of each member from elsewhere, [M, P]
+    schedule: Any = "cosine"
+    patience: int = 20
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+    checkpoint_seconds: float = 30.0
+    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
 
 
 @dataclass(frozen=True, eq=False)
-class Members:
-    """The stacked rows of a fit, one for each run and member. Immutable."""
+class Run:
+    """The interface of a method to a fit: its stacked rows, one for each run and member, and the
+    computations with them. Immutable."""
 
     problem: Problem
     likelihood: Likelihood
@@ -240,28 +266,6 @@ class Members:
             )  # fmt: skip
             self._derived[k] = wide
         return self._derived[k]
-
-
-log = logging.getLogger("doxa")
-
-AT_REST = NoClock()
-
-
-class Trained(NamedTuple):
-    """The log-likelihood of a batch in training.
-
-    Its value [M]; the state entries that the pass changed (BatchNorm and other buffers); the
-    additional terms of layers, {name: [M, ...]}; and the outputs f."""
-
-    value: Tensor
-    changed: State
-    terms: Params
-    f: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Run(Members):
-    """The interface of a method to a fit: its members, and the computations with them."""
 
     def start(self) -> Tensor:
         """Initial weights, [M, P]. Particles have different initial weights, unless the network's

@@ -1,7 +1,8 @@
-"""The densities of priors: centred, elementwise, with scores and curvatures in closed form.
+"""The densities of priors, and a prior bound to the layout of a network's weights.
 
-The score is the gradient of log p; the curvature is minus its second derivative. `FlowFamily` is an
-elementwise flow of standard normals, in closed form (Johnson, 1949: "SU"):
+**Densities** (`Family`). They are centred at 0 and elementwise. The score is the gradient of log p,
+and the curvature is minus its second derivative; both are in closed form. `FlowFamily` is an
+elementwise flow of standard normals (Johnson, 1949: "SU"):
 
     w = (s/t) sinh(t ε),  ε ~ N(0, 1);    ε = asinh(r)/t with r = t w/s
 
@@ -9,7 +10,8 @@ elementwise flow of standard normals, in closed form (Johnson, 1949: "SU"):
 
 t → 0 is N(0, s²). The larger t, the heavier the tails: most weights are small, and a few are large.
 
-A prior bound to a layout: tensors with one value per element of the flat parameter vector.
+**Bound priors.** A prior bound to a layout has tensors with one value per element of the flat
+parameter vector.
 """
 
 from __future__ import annotations

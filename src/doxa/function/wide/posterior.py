@@ -1,7 +1,7 @@
 """Posteriors of infinitely wide networks: Gaussian processes with the kernel of an architecture.
 
-They extend `process.py`. Classes are regression targets, and functions divided by a temperature are
-logits:
+They extend `GPPosterior`. Classes are regression targets, and functions divided by a temperature
+are logits:
 
     p(c | x) = E[softmax(f(x)/T)_c],   f ~ the process conditioned on one-hot rows
 

@@ -26,7 +26,7 @@ has no λ. Correlations that are estimated from fewer draws than parameters are 
 trajectories would follow this noise. λ is the fraction of the correlations that noise explains
 (Schäfer & Strimmer, 2005), reduced if there are more draws,
 
-    λ = (1 − n/P)₊ · min(1, Σ_{i<j} (1 − r_ij²)²/(n−1)  /  Σ_{i<j} r_ij²):
+    λ = (1 − n/P)₊ · min(1, Σ_{i<j} (1 − r_ij²)²/(n−1)  /  Σ_{i<j} r_ij²).
 
 It is 0 for a few parameters, so that their correlations are kept, and near 1 for the weights of a
 network.

@@ -82,11 +82,11 @@ class SnapshotEnsemble(Method):
             yield optimise(log_joint, run.steps, name="maximum")
             objective = of_subset(log_joint)
         for k in range(self.size):
-            walk = optimise(objective, cycle, name=f"cycle {k + 1}")
-            begin = walk.enter
+            training = optimise(objective, cycle, name=f"cycle {k + 1}")
+            begin = training.enter
             assert begin is not None
-            yield replace(walk, rates=self.rates(run, cycle), enter=self._entered(k, begin))
-        yield Stage("last snapshot", walk.step, 0, enter=self._take)
+            yield replace(training, rates=self.rates(run, cycle), enter=self._entered(k, begin))
+        yield Stage("last snapshot", training.step, 0, enter=self._take)
         yield from noise_on_held_out(self._mixed, run, f"{_KEPT}theta")
 
     def _entered(self, k: int, begin: Hook) -> Hook:

@@ -95,16 +95,16 @@ class SWAG(SWA):
         watched = run.data.validation is not None and not run.net.momenta and points > _LEAST
         cuts = [0, _LEAST, points] if watched else [0, points]
         for first, last in pairwise(cuts):
-            walk = optimise(
+            training = optimise(
                 log_joint, (last - first) * c, name=f"points {first + 1} to {last}",
                 validates=first > 0,
             )  # fmt: skip
             yield replace(
-                walk, rates=rates[first * c : last * c], enter=self._entered(first, walk.enter),
+                training, rates=rates[first * c : last * c], enter=self._entered(first, training.enter),
                 hooks={(i - first) * c: self._add(i) for i in range(first + 1, last)},
             )  # fmt: skip
         if not watched:
-            yield Stage("last point", walk.step, 0, over=("mean",), enter=self._add(points))
+            yield Stage("last point", training.step, 0, over=("mean",), enter=self._add(points))
 
     def _entered(self, done: int, begin: Hook | None) -> Hook:
         """The start of the trajectory, after `done` points."""

@@ -60,7 +60,7 @@ class Amortised(Method):
                 f"{self.name} learns from tasks: pass doxa.data.Tasks([(x, y), ...]), or a "
                 "doxa.data.TaskSampler; on the command line, --task COLUMN"
             )
-        with drawing("network"):  # the random state of torch is restored
+        with drawing("network"):  # torch's default generator does not move
             net = self.network(problem.inputs["target_x"][-1], problem.targets[-1])
         return problem.add_modules(net=net)
 

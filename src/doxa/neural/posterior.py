@@ -271,7 +271,7 @@ class NeuralPosterior(Posterior):
         small = made_small(make, weights.numel())
         if weights.ndim != 2 or small.layout.size != weights.shape[1]:
             raise StoreError(f"weights are {list(weights.shape)}, not of {small.layout.size}")
-        with drawing("network"):  # the random state of torch is restored
+        with drawing("network"):  # torch's default generator does not move
             net = make()
         moved = net.to(weights.device, weights.dtype)
         return cls(**common, net=moved, weights=weights, **own, **extra)

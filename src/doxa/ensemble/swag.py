@@ -100,7 +100,8 @@ class SWAG(SWA):
                 validates=first > 0,
             )  # fmt: skip
             yield replace(
-                training, rates=rates[first * c : last * c], enter=self._entered(first, training.enter),
+                training, rates=rates[first * c : last * c],
+                enter=self._entered(first, training.enter),
                 hooks={(i - first) * c: self._add(i) for i in range(first + 1, last)},
             )  # fmt: skip
         if not watched:

@@ -8,6 +8,27 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+__all__ = [
+    "CorruptedArtefact",
+    "DataError",
+    "DoxaError",
+    "FolderInUse",
+    "MemoryBudgetError",
+    "MethodError",
+    "MissingExtra",
+    "ModelError",
+    "NumericalError",
+    "ShapeError",
+    "StoreError",
+    "Unavailable",
+    "UnknownSetting",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
 
 class DoxaError(Exception):
     """Base of all errors raised on purpose."""

@@ -68,6 +68,14 @@ from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
 
+__all__ = ["Checkpoint", "Compute", "Training", "fit"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

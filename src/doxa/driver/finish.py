@@ -23,7 +23,7 @@ from doxa.driver.validation import (
 )
 from doxa.engine.engine import threads_for
 from doxa.method import Method, Run, slice_state
-from doxa.posterior import Posterior, Status
+from doxa.posterior import Posterior, Status, Stopping
 
 
 def run_fit(
@@ -95,9 +95,10 @@ def _posterior(
             check_prior_collapse(posterior, part)
         if result.best_step:  # needed to interpret the sums over held-out rows in the history
             held = run.data.held_out_rows().total_weight(run.split_of)
-            record.diagnostics["stopping"] = {
+            stopping: Stopping = {
                 "kept_step": result.best_step[rows], "rows": held.tolist()[rows],
             }  # fmt: skip
+            record.diagnostics["stopping"] = stopping
     return posterior
 
 

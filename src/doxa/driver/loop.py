@@ -44,6 +44,10 @@ from doxa.store import DrawsFile
 
 log = logging.getLogger("doxa")
 
+# The number of the content of a checkpoint: the entries of a method's state, and `Progress`. It is
+# raised when an entry changes its name, shape or meaning, and never used again.
+CHECKPOINT_FORMAT = 1
+
 
 class DrawsInMemory:
     """Draws in memory, in the layout of posteriors: [members, capacity, size], filled in order."""
@@ -320,7 +324,7 @@ def save(run: Run, to: FitCheckpoints, at: Progress, stage: Stage | None = None)
     tensors, progress = at.to_checkpoint()
     engine = run.engine  # only the fields that affect the bits of a result are saved
     meta = {
-        "fingerprint": to.fingerprint, "progress": progress,
+        "format": CHECKPOINT_FORMAT, "fingerprint": to.fingerprint, "progress": progress,
         "engine": {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk},
     }  # fmt: skip
     to.folder.save(at.done, tensors, meta)
@@ -363,9 +367,21 @@ def saved_engine(engine: Engine, found: store.Checkpoint, place: object) -> Engi
 
 
 def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Checkpoint | None:
-    """The newest checkpoint, or None. A checkpoint of another fit is an error."""
+    """The newest checkpoint, or None. A checkpoint of another format or of another fit is an error,
+    and is left as it is."""
     found = checkpoint.latest()
-    if found is not None and found.meta.get("fingerprint") != fingerprint:
+    if found is None:
+        return None
+    number = found.meta.get("format", 0)  # the first checkpoints had none
+    if type(number) is not int or number != CHECKPOINT_FORMAT:
+        later = type(number) is int and number > CHECKPOINT_FORMAT
+        raise StoreError(
+            f"the checkpoint in {checkpoint.path} has format {number!r}, of "
+            f"{'a later' if later else 'an earlier'} version of doxa; this version reads format "
+            f"{CHECKPOINT_FORMAT}. It was left as it is: finish the fit with the version that "
+            "began it, or start over in another folder"
+        )
+    if found.meta.get("fingerprint") != fingerprint:
         raise MethodError(
             "the checkpoint belongs to another fit (other data, method, seed or members): "
             "use another folder, or remove it to start over"

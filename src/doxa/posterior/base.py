@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Required, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -70,6 +70,108 @@ class Status(str):
         return status
 
 
+class HeldOut(TypedDict, total=False):
+    """Scores of a fit on its held-out rows, each a mean over them. `driver/validation.py` has what
+    each is."""
+
+    rows: Required[int]  # their number
+    log_prob: Required[float]  # log predictive density, in nats and units of y
+    gain: float  # the same, less that of a constant prediction
+    coverage: float  # share inside the central 90 % interval; numeric y
+    too_sure: float  # confidence less accuracy; classes
+    twice_as_sure: float  # log density gained with logits twice as large; classes
+
+
+class Stopping(TypedDict):
+    """Early stopping, for each member."""
+
+    kept_step: list[int]  # the step whose state is kept: the best on held-out rows
+    rows: list[float]  # the total weight of its held-out rows, which scores are summed over
+
+
+class HeldOutCalibration(TypedDict):
+    """The calibration of the likelihood on held-out rows."""
+
+    rows: int
+    likelihood: str  # what was found, as text
+
+
+class Diagnostics(dict[str, Any]):
+    """Facts about a fit: typed attributes of what every fit may have, and a mapping of all.
+
+    `posterior.diagnostics.seconds` and `posterior.diagnostics["seconds"]` are the same number. An
+    attribute is None where there is no such entry. `own` are the entries of the method, which
+    docs/posterior_diagnostics.md lists.
+    """
+
+    @property
+    def engine(self) -> str | None:
+        """How members were computed: "stack", all at once, or "loop", one at a time."""
+        return self.get("engine")
+
+    @property
+    def mode(self) -> str | None:
+        """How the longest stage was executed: "eager", "traced", "compiled" or "graph"."""
+        return self.get("mode")
+
+    @property
+    def engine_reason(self) -> str | None:
+        """Why this engine was chosen."""
+        return self.get("engine_reason")
+
+    @property
+    def precision(self) -> str | None:
+        """ "full", or "bfloat16" if the network computed in half precision."""
+        return self.get("precision")
+
+    @property
+    def seconds(self) -> float | None:
+        """The wall-clock time of the fit, of all its runs together."""
+        return self.get("seconds")
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps that were done, of all stages together."""
+        return self.get("steps")
+
+    @property
+    def rows(self) -> int | None:
+        """The number of training rows; after `condition`, of all rows."""
+        return self.get("rows")
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Scores on the held-out rows: rows, log_prob, gain, coverage, too_sure, twice_as_sure."""
+        return self.get("held_out")
+
+    @property
+    def left_out(self) -> HeldOutCalibration | None:
+        """The calibration of the likelihood on held-out rows: rows, likelihood."""
+        return self.get("left_out")
+
+    @property
+    def stopping(self) -> Stopping | None:
+        """Early stopping, for each member: kept_step, rows."""
+        return self.get("stopping")
+
+    @property
+    def warnings(self) -> list[str] | None:
+        """Messages of a sampler about its chains, the serious ones first."""
+        return self.get("warnings")
+
+    @classmethod
+    def fields(cls) -> dict[str, str]:
+        """The typed attributes and what they are."""
+        found = {name: value for name, value in vars(cls).items() if isinstance(value, property)}
+        del found["own"]
+        return {name: " ".join((value.__doc__ or "").split()) for name, value in found.items()}
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The entries of the method."""
+        return {name: value for name, value in self.items() if name not in self.fields()}
+
+
 @dataclass
 class Record:
     """The driver's record of a fit, for users. Of it, only the seed affects predictions."""
@@ -77,7 +179,7 @@ class Record:
     seed: int = 0
     status: Status = field(default_factory=Status)
     history: dict[str, Any] = field(default_factory=dict)
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     metadata: dict[str, Any] = field(default_factory=dict)
     validation: float | None = None  # mean log predictive of the held-out rows
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
@@ -94,8 +196,10 @@ class Posterior(describe.Described, ABC):
         The method with its settings.
     members : int
         The number of members that are averaged.
-    status, diagnostics, history, validation, metadata
+    status, history, validation, metadata
         The driver's record of the fit.
+    diagnostics : Diagnostics
+        Facts about the fit: time, steps, engine, scores on held-out rows, and those of the method.
     log_evidence, elbo : float or None
         None where the method has no such number.
     columns : list of str or None
@@ -150,7 +254,7 @@ class Posterior(describe.Described, ABC):
         return self.record.history
 
     @property
-    def diagnostics(self) -> dict[str, Any]:
+    def diagnostics(self) -> Diagnostics:
         return self.record.diagnostics
 
     @property
@@ -228,7 +332,8 @@ class Posterior(describe.Described, ABC):
 
         Each function is one draw of the weights. A process draws jointly over the rows of x.
         """
-        return self._in_shape(self._draw_functions(x, n, seed))
+        found: Tensor = self._in_shape(self._draw_functions(x, n, seed))
+        return found
 
     @default_modes()
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
@@ -236,7 +341,8 @@ class Posterior(describe.Described, ABC):
 
         Classes have logits. A learned prior is used with its learned values.
         """
-        return self._in_shape(self._draw_prior_functions(x, n, seed))
+        found: Tensor = self._in_shape(self._draw_prior_functions(x, n, seed))
+        return found
 
     def _in_shape(self, f: Any) -> Any:
         if isinstance(f, tuple) and isinstance(self.scalar_targets, tuple):

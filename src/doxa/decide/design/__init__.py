@@ -31,3 +31,8 @@ __all__ = [
     "best_design", "eig", "information", "labelling", "location_finding", "rehearse",
     "train_policy", "working_memory",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -157,7 +157,7 @@ def report(run: Run, value: Tensor) -> Info:
 
 def step_size(run: Run, method: Method) -> Number:
     """η, which multiplies ∇Û: the method's `step`, or the learning rate of `fit` over n."""
-    if "step" in run.hyper or getattr(method, "step", None) is not None:
+    if "step" in run.hyper or method.settings().get("step") is not None:
         return run.setting(method, "step")
     return run.over_n(run.settings.rate)
 

@@ -94,11 +94,16 @@ class Amortised(Method):
             return self.at_points(f, batch)
         return self.per_point(f, batch, self.counted(batch))
 
+    @property
+    def autoregressive(self) -> bool:
+        """Whether functions are drawn point by point, each given those before it."""
+        return False
+
     def counted(self, batch: Batch) -> Tensor:
         """The points that count in training: the targets, and with `reconstruct` those of the
         context."""
         assert batch.points is not None
-        if getattr(self, "reconstruct", False):
+        if self.settings().get("reconstruct", False):
             return batch.x["context"] + batch.points
         return batch.points
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -339,12 +340,21 @@ class Model:
         moved.derive()
         return moved
 
-    def meaning(self, likelihood: Any) -> Self:
+    def with_likelihood(self, likelihood: Any) -> Self:
         """A copy with another likelihood."""
         changed = copy.copy(self)
         changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
         changed.forget()
         return changed
+
+    def meaning(self, likelihood: Any) -> Self:
+        """Deprecated: `with_likelihood`."""
+        warnings.warn(
+            "Model.meaning is deprecated: use Model.with_likelihood",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.with_likelihood(likelihood)
 
     @cached_property
     def layout(self) -> Layout:

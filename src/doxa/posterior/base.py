@@ -10,6 +10,7 @@ The registry holds the kinds of posterior by the names under which they are save
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -145,9 +146,9 @@ class Diagnostics(dict[str, Any]):
         return self.get("held_out")
 
     @property
-    def left_out(self) -> HeldOutCalibration | None:
+    def held_out_calibration(self) -> HeldOutCalibration | None:
         """The calibration of the likelihood on held-out rows: rows, likelihood."""
-        return self.get("left_out")
+        return self.get("held_out_calibration")
 
     @property
     def stopping(self) -> Stopping | None:
@@ -158,6 +159,16 @@ class Diagnostics(dict[str, Any]):
     def warnings(self) -> list[str] | None:
         """Messages of a sampler about its chains, the serious ones first."""
         return self.get("warnings")
+
+    def __missing__(self, name: str) -> Any:
+        if name != "left_out" or "held_out_calibration" not in self:
+            raise KeyError(name)
+        warnings.warn(
+            'diagnostics["left_out"] is deprecated: use diagnostics["held_out_calibration"]',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self["held_out_calibration"]
 
     @classmethod
     def fields(cls) -> dict[str, str]:

@@ -101,6 +101,9 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
 def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
     """The saved record, with the types of its entries checked."""
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
+    if isinstance(record.diagnostics, dict) and "left_out" in record.diagnostics:
+        # the key in artefacts of earlier versions
+        record.diagnostics["held_out_calibration"] = record.diagnostics.pop("left_out")
     kinds: dict[str, Any] = {
         "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
     }  # fmt: skip
@@ -109,8 +112,8 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
             raise StoreError(f"{name} of the record is {getattr(record, name)!r:.60}")
     shown: dict[str, Any] = {
         "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
-        "seconds": float | int, "steps": int, "rows": int, "held_out": dict, "left_out": dict,
-        "stopping": dict, "warnings": list, "elbo_error": float,
+        "seconds": float | int, "steps": int, "rows": int, "held_out": dict,
+        "held_out_calibration": dict, "stopping": dict, "warnings": list, "elbo_error": float,
     }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):

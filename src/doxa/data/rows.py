@@ -4,9 +4,8 @@ A data frame is any object with `columns`, `to_numpy` and columns by name; no li
 for it. The inputs of a Dataset or a DataLoader are joined in the order of its rows
 (`join_batches`).
 
-Weights of rows: checks, the effective number of rows, and weighted averages.
-
-`fit` removes rows of weight 0 before anything else. In a posterior, n is Σw. Statistics that depend
+The file also checks the weights of rows, and computes weighted averages. `fit` removes rows of
+weight 0 before anything else. In a posterior, n is Σw. Statistics that depend
 on a number of rows (minimum numbers of rows, degrees of freedom, standard errors) use
 
     m = (Σw)² / Σw²

@@ -43,7 +43,7 @@ _MOST_SIGNS = 200  # deeper trees could exceed the limits of Python's parser
 
 @dataclass(frozen=True)
 class Leaf:
-    """A kernel by its name; `label` distinguishes it from others of the same name."""
+    """A kernel by its name; `label` distinguishes kernels of the same name."""
 
     name: str
     label: str
@@ -112,13 +112,14 @@ def parse(text: str, known: Collection[str]) -> Node:
 
 
 P = ParamSpec("P")
-Kernel = Any  # gpytorch's, which is imported by whoever brings one
+Kernel = Any  # a gpytorch kernel; gpytorch is imported by its users
 
 _BUILDERS: dict[str, Callable[..., Kernel]] = {}
 
 
 def register_kernel(name: str) -> Callable[[Callable[P, Kernel]], Callable[P, Kernel]]:
-    """Make a builder's kernels storable under `name`; its arguments must be JSON-able."""
+    """Decorator: kernels from this builder can be stored under `name`. Its arguments must be JSON
+    values."""
 
     def decorate(builder: Callable[P, Kernel]) -> Callable[P, Kernel]:
         known = _BUILDERS.get(name)
@@ -151,7 +152,7 @@ class KernelSpec:
 
     @classmethod
     def of(cls, kernel: Kernel) -> KernelSpec | None:
-        """None where no registered builder made the kernel."""
+        """The specification of a kernel; None if no registered builder made it."""
         made = getattr(kernel, "doxa_builder", None)
         if made is None:
             return None
@@ -190,7 +191,8 @@ class _Covariance(nn.Module):
         self.sums = any(isinstance(part, AdditiveKernel) for part in kernel.modules())
 
     def forward(self, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
-        """k(a, b) [N, N'], or k(a_i, b_i) [N]: evaluated here, while the parameters are ours."""
+        """k(a, b) [N, N'], or k(a_i, b_i) [N], evaluated while the parameters are the given
+        ones."""
         if diag:
             value = self.kernel(a, b, diag=True)
             return value if isinstance(value, Tensor) else value.to_dense()
@@ -217,7 +219,7 @@ class KernelFunction:
         self._named = dict(kernel.named_parameters())
 
     def start(self) -> Tensor:
-        """The kernel's own values: [H]."""
+        """The current values of the kernel: [H]."""
         values = {}
         for name in self.layout.names:
             raw, constraint = self._named[name].detach(), self._constraints.get(name)
@@ -252,7 +254,7 @@ class KernelFunction:
         return self
 
     def named(self, flat: Tensor) -> dict[str, Any]:
-        """Hyper-parameters by name, in their own units, for people: flat [..., H]."""
+        """Hyper-parameters by name, in their own units: flat [..., H]."""
         values = self.layout.unflatten(flat) if self.layout.entries else {}
         return {
             name.replace("raw_", ""): (v.exp() if name in self._constraints else v).tolist()
@@ -270,7 +272,7 @@ def _is_positive(constraint: Any) -> bool:
 
 PER_COLUMN = ("lengthscale", "period")
 MOST_COLUMNS = (
-    50  # columns with a lengthscale each by default: the evidence does not determine more
+    50  # most columns with one lengthscale each by default: the evidence does not determine more
 )
 
 
@@ -291,7 +293,7 @@ class Composed(KernelFunction):
         self.layout = Layout(tuple(entries))
 
     def start(self) -> Tensor:
-        """Every parameter 1."""
+        """The logarithms for parameters of 1."""
         return torch.zeros(self.layout.size, dtype=torch.float64)
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
@@ -299,7 +301,7 @@ class Composed(KernelFunction):
         return self._value(self.tree, self.layout.unflatten(flat.exp()), Place(a, b, diag))
 
     def _value(self, node: Node, values: Params, place: Place, inside: bool = False) -> Tensor:
-        """`inside` a product a single kernel has no variance."""
+        """The value of a node; a single kernel `inside` a product has no variance."""
         if isinstance(node, Sum):
             return functools.reduce(
                 operator.add, (self._value(p, values, place) for p in node.parts)
@@ -317,13 +319,13 @@ class Composed(KernelFunction):
         return self
 
     def named(self, flat: Tensor) -> dict[str, Any]:
-        """Hyper-parameters by name, in their own units, for people: flat [..., H]."""
+        """Hyper-parameters by name, in their own units: flat [..., H]."""
         values = self.layout.unflatten(flat.exp())
         return {name: value.squeeze(-2).tolist() for name, value in values.items()}
 
 
 def label_of(node: Node) -> str:
-    """A term as a name."""
+    """The name of a term."""
     if isinstance(node, Leaf):
         return node.label
     sign = "+" if isinstance(node, Sum) else "*"
@@ -331,7 +333,8 @@ def label_of(node: Node) -> str:
 
 
 def _terms(node: Node) -> list[Node]:
-    """What has a variance: the terms of every sum; a product with a sum in it has that sum's."""
+    """The nodes that have a variance: the terms of every sum. A product that contains a sum has the
+    variances of that sum."""
     if isinstance(node, Leaf):
         return [node]
     if isinstance(node, Product):
@@ -343,7 +346,7 @@ def _terms(node: Node) -> list[Node]:
 def function_of(
     spec: str | KernelSpec | nn.Module, inputs: int, ard: bool | None
 ) -> KernelFunction:
-    """A text or a gpytorch kernel as a function of rows with so many columns."""
+    """A text or a gpytorch kernel as a function of rows with this number of columns."""
     if not isinstance(spec, str):
         return KernelFunction(build(spec))
     own = inputs <= MOST_COLUMNS if ard is None else ard

@@ -6,8 +6,8 @@ Barber, 2018). With B = U diag(b) Uᵀ and A = V diag(a) Vᵀ,
 
     Σ = (U ⊗ V) diag(1 / (scale · b aᵀ + δ)) (U ⊗ V)ᵀ,
 
-so everything is a rotation into the eigenbasis, two small products per block, and a division. The
-prior's δ is added exactly: nothing is spread over the two factors.
+so each operation is a change to the eigenbasis, with two small products per block, and a division.
+The prior's δ is added exactly; it is not distributed over the two factors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Factors = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class KroneckerBlock:
-    """One block's eigenvalues [K, out · in] and eigenvectors U, V; None stands for I."""
+    """The eigenvalues [K, out · in] and eigenvectors U, V of one block; None stands for I."""
 
     curvature: Tensor
     left: Tensor | None = None
@@ -78,7 +78,8 @@ class KroneckerBlock:
 
 @dataclass(frozen=True, eq=False)
 class Kronecker(Structure):
-    """Blocks in flat order, with scale and δ as [K, number of blocks]; see `from_factors`."""
+    """Blocks in the order of the flat vector, with scale and δ as [K, number of blocks]; see
+    `from_factors`."""
 
     name = "kronecker"
 
@@ -128,7 +129,7 @@ class Kronecker(Structure):
     def reweighted(
         self, delta: float | Tensor | None = None, scale: float | Tensor | None = None
     ) -> Kronecker:
-        """Another prior precision or scale in the same eigenbasis; differentiable in both."""
+        """The same eigenbasis with another prior precision or scale; differentiable in both."""
         return Kronecker(
             self.blocks,
             self.scale if scale is None else _per_block(scale, self.blocks, "scale"),
@@ -202,7 +203,8 @@ class Kronecker(Structure):
 
 
 def _eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [K, n], not negative, and eigenvectors [K, n, n] of a positive semi-definite."""
+    """Nonnegative eigenvalues [K, n] and the eigenvectors [K, n, n] of a positive semi-definite
+    matrix."""
     values, vectors = torch.linalg.eigh(symmetric(matrix, what))
     if values.shape[-1] > 0:
         tolerance = torch.finfo(values.dtype).eps * values.shape[-1]

@@ -1,23 +1,23 @@
-"""Covariances of a diagonal and a low-rank part.
+"""Low-rank covariances and precisions: a few directions in addition to independent parameters.
 
-`LowRankPlusDiagonal`: a few directions of additional variance, Σ = D + F Fᵀ. With G = D^{-1/2} F
-and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
+`LowRankPlusDiagonal` is Σ = D + F Fᵀ. With G = D^{-1/2} F and the R × R matrix
+C = I + Gᵀ G = I + V diag(s) Vᵀ:
 
     Σ⁻¹   = D^{-1/2} (I − G C⁻¹ Gᵀ) D^{-1/2}                              (Woodbury)
     log|Σ| = log|D| + log|C|
     Σ     = R Rᵀ,  R = D^{1/2} (I + G V diag(1 / (1 + √(1 + s))) Vᵀ Gᵀ)
 
-The last is the square root of I + G Gᵀ written without dividing by s, which may be zero.
+R contains the square root of I + G Gᵀ, written without a division by s, which may be zero.
 
-`LowRankPrecision`: a few directions of additional precision, Σ⁻¹ = D + F Fᵀ. With
+`LowRankPrecision` is Σ⁻¹ = D + F Fᵀ: the data determine a few directions. With
 G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
 
     Σ      = D^{-1/2} (I − U diag(s / (1 + s)) Uᵀ) D^{-1/2}                (Woodbury)
     log|Σ| = −log|D| − Σ log(1 + s)
     Σ      = R Rᵀ,  R = D^{-1/2} (I − U diag(1 − 1/√(1 + s)) Uᵀ)
 
-s is computed in double precision, because the precisions of two directions may differ by more than
-single precision can represent.
+s is computed in double precision, because the precision of a direction may exceed what single
+precision can represent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_var
 class LowRankPlusDiagonal(Structure):
     """Diagonal D [K, P] and factor F [K, P, R].
 
-    D may hold zeros (SWAG's weights that never moved): then `solve`, `logdet` and `sample` from
-    P numbers refuse, while `sample` from P + R numbers and everything else work.
+    D may contain zeros (weights of SWAG that never moved). Then `solve`, `logdet` and `sample` from
+    P numbers raise an error; `sample` from P + R numbers and all other operations work.
     """
 
     name = "low-rank"
@@ -70,8 +70,8 @@ class LowRankPlusDiagonal(Structure):
     def sample(self, eps: Tensor) -> Tensor:
         """Draws from N(0, Σ): [..., K, P] to the same shape, or from [..., K, P + R].
 
-        The latter, D^{1/2} ε₁ + F ε₂, needs no decomposition: it is the cheaper one for few
-        draws, allows D = 0, and has a gradient everywhere.
+        The second form, D^{1/2} ε₁ + F ε₂, needs no decomposition. It is faster for a few draws,
+        allows D = 0, and has a gradient everywhere.
         """
         if self.rank == 0 or eps.shape[-1] != self.size + self.rank:
             return super().sample(eps)
@@ -114,7 +114,7 @@ class LowRankPlusDiagonal(Structure):
     @cached_property
     def _whitened(self) -> Tensor:
         """G = D^{-1/2} F."""
-        refuse((self.variance.detach() == 0).any(-1), "the diagonal holds a zero: not invertible")
+        refuse((self.variance.detach() == 0).any(-1), "the diagonal has a zero: not invertible")
         return self.factor / self.variance.sqrt()[..., None]
 
     @cached_property
@@ -199,7 +199,7 @@ class LowRankPrecision(Structure):
         basis = (
             whitened @ vectors / scores.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()[:, None]
         )
-        # directions of round-off are no unit vectors, and count nothing
+        # directions that are only round-off are not unit vectors: set to zero
         counts = scores > torch.finfo(scores.dtype).eps * scores.amax(-1, keepdim=True)
         return scores * counts, (basis * counts[:, None]).to(self.factor.dtype)
 

@@ -7,17 +7,16 @@
 
     F = log Γ(a + n/2) − log Γ(a) + a log b − n/2 log 2π − (a + n/2) log(b + r²/2),
 
-and, given the weights, σ² ~ InvGamma(a + n/2, b + r²/2). Under other scales F is tabulated:
-`tabulated.py`.
+and, given the weights, σ² ~ InvGamma(a + n/2, b + r²/2).
 
-Shared scales whose integral has no elementary form: half-Cauchy and log-normal.
+For half-Cauchy and log-normal scales, the integral has no elementary form:
 
     F(r²) = log ∫ exp(−n u − r² e^(−2u) / 2) p(u) du − n/2 log 2π,   u = log σ
 
-is a function of one number for each n and shape; a scale s only shifts it, F(r²/s²) − n log s. It
-is tabulated once: the integral by the trapezoid rule in t with u = mode + (2n)^−½ sinh t, exact to
-rounding, and between its values by cubic polynomials in log r² that meet in value and slope. The
-score is the derivative of these polynomials: a sampler's force is the slope of its energy.
+This is a function of one number for each n and shape; a scale s only shifts it, F(r²/s²) − n log s.
+It is tabulated once, by the trapezoid rule in t with u = mode + (2n)^−½ sinh t, exact to rounding.
+Between the values, F is a cubic polynomial in log r² with matching values and slopes. The score is
+the derivative of these polynomials, so that a sampler's force is the slope of its energy.
 """
 
 from __future__ import annotations

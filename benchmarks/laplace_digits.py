@@ -96,7 +96,9 @@ def ours(
             for tune, seen in (
                 (None, None), ("evidence", None), ("auto", held), ("validation", held),
             ):  # fmt: skip
-                method = doxa.Laplace(structure, predictive, tune=tune, train=False, centre="mode")
+                method = doxa.Laplace(
+                    structure, predictive, tune=tune, train=False, mean_correction=False
+                )
                 began = time.monotonic()
                 posterior = doxa.fit(
                     net, train, method, likelihood="categorical", subset=subset, init="given",
@@ -165,7 +167,7 @@ def during(train: Split, test: Split) -> Iterator[dict[str, Any]]:
         ("all", "kronecker", "layer", 200), ("all", "full", "shared", 200),
     ):  # fmt: skip
         method = doxa.Laplace(
-            structure, tune="evidence", prior_scale=kind, centre="mode",
+            structure, tune="evidence", tuned_scale=kind, mean_correction=False,
             evidence_steps=20 if epochs < 200 else 40,
         )  # fmt: skip
         began = time.monotonic()

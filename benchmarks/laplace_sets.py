@@ -138,9 +138,9 @@ def fitted(
     }  # fmt: skip
     if rule == "trained":  # the rows that a person would give: none of them held out by hand
         both = tuple(torch.cat(pair) for pair in zip(own.train, own.held, strict=True))
-        return doxa.fit(own.net(), both, doxa.Laplace(structure, centre=centre), **common)
+        return doxa.fit(own.net(), both, doxa.Laplace(structure, mean_correction=centre), **common)
     tune = "evidence" if rule == "evidence" else "auto"
-    method = doxa.Laplace(structure, tune=tune, train=False, centre=centre)
+    method = doxa.Laplace(structure, tune=tune, train=False, mean_correction=centre)
     seen = None if rule == "evidence" else own.held
     return doxa.fit(net, own.train, method, init="given", validation=seen, **common)
 

@@ -435,7 +435,7 @@ def fit(
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     given = Given.read(data, sample_weight)
-    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
+    specs = [RunSpec(seed=seed)] if runs is None else runs.for_method(method).expand(seed)
     problem, noise_model, inferred = build_problem(
         model, method, likelihood, prior, subset, given, specs
     )

@@ -35,7 +35,7 @@ from doxa.decide.design import (
     rehearse,
     working_memory,
 )  # fmt: skip
-from doxa.decide.design.beliefs import Line
+from doxa.decide.design.posteriors import Line
 from doxa.errors import DataError, NumericalError
 
 Log = Callable[[float], float]

@@ -35,7 +35,7 @@ def fit(data: Any, structure: str, *, settings: Any = None, **options: Any) -> A
     """At the same weights for either structure, on a network with more weights than rows."""
     outputs = 1 if data[1].is_floating_point() else 3
     net = doxa.nets.mlp(2, outputs, (20,), activation="tanh").double()
-    method = doxa.Laplace(structure, polish=0, centre="mode", **settings or {})
+    method = doxa.Laplace(structure, newton_steps=0, mean_correction=False, **settings or {})
     return doxa.fit(net, data, method, **{"members": 2, "seed": 0, "steps": 10} | options)
 
 
@@ -147,7 +147,7 @@ def test_few_rows_stand_for_all() -> None:
 
 def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MethodError, match="structure='functional'"):
-        doxa.Laplace("full", rows=10)
+        doxa.Laplace("full", kernel_rows=10)
     with pytest.raises(MethodError, match="Gaussian prior"):
         fit(rows(), "functional", prior=doxa.StudentTPrior())
     monkeypatch.setattr(functional, "free_memory", lambda device: 1000)

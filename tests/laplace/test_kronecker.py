@@ -264,7 +264,7 @@ def test_the_empirical_fisher_is_of_scores_and_the_hessian_of_the_log_joint() ->
 
     def ours(kind: str, prior: doxa.Normal) -> tuple[Any, Tensor]:
         model = doxa.Model(net, "categorical", prior)
-        method = doxa.Laplace(curvature=kind, train=False, centre="mode")
+        method = doxa.Laplace(curvature=kind, train=False, mean_correction=False)
         posterior = doxa.fit(model, (x, y), method, init="given", batch_size=7)
         return posterior, torch.linalg.inv(posterior.covariance.dense()[0])
 

@@ -32,7 +32,7 @@ def test_the_covariance_solves_the_discrete_lyapunov_equation() -> None:
     six entries, while the continuous one is 5 % low where the curvature is largest."""
     goal = target()
     rate = 0.1 * goal.n / goal.precision.max()
-    method = doxa.ConstantSGD(draws=60, burn_in=150, thin=15, rate=rate)
+    method = doxa.ConstantSGD(draws=60, burn_in=150, thin=15, step_size=rate)
     posterior = goal.fit(method, members=300, batch_size=BATCH, steps=200)
     want = stationary(goal, rate)
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.02)
@@ -148,7 +148,7 @@ def test_batches_are_independent_and_uniform() -> None:
 
     Batches.index = index  # type: ignore[method-assign]
     try:
-        goal.fit(doxa.ConstantSGD(4000, 0, 1, rate=0.01), members=1, batch_size=4, steps=5)
+        goal.fit(doxa.ConstantSGD(4000, 0, 1, step_size=0.01), members=1, batch_size=4, steps=5)
     finally:
         Batches.index = original  # type: ignore[method-assign]
     rows = torch.cat(seen)[:4000]

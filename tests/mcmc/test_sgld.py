@@ -86,7 +86,7 @@ def test_a_falling_step_is_followed_step_by_step() -> None:
     """η_t = a (b + t)^−γ over burn-in and sampling alike, from a cold start at 0."""
     goal = target(n=16)
     first, gamma, delay = 1.0 / goal.precision.max(), 0.7, 20.0
-    method = doxa.SGLD(draws=20, burn_in=30, thin=5, step=first, decay=gamma, delay=delay)
+    method = doxa.SGLD(draws=20, burn_in=30, thin=5, step_size=first, decay=gamma, delay=delay)
     posterior = goal.fit(method, members=300, batch_size=4)
     a = first * delay**gamma
     eta = [a * (delay + t) ** -gamma for t in range(130)]

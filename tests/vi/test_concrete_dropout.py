@@ -74,7 +74,7 @@ def test_p_falls_as_rows_are_added() -> None:
     for n in (20, 2000):
         net = doxa.nets.mlp(1, 1, (40,), activation="relu").double()
         posterior = doxa.fit(
-            net, curve(n), doxa.ConcreteDropout(initial=0.3), steps=1500, lr=1e-2,
+            net, curve(n), doxa.ConcreteDropout(initial_p=0.3), steps=1500, lr=1e-2,
             likelihood=doxa.Gaussian(noise=0.3), validation=None, batch_size=64,
         )  # fmt: skip
         (p,) = posterior.diagnostics["p"].values()
@@ -103,4 +103,4 @@ def test_what_it_cannot_use() -> None:
     with pytest.raises(ModelError, match="none can be inserted"):
         doxa.fit(net, (x, y), "concrete-dropout", subset=lambda name: name == "0.weight")
     with pytest.raises(MethodError, match="initial"):
-        doxa.ConcreteDropout(initial=1.0)
+        doxa.ConcreteDropout(initial_p=1.0)

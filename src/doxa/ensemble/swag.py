@@ -5,7 +5,7 @@
 
 Maddox, Izmailov, Garipov, Vetrov & Wilson (2019), on the trajectory of SWA. The points wander
 around an optimum on a scale that the rate and the batch set, so the Gaussian's width is theirs too:
-a larger `rate` makes it wider. In the paper a point's deviation is taken from the mean of those
+a larger `swa_lr` makes it wider. In the paper a point's deviation is taken from the mean of those
 until then (`deviations="running"`); from the mean of all, as here by default, it is a sample
 covariance. `rank=0` leaves Σ_diag alone (SWAG-diagonal). With members it is MultiSWAG (Wilson &
 Izmailov, 2020). Learned noise is the trajectory's mean, without uncertainty. A network with
@@ -79,7 +79,7 @@ class SWAG(SWA):
         if points < self.rank:
             raise MethodError(
                 f"SWAG of rank {self.rank} needs as many points, and its trajectory has {points} "
-                f"(steps {run.steps} × share {self.share:g} / cycle {self.cycle}): train for "
+                f"(steps {run.steps} × average {self.average:g} / cycle {self.cycle}): train for "
                 "longer, or lower rank or cycle"
             )
         if run.steps > steps:

@@ -15,7 +15,7 @@ because tr(AΣ) = ε tr(C)/2 and log|Σ| grows as D log ε. Its minimum is the p
 
     ε* = 2 T D / (n tr C)  =  2 T (S/n) D / tr(BBᵀ)    for batches of S, C = BBᵀ/S.
 
-`rate=None` measures tr C at the optimum and takes ε*. One rate cannot fit every direction unless
+`step_size=None` measures tr C at the optimum and takes ε*. One rate cannot fit every direction unless
 C ∝ A, which holds for a well-specified model: elsewhere the covariance is wrong in shape. ε* is
 held below 1/λ_max, the largest curvature, where SGD would otherwise explode; the diagnostics say
 when that happened. Batches are drawn independently (with replacement): in shuffled epochs the
@@ -25,7 +25,7 @@ noise cancels over an epoch, and the stationary spread with it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,12 +54,13 @@ class ConstantSGD(StochasticGradient):
     Parameters
     ----------
     draws: kept from each chain, `thin` steps apart, after `burn_in` steps at the constant rate.
-    rate: ε, of the mean loss; None: the optimal rate, estimated at the optimum from `probes`
+    step_size: ε, of the mean loss; None: the optimal rate, estimated at the optimum from `probes`
         mini-batch gradients.
-    temperature: T; only `rate=None` can aim at it.
+    temperature: T; only `step_size=None` can aim at it.
     """
 
     name: ClassVar[str] = "constant-sgd"
+    renamed: ClassVar[Mapping[str, str]] = {"rate": "step_size"}
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 32  # the batches are the noise
     rows: ClassVar[str] = "independent"
@@ -67,7 +68,7 @@ class ConstantSGD(StochasticGradient):
     draws: int = whole(100, least=1)
     burn_in: int = whole(500, least=0)
     thin: int = whole(10, least=1)
-    rate: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     probes: int = whole(100, least=2)
     temperature: float = positive(1.0, per_run=True)
 
@@ -78,7 +79,7 @@ class ConstantSGD(StochasticGradient):
     def maximum(self, run: Run) -> Iterable[Stage]:
         """The optimum, always, and the rate there."""
         yield optimise(log_joint, run.steps, name="maximum")
-        if self.rate is not None or "rate" in run.hyper:
+        if self.step_size is not None or "step_size" in run.hyper:
             yield Stage("rate", self._probe, 0, self.rows, enter=self._given)
             return
         yield Stage("gradient noise", self._probe, self.probes, self.rows, enter=_start_probing)
@@ -88,7 +89,7 @@ class ConstantSGD(StochasticGradient):
         return {"theta": torch.addcmul(state["theta"], run.descent(grad), state["rate"], value=-1)}
 
     def _given(self, run: Run, state: State) -> State:
-        rate = run.setting(self, "rate")
+        rate = run.setting(self, "step_size")
         return {**state, "rate": torch.zeros_like(state["rate"]) + rate}
 
     def _probe(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:

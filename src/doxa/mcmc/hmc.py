@@ -14,9 +14,9 @@ length by itself. Dropout is off and BatchNorm frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,11 +40,12 @@ class HMC(Hamiltonian):
     Parameters ---------- draws: transitions kept from each chain (after `thin`), `burn_in`
     transitions before them. leapfrog: gradient steps in one transition. target_accept: the
     acceptance rate to which the step size is adapted. thin: keep every `thin`-th draw. temperature:
-    T. mass: "diagonal" (one scale per parameter) or "dense" (a covariance; up to some hundreds of
+    T. mass: "diagonal" (one scale per parameter) or "full" (a covariance; up to some hundreds of
     them). jitter: the shortest trajectory, as a share of the longest; 1 for a fixed length.
     """
 
     name: ClassVar[str] = "hmc"
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mass": {"dense": "full"}}
     default_members: ClassVar[int] = 4
 
     draws: int = whole(500, least=1)

@@ -31,6 +31,7 @@ branch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -241,11 +242,12 @@ class NUTS(Hamiltonian):
     nearer to 1 where transitions diverge. max_depth: at most 2^max_depth − 1 leapfrog steps a
     transition; 2^7 − 1 until burn-in has
         learned a first mass.
-    mass: "diagonal" (one scale per parameter) or "dense" (a covariance; up to some hundreds of
+    mass: "diagonal" (one scale per parameter) or "full" (a covariance; up to some hundreds of
     them). thin: keep every `thin`-th draw. temperature: T.
     """
 
     name: ClassVar[str] = "nuts"
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mass": {"dense": "full"}}
     default_members: ClassVar[int] = 4
     tallied: ClassVar[tuple[str, ...]] = (*Hamiltonian.tallied, "depth", "saturated")
 

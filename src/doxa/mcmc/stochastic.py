@@ -3,7 +3,7 @@
     Û(θ) = −(n/B) Σ_batch log p(y_i | θ) − log p(θ)
 
 is the full-data potential, estimated on a batch, and a step size η multiplies its gradient. With
-`step=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic gradient
+`step_size=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic gradient
 descent on the mean loss does at that rate: one number serves small and large data sets alike.
 
 A method of this family implements how θ moves (`move`), and perhaps at which rates; its file is
@@ -153,9 +153,9 @@ def report(run: Run, value: Tensor) -> Info:
 
 
 def step_size(run: Run, method: Method) -> Number:
-    """η, which multiplies ∇Û: the method's `step`, or the rate of `fit` over n."""
-    if "step" in run.hyper or getattr(method, "step", None) is not None:
-        return run.setting(method, "step")
+    """η, which multiplies ∇Û: the method's `step_size`, or the rate of `fit` over n."""
+    if "step_size" in run.hyper or getattr(method, "step_size", None) is not None:
+        return run.setting(method, "step_size")
     return run.over_n(run.settings.rate)
 
 

@@ -30,7 +30,7 @@ class AttentiveNP(Latent):
     ----------
     width: hidden units of every layer, numbers of the code and of z.
     depth: layers of the encoders before attention, plus two; the decoder has one less.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     bound: "multi-sample" (importance-weighted), or the "elbo".
     samples: draws of z a task and step.
     reconstruct: the context's points count in the bound, too.

@@ -94,7 +94,7 @@ class Latent(Amortised):
 
     width: int = whole(128, least=1)
     depth: int = whole(4, least=1)
-    floor: float = positive(0.1)
+    min_std: float = positive(0.1)
     bound: str = one_of("multi-sample", "elbo")
     samples: int = whole(4, least=1)
     reconstruct: bool = flag(True)
@@ -143,7 +143,7 @@ class NeuralProcess(Latent):
     ----------
     width: hidden units of every layer, numbers of the code and of z.
     depth: layers of the encoders; the decoder has one less.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     bound: "multi-sample" (importance-weighted), or the "elbo".
     samples: draws of z a task and step.
     reconstruct: the context's points count in the bound, too.

@@ -131,7 +131,7 @@ def test_the_way_out_of_an_error_leads_somewhere(tmp_path: Path) -> None:
     again = doxa.load(tmp_path / "run", net=net)
     assert torch.allclose(again.predict(new).variance, p.variance, rtol=1e-9)
     more = posterior.condition(new[:50], target[:50])
-    fixed = doxa.NTK(kernel="empirical", noise=0.3, scale=0.5, fit_hyper=False)
+    fixed = doxa.NTK(kernel="empirical", noise=0.3, scale=0.5, learn_kernel=False)
     one = doxa.fit(net, (x[:40], y[:40]), fixed).condition(x[40:], y[40:]).predict(new)
     two = doxa.fit(net, (x, y), fixed).predict(new)
     assert torch.allclose(one.mean, two.mean, rtol=1e-8)

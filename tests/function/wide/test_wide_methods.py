@@ -81,7 +81,7 @@ def test_the_temperature_is_that_of_rows_left_out_in_fact() -> None:
     is another one, so that T is above the least that is tried."""
     x, y = three_classes(12)
     y = torch.where(torch.arange(12) % 6 == 0, (y + 1) % 3, y)
-    method = doxa.NNGP(depth=1, fit_hyper=False, noise=0.2)
+    method = doxa.NNGP(depth=1, learn_kernel=False, noise=0.2)
     posterior = doxa.fit(None, (x, y), method, likelihood="categorical")
     means, variances = [], []
     for i in range(12):
@@ -153,7 +153,7 @@ def test_a_trained_ensemble_is_the_limits() -> None:
     x, new = torch.randn(8, 2, generator=g), torch.randn(5, 2, generator=g)
     y = (x[:, :1] * x[:, 1:]).clone()
     fixed: dict[str, Any] = {"depth": 1, "activation": "erf", "weight_std": 1.5, "bias_std": 0.3}
-    method = doxa.NTK(**fixed, noise=1e-3, time=30.0, fit_hyper=False)
+    method = doxa.NTK(**fixed, noise=1e-3, time=30.0, learn_kernel=False)
     limit = doxa.fit(None, (x.double(), y.double()), method).predict(new.double())
     architecture = Architecture.fully_connected(1, "erf")
     with torch.random.fork_rng(devices=[]):

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from doxa.app.comparison.reference import Referred
 from doxa.app.report.scores import SCORES, Score
 from doxa.app.tables import Array, import_pandas
-from doxa.evaluate.closeness import Closeness
+from doxa.evaluate.reference_distance import Closeness
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,6 @@ from doxa.decide.design.adaptive import (
     information,
     train_policy,
 )
-from doxa.decide.design.beliefs import Belief, Weighted
 from doxa.decide.design.draws import EIG
 from doxa.decide.design.eig import eig
 from doxa.decide.design.experiment import (
@@ -23,6 +22,7 @@ from doxa.decide.design.experiment import (
     working_memory,
 )
 from doxa.decide.design.optimise import Best, best_design
+from doxa.decide.design.posteriors import Belief, Weighted
 from doxa.decide.design.study import Rehearsal, Study, labelling, rehearse
 
 __all__ = [

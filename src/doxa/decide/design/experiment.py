@@ -28,8 +28,8 @@ from torch import distributions as D
 from torch.distributions import Bernoulli, Independent, Normal
 
 from doxa import checks
-from doxa.decide.design.beliefs import Belief, as_belief
 from doxa.decide.design.draws import draw, from_uniform, outcomes_of, unchecked, uniform
+from doxa.decide.design.posteriors import Belief, as_belief
 from doxa.errors import DataError, MethodError, NumericalError, ShapeError
 
 log = logging.getLogger("doxa")

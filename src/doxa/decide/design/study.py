@@ -37,10 +37,10 @@ from torch import Tensor
 from torch import distributions as D
 
 from doxa import checks
-from doxa.decide.design.beliefs import Quadrature, Weighted
 from doxa.decide.design.draws import EIG, source, uniform
 from doxa.decide.design.eig import eig
 from doxa.decide.design.experiment import Choices, Experiment, Sequence, as_numbers, compared
+from doxa.decide.design.posteriors import Quadrature, Weighted
 from doxa.density import sample
 from doxa.errors import DataError, MethodError, ShapeError, Unavailable, did_you_mean
 from doxa.method import Method

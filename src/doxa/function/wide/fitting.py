@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -52,6 +52,7 @@ class InfinitelyWide(Method):
     default_steps: ClassVar[int] = 0
     uses_rate: ClassVar[bool] = False
     needs_network: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"fit_hyper": "learn_kernel"}
 
     depth: int = whole(2, least=1)
     activation: str = one_of(*layers.NAMED)
@@ -61,7 +62,7 @@ class InfinitelyWide(Method):
     weight_std: float = positive(1.5, per_run=True)
     bias_std: float = positive(0.3, per_run=True)
     noise: float | None = positive(None, per_run=True)
-    fit_hyper: bool = flag(True)
+    learn_kernel: bool = flag(True)
     refine: int = whole(60, least=0)
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class InfinitelyWide(Method):
         theta = torch.cat(rows, 1)
         bounds = {"low": theta - _FAR, "high": theta + _FAR}
         bounds["low"][:, rows[0].shape[1] :] += _FAR + math.log(_LEAST / _NOISE)
-        if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
+        if self.learn_kernel:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.3 * away)
@@ -137,7 +138,7 @@ class InfinitelyWide(Method):
         return run.once("belief", lambda: self.belief(run))
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if not self.fit_hyper:
+        if not self.learn_kernel:
             return
         rows = max(map(len, run.rows.rows))
 

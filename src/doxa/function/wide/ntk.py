@@ -292,7 +292,7 @@ class NTK(InfinitelyWide):
         at the end of training (time=None).
     time: how long networks are trained, steps times rate on Σ(f − y)²/2n, half the mean
         squared error (on the whole of it, give 2 × steps × rate); None: for ever.
-    fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
+    learn_kernel: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
     kernel: "analytic", of infinite width, or "empirical": s²Θ̂ of the network that `fit` is given,
         any that `Model` takes, at the weights where each member starts.

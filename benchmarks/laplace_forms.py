@@ -20,7 +20,7 @@ import doxa
 
 SPLITS = 5
 ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("full", {"polish": 0}),
+    ("full", {"newton_steps": 0}),
     ("functional", {"structure": "functional"}),
     ("functional, 200 rows", {"structure": "functional", "rows": 200}),
     ("functional, 100 rows", {"structure": "functional", "rows": 100}),

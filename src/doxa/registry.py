@@ -435,8 +435,8 @@ FUNCTION = (
         "SGHMC under a prior over weights that is tuned to a Gaussian process first",
         "Tran et al. 2022", "mini-batch gradients; x as one array of numbers", "2–5",
         gives="draws under a prior one can argue for: of functions",
-        short={"draws": 20, "burn_in": 20, "thin": 1, "step_size": 2e-4, "prior_steps": 3, "functions": 8,
-               "points": 6},
+        short={"draws": 20, "burn_in": 20, "thin": 1, "step_size": 2e-4, "prior_steps": 3,
+               "functions": 8, "points": 6},
         demo=Demo("4 chains, RBF", {"burn_in": 3000, "thin": 20}),
         docs="functional_priors.md"),
 )  # fmt: skip

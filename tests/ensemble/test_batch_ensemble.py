@@ -53,8 +53,9 @@ def test_a_step_is_the_gradient_of_explicit_networks_on_parts_of_the_batch() -> 
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     before, after = (
         doxa.fit(
-            net, (x, y), doxa.BatchEnsemble(components=2, initial_factor_std=0.3), steps=1, batch_size=8, lr=lr,
-            optimizer=SGD(0.0), schedule="constant", likelihood=doxa.Gaussian(1.0),
+            net, (x, y), doxa.BatchEnsemble(components=2, initial_factor_std=0.3), steps=1,
+            batch_size=8, lr=lr, optimizer=SGD(0.0), schedule="constant",
+            likelihood=doxa.Gaussian(1.0),
         )
         for lr in (1e-12, 0.1)
     )  # fmt: skip

@@ -80,7 +80,7 @@ def test_the_mean_is_not_the_last_point() -> None:
 
 def test_a_rate_grid_is_one_stacked_fit() -> None:
     net = doxa.nets.mlp(3, 1, (5,)).double()
-    runs = doxa.Runs(grid={"rate": [0.01, 0.2]})
+    runs = doxa.Runs(grid={"swa_lr": [0.01, 0.2]})
     sweep = doxa.fit(net, data(), doxa.SWA(), steps=40, runs=runs)
     for posterior, rate in zip(sweep, (0.01, 0.2), strict=True):
         alone = doxa.fit(net, data(), doxa.SWA(swa_lr=rate), steps=40)

@@ -96,8 +96,8 @@ def test_a_named_kernel_is_fitted_by_its_marginal_likelihood() -> None:
     y = y + 0.1 * GPPrior("rbf", lengthscale=1e-3).sample(x, 1, seed=2)[0]
     posterior = doxa.fit(
         doxa.nets.mlp(1, 1, hidden=(5,)).double(), (x, y),
-        doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2, prior_steps=300), steps=2, progress=False,
-        validation=None,
+        doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2, prior_steps=300), steps=2,
+        progress=False, validation=None,
     )  # fmt: skip
     scale, variance, _ = posterior.kernel[0].exp().tolist()
     assert 0.15 < scale < 0.6 and 1.0 < variance < 16.0
@@ -131,8 +131,8 @@ def test_under_much_smoothing_no_prior_can_be_told_from_q(prior: FunctionPrior |
     x, y = line_data()
     net = nn.Linear(1, 1, bias=False).double()
     method = doxa.FunctionalVI(
-        function_prior=prior, samples=24, measured_rows=6, extra_points=4, smoothing=100.0, initial_std=0.3,
-        prior_steps=0,
+        function_prior=prior, samples=24, measured_rows=6, extra_points=4, smoothing=100.0,
+        initial_std=0.3, prior_steps=0,
     )  # fmt: skip
     posterior = doxa.fit(
         net, (x, y), method, likelihood=doxa.Gaussian(noise=0.5), validation=None, progress=False,
@@ -189,8 +189,8 @@ def test_logits_have_a_prior_of_their_own_size() -> None:
     x = torch.linspace(-2, 2, 60)[:, None]
     posterior = doxa.fit(
         doxa.nets.mlp(1, 2, hidden=(5,)), (x, (x[:, 0] > 0).long()), likelihood="categorical",
-        method=doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2), steps=2, progress=False,
-        validation=None,
+        method=doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2), steps=2,
+        progress=False, validation=None,
     )  # fmt: skip
     assert abs(float(posterior.prior_functions(x, 400).square().mean()) / 8 - 1) < 0.2
 
@@ -217,7 +217,8 @@ def test_the_noise_of_the_evidence() -> None:
     assert abs(found - 0.3) < 5 * 0.3 / 20
     with pytest.raises(MethodError, match="leave it out"):
         doxa.fit(nn.Linear(1, 1), (x, y), doxa.FunctionalVI(function_prior="weights",
-                 noise_from="evidence"), likelihood="gaussian", steps=1, progress=False)  # fmt: skip
+                 noise_from="evidence"), likelihood="gaussian", steps=1,
+                 progress=False)  # fmt: skip
 
 
 def test_what_it_cannot_take() -> None:

@@ -33,7 +33,7 @@ def rows(n: int = 30, outputs: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def fixed(data: tuple[Tensor, Tensor], kernel: Any = "rbf", **settings: Any) -> Any:
     options = {k: settings.pop(k) for k in ("standardize", "sample_weight") if k in settings}
-    settings = {"noise": NOISE, "fit_hyper": False} | settings
+    settings = {"noise": NOISE, "learn_kernel": False} | settings
     if isinstance(kernel, str):
         settings = {"variance": 1.3} | settings
         if kernel != "linear":

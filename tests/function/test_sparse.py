@@ -129,8 +129,8 @@ def test_classification_is_that_of_gpytorch(
     chosen = torch.linspace(-2, 2, 8).double()[None, :, None]
     monkeypatch.setattr(points, "spread_out", lambda *_: chosen.clone())
     method = doxa.SparseGP(
-        inducing=8, learn_kernel=False, learn_inducing=False, variance=2.0, lengthscale=0.8, natural=0.3,
-        samples=64,
+        inducing=8, learn_kernel=False, learn_inducing=False, variance=2.0, lengthscale=0.8,
+        natural=0.3, samples=64,
     )  # fmt: skip
     y = yes if likelihood == "bernoulli" else three
     posterior = doxa.fit(None, (x, y), method, likelihood=likelihood, steps=steps, batch_size=40)

@@ -74,7 +74,7 @@ def test_groups_of_outputs_and_of_weights_at_once() -> None:
     likelihood = doxa.Gaussian(per_output=True)
     model = doxa.Model(nn.Linear(2, 2).double(), likelihood)
     fit = lambda method: doxa.fit(model, (x, y), method, steps=300, lr=0.05, schedule="cosine")  # noqa: E731
-    asked = {"tune": "evidence", "prior_scale": "layer", "evidence_steps": 20}
+    asked = {"tune": "evidence", "tuned_scale": "layer", "evidence_steps": 20}
     full, low = (fit(doxa.Laplace(kind, **asked)) for kind in ("full", "low-rank"))
     for name in ("weight", "bias"):
         mine, other = (p.diagnostics["prior_scale"][0][name] for p in (full, low))
@@ -117,7 +117,7 @@ def test_a_member_is_as_it_would_be_alone() -> None:
 
 def test_what_does_not_go_together_is_said() -> None:
     for settings, words in (
-        ({"structure": "functional", "prior_scale": "layer"}, "one scale"),
+        ({"structure": "functional", "tuned_scale": "layer"}, "one scale"),
         ({"evidence_steps": 3, "train": False}, "steps of training"),
         ({"evidence_steps": 3, "subnetwork": 2}, "after training"),
         ({"evidence_steps": 3, "curvature": "hessian"}, "not be positive definite"),

@@ -364,7 +364,7 @@ def test_saved_and_loaded(tmp_path: Path, structure: str) -> None:
         ({"structure": "dense"}, "structure must be one of"),
         ({"predictive": "magic"}, "predictive must be one of"),
         ({"temperature": 0.0}, "temperature > 0"),
-        ({"structure": "diagonal", "polish": 2}, "structure='full'"),
+        ({"structure": "diagonal", "newton_steps": 2}, "structure='full'"),
         ({"tune": "cross-validation"}, "tune must be one of"),
     ],
 )

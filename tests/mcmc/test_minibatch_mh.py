@@ -121,7 +121,9 @@ def test_a_chain_that_sticks_says_so() -> None:
     assert "hardly move" in posterior.status.reason
 
 
-@pytest.mark.parametrize("setting", [{"proposal": "jump"}, {"target_accept": 1.0}, {"step": 0.0}])
+@pytest.mark.parametrize(
+    "setting", [{"proposal": "jump"}, {"target_accept": 1.0}, {"step_size": 0.0}]
+)
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.MinibatchMH(**setting)

@@ -16,7 +16,14 @@ from doxa.errors import MethodError
 
 def first_step(goal: Target, **settings: Any) -> Any:
     """Where each of 3 weights goes from 0 in one step on the full data."""
-    plain = {"draws": 1, "burn_in": 0, "thin": 1, "step": 1e-3, "floor": 0.1, "correction": "none"}
+    plain = {
+        "draws": 1,
+        "burn_in": 0,
+        "thin": 1,
+        "step_size": 1e-3,
+        "eps": 0.1,
+        "correction": "none",
+    }
     return (
         goal.fit(doxa.PSGLD(**{**plain, **settings}), members=1, batch_size=goal.n)
         .samples[0, 0]
@@ -171,7 +178,7 @@ def test_gamma_at_the_mode_does_not_throw_the_chain_away(smoothing: float) -> No
 
 
 @pytest.mark.parametrize(
-    "setting", [{"smoothing": 1.0}, {"floor": 0.0}, {"correction": "some"}, {"temperature": 0.0}]
+    "setting", [{"beta2": 1.0}, {"eps": 0.0}, {"correction": "some"}, {"temperature": 0.0}]
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):

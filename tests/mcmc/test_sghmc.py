@@ -123,7 +123,7 @@ def test_the_mapping_goes_both_ways_and_is_the_lectures() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"friction": 0.0}, {"friction": 1.5}, {"gradient_noise": 0.1}, {"step": 0.0}]
+    "setting", [{"friction": 0.0}, {"friction": 1.5}, {"gradient_noise": 0.1}, {"step_size": 0.0}]
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):

@@ -57,7 +57,7 @@ def test_the_bias_shrinks_with_the_step_as_theory_says() -> None:
     goal = target(n=16)
     steps = [share / goal.precision.max() for share in (0.4, 0.2, 0.1)]
     method = chains(burn_in=300, thin=20, draws=40)
-    runs = doxa.Runs(grid={"step": steps})
+    runs = doxa.Runs(grid={"step_size": steps})
     sweep = goal.fit(method, copies=300, members=2, batch_size=16, runs=runs)
     bias = []
     for eta, posterior in zip(steps, sweep, strict=True):
@@ -112,7 +112,9 @@ def test_rates_that_break_the_conditions_are_refused(decay: float) -> None:
         doxa.SGLD(decay=decay)
 
 
-@pytest.mark.parametrize("setting", [{"draws": 0}, {"thin": 0}, {"step": -1.0}, {"burn_in": 1.5}])
+@pytest.mark.parametrize(
+    "setting", [{"draws": 0}, {"thin": 0}, {"step_size": -1.0}, {"burn_in": 1.5}]
+)
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.SGLD(**setting)

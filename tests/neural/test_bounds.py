@@ -34,7 +34,7 @@ def fits(method: object, f: Tensor, given: dict[str, Tensor], y: Tensor) -> Tens
     return (each * given["targets"].unsqueeze(1)).sum(-1)
 
 
-def belief(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def moments_of(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """A belief about z that moves with the points. It widens, so that weights are bounded."""
     count = mask.sum(-1, keepdim=True)
     total = (torch.cat([y, y - x], -1) * mask.unsqueeze(-1)).sum(-2)
@@ -83,7 +83,7 @@ def test_bounds_are_in_order_and_meet_the_likelihood(name: str) -> None:
     """ELBO < bound of 4 draws < log p; of 20,000 draws it is log p: their error is below 0.01."""
     method, net = network(name, width=2, floor=0.3)
     given, y = task(points=6, seen=3)
-    net.belief = belief
+    net.latent_moments = moments_of
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(5)
         net.decoder = mlp(5, 32, 2, 2).double()

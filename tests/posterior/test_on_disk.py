@@ -249,10 +249,7 @@ def test_draws_of_a_log_density(tmp_path: Path) -> None:
 def test_the_doctor_sees_no_difference() -> None:
     data = table("regression")
     found = [
-        [
-            (f.check, f.verdict, f.words)
-            for f in doxa.diagnose.doctor(fit("hmc", **o), data).findings
-        ]
+        [(f.check, f.status, f.words) for f in doxa.diagnose.doctor(fit("hmc", **o), data).findings]
         for o in ({}, {"draws_budget": 0})
     ]
     assert found[0] == found[1]

@@ -102,5 +102,5 @@ def test_what_it_cannot_use() -> None:
         doxa.fit(net, (x, y), "concrete-dropout", prior=doxa.LaplacePrior(1.0))
     with pytest.raises(ModelError, match="none can be inserted"):
         doxa.fit(net, (x, y), "concrete-dropout", subset=lambda name: name == "0.weight")
-    with pytest.raises(MethodError, match="initial"):
+    with pytest.raises(MethodError, match="initial_p"):
         doxa.ConcreteDropout(initial_p=1.0)

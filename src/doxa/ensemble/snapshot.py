@@ -1,7 +1,7 @@
 """Snapshot ensembles: several networks from one training run with a cyclic rate.
 
-    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / snapshots;   keep θ at each cycle's end
-    p(y | x) = (1/K) Σ_k p(y | x, θ_k)
+    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / K;   keep θ at each cycle's end
+    p(y | x) = (1/K) Σ_k p(y | x, θ_k),   K = snapshots
 
 Huang, Li, Pleiss, Liu, Hopcroft & Weinberger (2017); Loshchilov & Hutter (2017). The rate falls to
 zero in each cycle, so that every snapshot is a trained network, and starts anew, which throws it

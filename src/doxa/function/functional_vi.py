@@ -28,7 +28,8 @@ The spectral Stein estimator is the score of a distribution of which only draws 
 Shi, Sun & Zhu (2018), equations 9 to 13: ψ_j are Nyström's eigenfunctions of the kernel under q,
 here of exp(−‖f − f'‖²/2ℓ²) with ℓ the median distance between draws. At the draws themselves it is
 −(U Λ⁻¹ Uᵀ)_J G with G_t = Σ_s ∇_{f_s} k(f_s, f_t). J is the least number of eigenvalues that make
-up a `share` of their sum; the others are masked, so that shapes do not depend on values.
+up a share (`eigenvalue_share`) of their sum; the others are masked, so that shapes do not depend on
+values.
 
 In many dimensions the leading eigenfunctions hold less and less of a score, and the estimate
 shrinks: along 40 values of a smooth function from 100 draws it is some eight tenths of the score.
@@ -184,15 +185,16 @@ class FunctionalVI(DrawnWeights):
         as it is.
     samples: functions per member and step, from which the score of q is estimated.
     measured_rows: how many rows of the batch are measurement points.
-    extra_points: how many more are drawn around the data; None: 20, and none where x is not an array of
-        real numbers.
+    extra_points: how many more are drawn around the data; None: 20, and none where x is not an
+        array of real numbers.
     margin: how much wider than the data their box is on each side, as a share of its range.
     smoothing: the standard deviation of the noise added to functions, in fitted units.
-    eigenvalue_share: of the eigenvalues' sum, what the Stein estimate keeps: nearer to 1 it shrinks less and is
-        noisier.
+    eigenvalue_share: the share of the eigenvalues' sum that the Stein estimate keeps: nearer to 1
+        it shrinks less and is noisier.
     prior_steps: steps that fit the kernel of a named prior; 0: none.
-    noise_from: "training", with the weights, or "evidence": learned Gaussian noise is that of the kernel's
-        fit, in which functions are integrated out. Held-out rows may still correct it.
+    noise_from: where learned Gaussian noise comes from. "training": it is learned with the weights.
+        "evidence": it is that of the kernel's fit, in which functions are integrated out. Held-out
+        rows may still correct it.
     initial_std: the standard deviation each weight starts with.
     temperature: T, the weight of the KL.
     average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
@@ -258,8 +260,8 @@ class FunctionalVI(DrawnWeights):
         if self.noise_from == "evidence":
             if not fitted or where is None:
                 raise MethodError(
-                    'noise_from="evidence" is that of a named function_prior, fitted in prior_steps, '
-                    "for Gaussian noise that is learned: leave it out"
+                    'noise_from="evidence" is that of a named function_prior, fitted in '
+                    "prior_steps, for Gaussian noise that is learned: leave it out"
                 )
             main = with_noise_of_evidence(main, "mean", where)
         yield main

@@ -15,7 +15,8 @@ default.
 The evidence selects the scale that explains the data, which is not always the one that predicts
 best: where the posterior is not Gaussian, class predictions have too little confidence. So the
 predictive is compared with that of θ* alone, on held-out rows if there are any. Where it is much
-worse, the mean of the Gaussian is corrected for classes (`mean_correction`), or `status` reports it.
+worse, the mean of the Gaussian is corrected for classes (`mean_correction`), or `status` reports
+it.
 
 Use Laplace where one mode is enough and the evidence is needed. "full" is for up to about 5,000
 weights (2,000 by default), "kronecker" for networks of Linear layers, convolutions and embeddings,
@@ -261,9 +262,9 @@ class Laplace(Method):
     mean_correction : bool or "auto"
         For classes. False: the Gaussian stays at θ*. True: its mean moves, in the linearised
         network, to the point where the average gradient is zero, and its covariance follows from
-        the average curvature (`laplace/mean_correction.py`). The uncertainty under the prior of maximal
-        evidence then costs little accuracy of probabilities. "auto": True where the Gaussian at θ* would
-        be "worse-than-map", that is, predict much worse than θ* alone.
+        the average curvature (`laplace/mean_correction.py`). The uncertainty under the prior of
+        maximal evidence then costs little accuracy of probabilities. "auto": True where the
+        Gaussian at θ* would be "worse-than-map", that is, predict much worse than θ* alone.
     """
 
     name: ClassVar[str] = "laplace"

@@ -338,8 +338,8 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
     posterior.check_link(method.link, run.likelihood)
     if method.mean_correction is True and not run.likelihood.classifies:
         raise MethodError(
-            f"mean_correction=True is for classes, and the likelihood is {run.likelihood.name}: use "
-            "mean_correction=False (with Gaussian noise they are the same)"
+            f"mean_correction=True is for classes, and the likelihood is {run.likelihood.name}: "
+            "use mean_correction=False (with Gaussian noise they are the same)"
         )
     if method.subnetwork is not None and not run.prior.is_gaussian:
         raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")

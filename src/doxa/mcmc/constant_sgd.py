@@ -15,9 +15,9 @@ because tr(AΣ) = ε tr(C)/2 and log|Σ| grows as D log ε. Its minimum is the p
 
     ε* = 2 T D / (n tr C)  =  2 T (S/n) D / tr(BBᵀ)    for batches of S, C = BBᵀ/S.
 
-`step_size=None` measures tr C at the optimum and takes ε*. One rate cannot fit every direction unless
-C ∝ A, which holds for a well-specified model: elsewhere the covariance is wrong in shape. ε* is
-held below 1/λ_max, the largest curvature, where SGD would otherwise explode; the diagnostics say
+`step_size=None` measures tr C at the optimum and takes ε*. One rate cannot fit every direction
+unless C ∝ A, which holds for a well-specified model: elsewhere the covariance is wrong in shape. ε*
+is held below 1/λ_max, the largest curvature, where SGD would otherwise explode; the diagnostics say
 when that happened. Batches are drawn independently (with replacement): in shuffled epochs the
 noise cancels over an epoch, and the stationary spread with it.
 """
@@ -133,8 +133,8 @@ class ConstantSGD(StochasticGradient):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         posterior = super().finish(run, state, kept)
         posterior.record.diagnostics |= {
-            "rate": state["rate"].flatten().tolist(),
-            "rate_limited": bool(state["limited"].any()),
+            "step_size": state["rate"].flatten().tolist(),
+            "step_size_limited": bool(state["limited"].any()),
         }
         return posterior
 

@@ -3,8 +3,9 @@
     Û(θ) = −(n/B) Σ_batch log p(y_i | θ) − log p(θ)
 
 is the full-data potential, estimated on a batch, and a step size η multiplies its gradient. With
-`step_size=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic gradient
-descent on the mean loss does at that rate: one number serves small and large data sets alike.
+`step_size=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic
+gradient descent on the mean loss does at that rate: one number serves small and large data sets
+alike.
 
 A method of this family implements how θ moves (`move`), and perhaps at which rates; its file is
 otherwise its settings. Dropout is off. BatchNorm is in training mode with running statistics of

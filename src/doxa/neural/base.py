@@ -1,7 +1,7 @@
 """Shared by all neural processes: a network that is trained on tasks to predict some points of a
 task from others.
 
-    maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = min_std + softplus(s)
+    maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),  σ = min_std + softplus(s)
 
 C is the context, drawn anew at every step (`doxa.data.tasks`), T the targets (with `reconstruct`,
 all points): the loss is per point, for a task of any size. Weights are point estimates, without a

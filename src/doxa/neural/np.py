@@ -60,14 +60,14 @@ class LatentNet(nn.Module):
         context = task["context_x"], task["context_y"], task["context"]
         target_x = task["target_x"]
         if target_y is None:
-            mean, std = self.belief(*context)  # [B, L]
+            mean, std = self.latent_moments(*context)  # [B, L]
             z = mean.unsqueeze(-2) + std.unsqueeze(-2) * eps
             ratio, kl = torch.zeros_like(z[..., 0]), torch.zeros_like(mean[..., 0])
         else:
             seen = task["context"] + task["targets"]
             everything = target_x, target_y, seen
             both = (torch.stack(parts) for parts in zip(context, everything, strict=True))
-            (mean, own), (std, spread) = self.belief(*both)  # in one pass, [2, B, L]
+            (mean, own), (std, spread) = self.latent_moments(*both)  # in one pass, [2, B, L]
             z = own.unsqueeze(-2) + spread.unsqueeze(-2) * eps
             away = (z - mean.unsqueeze(-2)) / std.unsqueeze(-2)
             logs = (spread / std).log()
@@ -80,7 +80,7 @@ class LatentNet(nn.Module):
                  target_x.unsqueeze(-3).expand(shape))  # fmt: skip
         return Drawn(self.decoder(torch.cat(parts, -1)), ratio, kl)
 
-    def belief(self, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def latent_moments(self, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of z given some points."""
         mean, raw = self.latent(x, y, mask).chunk(2, -1)
         return mean, 0.1 + 0.9 * torch.sigmoid(raw)

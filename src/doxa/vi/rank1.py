@@ -43,7 +43,8 @@ class Rank1(Components):
     components: K, the components of the mixture.
     factor_prior: of the factors, around one: "normal", or "cauchy", which lets some go far.
     prior_std: its standard deviation; of a Cauchy prior, its scale.
-    initial_factor_std: the standard deviation of the components' initial means around one; 0: random signs.
+    initial_factor_std: the standard deviation of the components' initial means around one; 0:
+        random signs.
     initial_std: the standard deviation each factor starts with.
     temperature: T in E_q[−log joint] − T·H[q]; below 1 the factors are narrower.
     elbo_samples: draws a row with which the final ELBO is estimated.

@@ -17,7 +17,7 @@ from doxa.function.wide import Architecture, finite_network
 
 FIXED: dict[str, Any] = {
     "depth": 2, "activation": "erf", "weight_std": WEIGHT_STD, "bias_std": BIAS_STD,
-    "noise": NOISE, "fit_hyper": False,
+    "noise": NOISE, "learn_kernel": False,
 }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_as_a_gpytorch_kernel() -> None:
 
     given = peer_data()
     kernel = wide_kernel(2, "erf", "nngp", WEIGHT_STD, BIAS_STD)
-    settings = {"noise": NOISE, "fit_hyper": False}
+    settings = {"noise": NOISE, "learn_kernel": False}
     found = doxa.fit(None, (given["train"], given["y"]), doxa.GP(kernel=kernel, **settings))
     want = torch.tensor(PEER["posterior"]["mean"]).double()
     assert float((found.predict(given["x"]).mean - want).abs().max()) < 1e-6

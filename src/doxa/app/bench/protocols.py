@@ -370,7 +370,7 @@ _VARIATIONAL = {
 # Functional methods, with one Gaussian noise level that is learned. Lengths, rates and first widths
 # are chosen by validation rows.
 
-_NOISES = ("learned", "evidence")
+_NOISES = ("training", "evidence")
 
 
 def _functional(

@@ -144,7 +144,8 @@ def evidence(
     subset : optional
         As in `doxa.fit`, the same for all candidates.
     laplace : Method, optional
-        The method that gives the evidence. Default: `Laplace(newton_steps=10)`, at an exact maximum.
+        The method that gives the evidence. Default: `Laplace(newton_steps=10)`, at an exact
+        maximum.
     bound : str, Method or None
         The variational method that gives the ELBO: "mean-field", "last-layer-vi" (of the last layer
         alone, with point estimates of the others: not a bound on the evidence of all weights), ...;

@@ -46,7 +46,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ShapeError
 from doxa.function.evidence import Problem, Solved, evenly, solve
-from doxa.function.wide.fitting import Belief, InfinitelyWide, Scales
+from doxa.function.wide.fitting import InfinitelyWide, ProcessPrior, Scales
 from doxa.function.wide.posterior import NTKPosterior, WidePosterior, spread_of
 from doxa.laplace.curvature import Jacobians
 from doxa.linalg.layout import Entry, Layout
@@ -189,7 +189,7 @@ class KnownKernel(Scales):
         return thin._replace(x=thin.x[..., columns])
 
 
-class Tangent(Belief):
+class Tangent(ProcessPrior):
     """Of a network's tangents at its start."""
 
     def __init__(self, method: InfinitelyWide, run: Run) -> None:
@@ -331,8 +331,8 @@ class NTK(InfinitelyWide):
             )
         object.__setattr__(self, "needs_network", True)
 
-    def belief(self, run: Run) -> Belief:
-        return Tangent(self, run) if self.kernel == "empirical" else super().belief(run)
+    def process_prior(self, run: Run) -> ProcessPrior:
+        return Tangent(self, run) if self.kernel == "empirical" else super().process_prior(run)
 
     def settled(self, run: Run) -> dict[str, Tensor]:
         if self.time is None and "time" not in run.hyper:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import doxa
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.laplace import centre, status
+from doxa.laplace import mean_correction, status
 from doxa.laplace.curvature import Jacobians
 from doxa.posterior.saving import from_artefact, to_artefact
 
@@ -121,7 +121,7 @@ def test_it_is_as_wide_as_its_average_curvature_says(
                         prior=doxa.Normal(2.0), validation=None)  # fmt: skip
 
     with monkeypatch.context() as patch:
-        patch.setattr(centre, "_WIDTHS", 0)
+        patch.setattr(mean_correction, "_WIDTHS", 0)
         before = fitted()
     f, j = Jacobians(before.network, before.at, before.network.subset_names)(x)
     keys = [f"{k}/{i}" for k in before.ids for i in range(128)]
@@ -140,14 +140,16 @@ def test_draws_together_are_what_they_are_alone(
     numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A convolution's Jδ, and Jᵀv, with J held whole: one draw of one row at a time, a few, all."""
-    monkeypatch.setattr(centre, "chunk_bytes", lambda device: numbers * 3 * 8 * 27)  # of 27 numbers
+    monkeypatch.setattr(
+        mean_correction, "chunk_bytes", lambda device: numbers * 3 * 8 * 27
+    )  # of 27 numbers
     net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
     model = doxa.Model(net, "categorical")
     x, y = normal(7, 1, 8), torch.arange(7) % 3
     posterior = doxa.fit(model, (x, y), doxa.Laplace(mean_correction=False), members=2, steps=5,
                          validation=None)  # fmt: skip
     jacobians = posterior._jacobians()
-    line = centre.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
+    line = mean_correction.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
     f, j = jacobians(x)
     delta, v = normal(2, 4, j.shape[-1]), normal(2, 7, 3)
     found, away = line.along(delta)
@@ -175,7 +177,7 @@ def test_by_default_it_is_moved_where_the_mode_loses_much(structure: str) -> Non
     }
     assert found["mode"].status == "worse-than-map" and found["mode"].at is None
     assert loss(found["mode"]) > loss_of_the_weights() + 0.03
-    assert found["auto"].status == "ok" and found["auto"].diagnostics["centre"] == "mean"
+    assert found["auto"].status == "ok" and found["auto"].diagnostics["mean_correction"] is True
     assert torch.equal(found["auto"].mean, found["mean"].mean)
     assert torch.equal(found["auto"].maximum, found["mode"].mean)
     assert found["auto"].log_evidence == found["mode"].log_evidence
@@ -194,7 +196,7 @@ def test_by_default_it_stays_where_the_mode_loses_little() -> None:
     """Under a prior so narrow that hardly anything is in doubt."""
     stays = post_hoc(doxa.Laplace(train=False, tune=None), prior=doxa.Normal(0.05))
     assert stays.at is None and stays.status != "worse-than-map"
-    assert stays.diagnostics["centre"] == "mode"
+    assert stays.diagnostics["mean_correction"] is False
 
 
 def by_heart(rows: int) -> tuple[Any, Any, Any, dict[str, Any]]:
@@ -253,16 +255,16 @@ def test_a_diagonal_excuses_no_more_than_factors_of_layers_do(
     assert doxa.fit(net, data, wide, init=at, **given).status == "ok"
     monkeypatch.undo()
     moved = doxa.fit(net, data, dataclasses.replace(wide, centre="auto"), init=at, **given)
-    assert moved.diagnostics["centre"] == "mean"
+    assert moved.diagnostics["mean_correction"] is True
 
 
 def test_by_default_it_stays_where_there_are_no_classes_or_no_lines() -> None:
     """With noise, and where drawn weights go into the network."""
     x = normal(30, 2)
     line = doxa.fit(nn.Linear(2, 1).double(), (x, x[:, :1]), doxa.Laplace(), steps=20)
-    assert line.at is None and "centre" not in line.diagnostics
+    assert line.at is None and "mean_correction" not in line.diagnostics
     drawn = post_hoc(doxa.Laplace(train=False, predictive="sampled"))
-    assert drawn.at is None and drawn.diagnostics["centre"] == "mode"
+    assert drawn.at is None and drawn.diagnostics["mean_correction"] is False
 
 
 class Distances(nn.Module):

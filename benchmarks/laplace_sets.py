@@ -155,7 +155,8 @@ def table(made: list[dict[str, Any]]) -> str:
         "Made by `python -m benchmarks.laplace_sets`: what is compared is in its first lines. NLL "
         "of test rows over that of the weights alone (below 1 is better than they are), its "
         "geometric mean over the seeds; ECE and accuracy are means. `mean_correction='auto'`, the "
-        "default, is the mode's Gaussian, or the mean's where the mode's would be \"worse-than-map\".",
+        "default, is the mode's Gaussian, or the mean's where the mode's would be "
+        '"worse-than-map".',
         "",
         "The mean costs little wherever the mode costs much, and gains less where the weights are "
         "overconfident and the mode's surplus of doubt makes up for it: neither is better nearly "

@@ -21,8 +21,7 @@ DIALECT = re.compile(
     r"|patients?|judge?ments?|verdicts?)\b",
     re.IGNORECASE,
 )
-# Uses that stay: deprecated names of public attributes (`Study.belief`, `Finding.verdict`), and real
-# patients.
+# Uses that stay: deprecated public names (`Study.belief`, `Finding.verdict`), and real patients.
 KEPT = {
     "docs/compare.md": 1, "docs/neural_processes.md": 3, "src/doxa/decide/design/__init__.py": 2,
     "src/doxa/decide/design/study.py": 1, "src/doxa/diagnose/finding.py": 2,

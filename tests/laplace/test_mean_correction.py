@@ -182,7 +182,7 @@ def test_by_default_it_is_moved_where_the_mode_loses_much(structure: str) -> Non
     assert torch.equal(found["auto"].maximum, found["mode"].mean)
     assert found["auto"].log_evidence == found["mode"].log_evidence
     assert loss(found["auto"]) < loss_of_the_weights() + 0.02
-    assert doxa.Laplace().centre == "auto"
+    assert doxa.Laplace().mean_correction == "auto"
 
 
 def test_a_subnetwork_is_moved_alone() -> None:
@@ -254,7 +254,7 @@ def test_a_diagonal_excuses_no_more_than_factors_of_layers_do(
     )
     assert doxa.fit(net, data, wide, init=at, **given).status == "ok"
     monkeypatch.undo()
-    moved = doxa.fit(net, data, dataclasses.replace(wide, centre="auto"), init=at, **given)
+    moved = doxa.fit(net, data, dataclasses.replace(wide, mean_correction="auto"), init=at, **given)
     assert moved.diagnostics["mean_correction"] is True
 
 
@@ -284,4 +284,4 @@ def test_without_forward_derivatives_the_default_stays_at_the_mode() -> None:
     posterior = doxa.fit(Distances(), data, method, **given)
     assert posterior.at is None and posterior.status == "worse-than-map"
     with pytest.raises(MethodError, match="forward-mode derivatives"):
-        doxa.fit(Distances(), data, dataclasses.replace(method, centre="mean"), **given)
+        doxa.fit(Distances(), data, dataclasses.replace(method, mean_correction=True), **given)

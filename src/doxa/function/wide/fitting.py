@@ -6,9 +6,9 @@ logarithms: such kernels can fit any noise, and with the evidence alone the fitt
 Classes are regression targets: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The
 resulting functions, divided by a temperature, are logits: see `posterior.py`.
 
-`ProcessPrior` is the Gaussian-process prior over functions of a run: a kernel, the initial values of
-its scales, and its evidence. `Analytic` is the kernel of an architecture at infinite width. Its scales
-are log σ_w and log σ_b.
+`ProcessPrior` is the Gaussian-process prior over functions of a run: a kernel, the initial values
+of its scales, and its evidence. `Analytic` is the kernel of an architecture at infinite width. Its
+scales are log σ_w and log σ_b.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def posterior(p: Any) -> Words:
         facts.append(("fitted to", fitted))
     if held := p.diagnostics.get("held_out"):
         facts.append(("held out", _held_out(held)))
-    if left := p.diagnostics.get("left_out"):
+    if left := p.diagnostics.get("held_out_calibration"):
         facts.append(
             ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'held-out row')}")
         )

@@ -69,8 +69,9 @@ class MissingExtra(DoxaError, ImportError):
 
 def deprecated(old: str, new: str) -> None:
     """Warn that `old` is deprecated. The warning points at the caller outside doxa."""
+    ours = ("doxa", "contextlib")  # decorators of doxa's functions are in contextlib
     frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "doxa":
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     message = f"{old} is deprecated, and will be removed in doxa 0.3: use {new}"
     warnings.warn(message, DoxaDeprecationWarning, stacklevel=level + 1)

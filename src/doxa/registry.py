@@ -471,7 +471,7 @@ NEURAL = (
         "Convolutional conditional neural process: a CNN on a lattice, one or two inputs",
         "Gordon et al. 2020", _NEEDS, "own training",
         ("tasks",), gives="answers that shift with the data; images",
-        short={"width": 8, "layers": 1, "kernel": 3, "density": 4.0}, demo=_LEFT_OUT,
+        short={"width": 8, "layers": 1, "kernel_size": 3, "density": 4.0}, demo=_LEFT_OUT,
         docs="neural_processes.md"),
 )  # fmt: skip
 

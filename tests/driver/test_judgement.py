@@ -206,7 +206,7 @@ def test_a_q_that_stays_at_its_prior_has_learned_nothing(rate: float) -> None:
         doxa.MeanField(initial_std=1.0), init="given", steps=300, lr=rate, validation=None,
         progress=False,
     )  # fmt: skip
-    assert posterior.status == ("ok" if rate > 1e-3 else "learned-nothing"), posterior.status.reason
+    assert posterior.status == ("ok" if rate > 1e-3 else "prior-collapse"), posterior.status.reason
 
 
 def test_a_rise_of_the_loss_is_not_that_of_the_state_that_was_kept() -> None:

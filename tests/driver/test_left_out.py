@@ -55,9 +55,12 @@ def fitted(data: Data, method: Any = "map", **options: Any) -> Any:
 def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
     for data in (numbers(True), classes()):
         posterior = fitted(data, "deep-ensemble", members=3)
-        likelihood, rows = posterior.base_likelihood, posterior.diagnostics["left_out"]["rows"]
+        likelihood, rows = (
+            posterior.base_likelihood,
+            posterior.diagnostics["held_out_calibration"]["rows"],
+        )
         assert rows == 3 * len(data[0]) // 10
-        said = posterior.diagnostics["left_out"]["likelihood"]
+        said = posterior.diagnostics["held_out_calibration"]["likelihood"]
         assert f"{said}, by {rows} held-out rows" in repr(posterior)
         posterior.save(tmp_path / likelihood.name)
         net = torch.nn.Linear(1, 1 if likelihood.name == "student-t" else 2, bias=False)

@@ -87,7 +87,7 @@ def test_a_small_table_is_not_learned_by_heart() -> None:
 
 
 def test_settings_that_leave_nothing() -> None:
-    with pytest.raises(MethodError, match="skip=5 of size=5 snapshots leaves none"):
+    with pytest.raises(MethodError, match="skip=5 of snapshots=5 leaves none"):
         doxa.SnapshotEnsemble(skip=5)
     with pytest.raises(MethodError, match="5 snapshots need as many steps, not 3"):
         doxa.fit(doxa.nets.mlp(3, 1, (4,)).double(), data(), "snapshot", steps=3)

@@ -133,14 +133,14 @@ def test_few_rows_stand_for_all() -> None:
     likelihood = doxa.Gaussian(noise=0.3)
     options: dict[str, Any] = {"likelihood": likelihood, "prior": doxa.Normal(1.0), "members": 1}
     whole = fit((x, y), "functional", **options)
-    few = fit((x, y), "functional", settings={"rows": 20}, **options)
+    few = fit((x, y), "functional", settings={"kernel_rows": 20}, **options)
     new = normal(6, 2, seed=5)
     index = torch.linspace(0, 39, 20).double().round().long()
     assert len({i // 2 for i in index.tolist()}) == 20  # one of each pair
     assert torch.allclose(few.predict(new).variance, whole.predict(new).variance, rtol=1e-8)
     assert few.log_evidence is None
     assert whole.log_evidence is not None
-    least = fit((x, y), "functional", settings={"rows": 3}, **options)
+    least = fit((x, y), "functional", settings={"kernel_rows": 3}, **options)
     ratio = least.predict(new).epistemic / whole.predict(new).epistemic
     assert (ratio > 1.0).float().mean() > 0.5  # three rows say less of most places
 
@@ -151,5 +151,5 @@ def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MethodError, match="Gaussian prior"):
         fit(rows(), "functional", prior=doxa.StudentTPrior())
     monkeypatch.setattr(functional, "free_memory", lambda device: 1000)
-    with pytest.raises(MemoryBudgetError, match="use rows="):
+    with pytest.raises(MemoryBudgetError, match="use kernel_rows="):
         fit(rows(), "functional")

@@ -224,7 +224,7 @@ def test_norm_layers_have_their_diagonal_and_it_is_said(caplog: pytest.LogCaptur
     x, y = image_data()
     net, prior = image_net(norm=True), doxa.Normal(1.0)
     options: dict[str, Any] = {"init": "given", "prior": prior, "likelihood": "categorical"}
-    method = partial(doxa.Laplace, train=False, centre="mode")
+    method = partial(doxa.Laplace, train=False, mean_correction=False)
     with caplog.at_level(logging.INFO, "doxa"):
         ours = doxa.fit(net, (x, y), method("kronecker"), **options)
     assert "1.weight, 1.bias have no Kronecker factors" in caplog.text

@@ -50,8 +50,8 @@ def test_noise_is_scaled_by_the_root_of_the_preconditioner() -> None:
     size = np.abs(gradient(goal)) / goal.n
     moved = {}
     for floor in (0.1, 3.0):
-        still = first_step(goal, floor=floor, temperature=1e-300)
-        moved[floor] = first_step(goal, floor=floor) - still
+        still = first_step(goal, eps=floor, temperature=1e-300)
+        moved[floor] = first_step(goal, eps=floor) - still
     assert np.allclose(moved[0.1] / moved[3.0], np.sqrt((3.0 + size) / (0.1 + size)), rtol=1e-8)
 
 

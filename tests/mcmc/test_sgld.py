@@ -41,7 +41,7 @@ def test_stationary_moments_with_mini_batches() -> None:
     same draws are far from what they would be without that noise."""
     goal = target()
     eta = 0.1 / goal.precision.max()
-    posterior = goal.fit(chains(step=eta), members=200, batch_size=4)
+    posterior = goal.fit(chains(step_size=eta), members=200, batch_size=4)
     kept = list(range(17, 17 * 40 + 1, 17))
     stages = [[eta] * 200, [eta] * 680]
     assert_moments(posterior, goal, predicted(goal, stages, [[], kept], batch=4), power=0.03)
@@ -75,7 +75,7 @@ def test_temperature_scales_the_covariance(temperature: float) -> None:
     goal = target(n=16)
     curvature = np.diag(goal.precision)
     eta = 0.2 / curvature.max()
-    method = chains(step=eta, temperature=temperature)
+    method = chains(step_size=eta, temperature=temperature)
     posterior = goal.fit(method, copies=200, members=1, batch_size=16)
     want = np.diag(temperature / (curvature * (1 - eta * curvature / 2)))
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.03)
@@ -99,10 +99,10 @@ def test_a_falling_step_is_followed_step_by_step() -> None:
 def test_status_says_whether_the_chains_have_met() -> None:
     """4 chains, some 40 autocorrelation times long or one tenth of one."""
     goal = target(n=16)
-    long = goal.fit(chains(step=0.2 / goal.precision.max(), draws=100), members=4)
+    long = goal.fit(chains(step_size=0.2 / goal.precision.max(), draws=100), members=4)
     assert long.status == "ok"
     assert long.diagnostics["rhat_functions"] < 1.1
-    short = goal.fit(chains(step=1e-4 / goal.precision.max(), thin=1, burn_in=0), members=4)
+    short = goal.fit(chains(step_size=1e-4 / goal.precision.max(), thin=1, burn_in=0), members=4)
     assert short.status == "not-converged"
 
 
@@ -124,7 +124,7 @@ def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
 def test_without_a_step_the_rate_of_fit_is_taken_over_n() -> None:
     """So that it means what it means to gradient descent on the mean loss."""
     goal = target()
-    given = goal.fit(chains(draws=5, step=0.01 / goal.n), members=2, seed=3)
+    given = goal.fit(chains(draws=5, step_size=0.01 / goal.n), members=2, seed=3)
     derived = goal.fit(chains(draws=5), members=2, seed=3, lr=0.01)
     assert torch.allclose(given.samples, derived.samples, rtol=1e-12)
 
@@ -142,7 +142,7 @@ def test_a_linear_model_comes_close_to_its_exact_posterior() -> None:
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(intercept=False, prior_std=1.0, noise=0.5))
     net = nn.Linear(3, 1, bias=False).double()
     steepest = float(torch.linalg.eigvalsh(x.mT @ x / 0.25)[-1])
-    method = chains(step=0.04 / steepest, burn_in=600, draws=10, thin=100)
+    method = chains(step_size=0.04 / steepest, burn_in=600, draws=10, thin=100)
     ours = doxa.fit(net, (x, y), method, likelihood=doxa.Gaussian(0.5), members=200, batch_size=50)
     covariance = exact.covariance.dense()[0]
     std = covariance.diagonal().sqrt()
@@ -154,7 +154,7 @@ def test_a_linear_model_comes_close_to_its_exact_posterior() -> None:
 def test_only_the_subset_is_sampled() -> None:
     x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
     net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-    method = chains(draws=10, step=1e-4)
+    method = chains(draws=10, step_size=1e-4)
     posterior = doxa.fit(net, (x, x.sin()), method, subset="last_layer", members=2, steps=50)
     draws = {k: v.reshape(2, 10, -1) for k, v in posterior.draw().items()}
     assert draws["0.weight"].std(1).max() == 0

@@ -49,7 +49,7 @@ def test_the_objective_is_mc_dropouts_at_the_same_p() -> None:
             return super().finish(run, state, kept)
 
     posterior = doxa.fit(
-        net.double(), (x, y), Watched(initial=0.2), steps=30, prior=doxa.Normal(0.7),
+        net.double(), (x, y), Watched(initial_p=0.2), steps=30, prior=doxa.Normal(0.7),
         likelihood=doxa.Gaussian(noise=0.5), members=2,
     )  # fmt: skip
     rates = posterior.diagnostics["p"]

@@ -74,7 +74,7 @@ def evaluate_held_out(
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
-    found_by_mixture = "left_out" in posterior.diagnostics
+    found_by_mixture = "held_out_calibration" in posterior.diagnostics
     for each, split in held_out_predictions:
         p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
@@ -139,7 +139,7 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
-    """Set the status "learned-nothing" if training rows are predicted no better than by a
+    """Set the status "prior-collapse" if training rows are predicted no better than by a
     constant."""
     split = run.split_of[0]
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
@@ -151,7 +151,7 @@ def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     gain = Scored(_log_prob(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
         posterior.record.status = Status(
-            "learned-nothing",
+            "prior-collapse",
             f"{len(gain.values)} training rows are predicted no better than by a constant "
             f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
             "learning rate or a narrower prior; or there is nothing to learn in the data",
@@ -351,7 +351,10 @@ def calibrate_on_held_out(
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    posterior.record.diagnostics["left_out"] = {"rows": len(rows[1]), "likelihood": found.said}
+    posterior.record.diagnostics["held_out_calibration"] = {
+        "rows": len(rows[1]),
+        "likelihood": found.said,
+    }
     log.info("likelihood: %s, by %d held-out rows", found.said, len(rows[1]))
 
 

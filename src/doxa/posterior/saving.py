@@ -97,8 +97,29 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     return posterior
 
 
+# Names that were changed since artefacts were written: statuses, and keys of `diagnostics`.
+_STATUSES = {"learned-nothing": "prior-collapse"}
+_DIAGNOSTICS = {
+    "centre": "mean_correction", "left_out": "held_out_calibration", "rate": "step_size",
+    "rate_limited": "step_size_limited",
+}  # fmt: skip
+
+
+def _current(plain: dict[str, Any]) -> dict[str, Any]:
+    """A saved record by its current names."""
+    status, found = plain["status"], plain.get("diagnostics")
+    if isinstance(status, str):
+        plain = plain | {"status": _STATUSES.get(status, status)}
+    if isinstance(found, dict):
+        moved = found.get("centre")
+        found = found | ({} if moved is None else {"centre": moved == "mean"})
+        plain = plain | {"diagnostics": {_DIAGNOSTICS.get(k, k): v for k, v in found.items()}}
+    return plain
+
+
 def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
     """The saved record, with the types of its entries checked."""
+    plain = _current(plain)
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
     kinds: dict[str, Any] = {
         "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
@@ -111,7 +132,7 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         "steps": int,
         "seconds": float | int,
         "held_out": dict,
-        "left_out": dict,
+        "held_out_calibration": dict,
         "elbo_error": float,
     }
     for name, kind in shown.items():

@@ -66,7 +66,7 @@ def test_classes_are_calibrated_without_held_out_rows(name: str) -> None:
     """A tenth of the labels is random. The expected calibration error of 1,000 rows has a standard
     error of about 0.015 under perfect calibration."""
     x, y = three_classes(1200)
-    method = doxa.get_method(name)(depth=1, fit_hyper=False, noise=0.3)
+    method = doxa.get_method(name)(depth=1, learn_kernel=False, noise=0.3)
     posterior = doxa.fit(None, (x[:200], y[:200]), method, likelihood="categorical")
     p = posterior.predict(x[200:])
     assert float((p.probs.argmax(1) == y[200:]).double().mean()) > 0.8  # at most 0.93

@@ -84,7 +84,7 @@ def _likelihood(posterior: Any) -> str:
 
 def _chosen_by(posterior: Any) -> int | None:
     """How many held-out rows chose the likelihood; None where they did not."""
-    return posterior.diagnostics.get("left_out", {}).get("rows")
+    return posterior.diagnostics.get("held_out_calibration", {}).get("rows")
 
 
 def _data(subject: Subject) -> Content:

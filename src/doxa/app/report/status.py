@@ -38,7 +38,7 @@ LEAST_ROWS = 20  # with fewer, nothing can be concluded
 LARGE_GAP = 0.05  # between nominal and observed share, in addition to chance
 HARDLY = 0.1  # a class is hardly recognised where it is in a smaller share of its rows
 MOST_CLASSES = 3  # named in one finding
-BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "learned-nothing")
+BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "prior-collapse")
 SHOWN_ELSEWHERE = {  # entries of `posterior.diagnostics`
     "engine", "mode", "engine_reason", "seconds", "steps", "rows", "kernel", "stopping",
 }  # fmt: skip

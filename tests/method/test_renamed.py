@@ -172,7 +172,7 @@ def test_a_grid_takes_the_old_name() -> None:
         assert caught[0].filename == __file__
         assert old.hyper == [{"swa_lr": rate} for rate in rates]
         for one, other in zip(new, old, strict=True):
-            assert torch.equal(one.mean, other.mean)
+            assert torch.equal(one.samples, other.samples)
     with pytest.raises(MethodError, match="swa_lr twice"):
         doxa.fit(net, data(), "swa", runs=doxa.Runs(grid={"rate": [1], "swa_lr": [1]}), **common)
 

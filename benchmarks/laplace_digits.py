@@ -257,7 +257,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "is to choose, or nearly: hardly wider than the weights alone. The probit link is nearer "
         "to samples than `probit-marginal`, laplace-torch's, and mends no width. Not blind: that a "
         "standard error decides, and not two, was settled after a look at two thirds of these "
-        "test rows, where two gave 1.11 times the weights' NLL (all weights, full); and that the mean "
+        "test rows, where two gave 1.11 times the weights' NLL (all weights, full); "
+        "and that the mean "
         "is the place was found on these test rows, with nothing to choose in it. laplace-torch "
         "searches nine scales from 0.01 to 100.",
         "",

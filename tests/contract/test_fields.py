@@ -31,7 +31,7 @@ def beyond(rule: Rule) -> list[Any]:
         values += [math.nextafter(low, -math.inf) if rule.ends[0] == "[" else low, True, "0.6"]
         values += [math.nextafter(high, math.inf) if rule.ends[1] == "]" else high]
     elif isinstance(rule, Choice):
-        values += ["no such choice", "", 1, True]
+        values += ["no such choice", "", 1, *([] if rule.allows(True) else [True])]
     else:
         assert isinstance(rule, Flag)
         values += [0, 1, "true"]

@@ -14,7 +14,7 @@ import numpy as np
 
 import doxa
 from doxa.app.bench import uci
-from doxa.app.comparison import Split
+from doxa.selection import Split
 
 HIDDEN = [(), (5,), (20,), (10, 10)]
 STDS = [0.1, 0.3, 1.0, 3.0]

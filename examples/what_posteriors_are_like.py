@@ -36,8 +36,8 @@ from rich.console import Console
 import doxa
 from doxa.app.bench import uci
 from doxa.app.comparison import Comparison, Reference, Split, as_tables, compare_arrays
-from doxa.app.comparison.result import standard_error
 from doxa.data.simulated import two_moons
+from doxa.selection.splits import standard_error
 
 POINTS_AND_FAMILIES = ["map", "deep-ensemble", "mean-field", "mc-dropout", "laplace"]
 OWN_FUNCTIONS = {"linear": "linear", "gp": "gp"}  # models other than the network

@@ -40,9 +40,8 @@ from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
-    from doxa import decide, diagnose, evaluate
+    from doxa import decide, diagnose, evaluate, selection
     from doxa import sklearn as sklearn
-    from doxa.app.selection import evidence, tune
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
     from doxa.ensemble.map import MAP as MAP
     from doxa.exact.linear import BayesianLinear as BayesianLinear
@@ -59,6 +58,7 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
     from doxa.mcmc.psgld import PSGLD as PSGLD
     from doxa.mcmc.sghmc import SGHMC as SGHMC
     from doxa.mcmc.sgld import SGLD as SGLD
+    from doxa.selection import evidence, tune
     from doxa.vi.mc_dropout import MCDropout as MCDropout
     from doxa.vi.mean_field import MeanField as MeanField
 
@@ -70,7 +70,7 @@ __all__ = [
     "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior", "Model", "Normal", "Poisson",
     "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT", "StudentTPrior", "Sweep",
     "Training", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
-    "get_method", "load", "methods", "nets", "prior_scales", "sample", "transforms",
+    "get_method", "load", "methods", "nets", "prior_scales", "sample", "selection", "transforms",
     "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
@@ -81,8 +81,8 @@ def __getattr__(name: str) -> Any:
     if name == "functional_prior":
         return importlib.import_module("doxa.function.functional_prior").functional_prior
     if name in ("evidence", "tune"):
-        return getattr(importlib.import_module("doxa.app.selection"), name)
-    if name in ("decide", "diagnose", "evaluate", "sklearn"):
+        return getattr(importlib.import_module("doxa.selection"), name)
+    if name in ("decide", "diagnose", "evaluate", "selection", "sklearn"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():
         if row.class_name == name:

@@ -10,6 +10,27 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 
+__all__ = [
+    "CorruptedArtefact",
+    "DataError",
+    "DoxaError",
+    "FolderInUse",
+    "MemoryBudgetError",
+    "MethodError",
+    "MissingExtra",
+    "ModelError",
+    "NumericalError",
+    "ShapeError",
+    "StoreError",
+    "Unavailable",
+    "UnknownSetting",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
 
 class DoxaError(Exception):
     """Base of all errors raised on purpose."""

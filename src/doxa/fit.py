@@ -36,7 +36,6 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
-from doxa.driver import Callback, Options
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
@@ -52,7 +51,7 @@ from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
-from doxa.method import FitSettings, Method, as_method
+from doxa.method import Callback, FitSettings, Method, as_method
 from doxa.method.method import Workload, check_planned, in_half, keywords
 from doxa.model import Model, Subset
 from doxa.model.checks import (
@@ -68,6 +67,14 @@ from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
 from doxa.posterior.weights import WeightPosterior
+
+__all__ = ["Checkpoint", "Compute", "Training", "fit"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -460,7 +467,9 @@ def fit(
     settings = FitSettings(
         steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
         rate=method.default_rate if lr is None else lr,
-        optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin,
+        optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin, schedule=schedule,
+        patience=patience, callbacks=callbacks, checkpoint_seconds=checkpoint_every,
+        draws_budget=draws_budget, progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
     members_of_runs = len(specs) * len(ids)
     work = Workload.of(
@@ -478,15 +487,9 @@ def fit(
         if settings.fresh:
             warn_if_pretrained(run.net, run.initial[0])
         check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
-    options = Options(
-        schedule=schedule, patience=patience, checkpoint_seconds=checkpoint_every,
-        callbacks=callbacks, draws_budget=draws_budget,
-        progress=sys.stderr.isatty() if progress is None else progress,
-    )  # fmt: skip
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
-    if checkpoint is not None:
-        options.fingerprint = fingerprint(run, method, options, specs)
-    posteriors, _ = run_fit(run, method, options, specs, checkpoint, began)
+    digest = "" if checkpoint is None else fingerprint(run, method, specs)
+    posteriors, _ = run_fit(run, method, specs, began, checkpoint, digest)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows in zip(posteriors, used, strict=True):

@@ -22,6 +22,14 @@ from torch import Tensor, nn
 
 from doxa.errors import ModelError, did_you_mean
 
+__all__ = ["FilterResponseNorm", "build", "builder_of", "lenet5", "mlp", "register_net", "resnet20"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 P = ParamSpec("P")
 Builder = tuple[str, dict[str, Any]]  # the registered name and its JSON-able settings
 
@@ -85,7 +93,8 @@ def builder_of(net: nn.Module) -> Builder | None:
 
 def _as_json(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     try:
-        return json.loads(json.dumps(settings))
+        plain: dict[str, Any] = json.loads(json.dumps(settings))
+        return plain
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"network builder {name!r}: settings must be JSON-able; {error}"

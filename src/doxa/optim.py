@@ -17,6 +17,14 @@ from torch import Tensor
 
 from doxa.errors import MethodError
 
+__all__ = ["SGD", "Adam", "Optimizer", "optimizer", "schedule"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 State = dict[str, Tensor]
 
 _fusing: ContextVar[bool] = ContextVar("fusing", default=True)

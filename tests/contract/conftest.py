@@ -53,11 +53,16 @@ class Case:
     device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self.row.name}-{self.task}" + ("" if self.device == "cpu" else f"-{self.device}")
+        return self.method_and_task + ("" if self.device == "cpu" else f"-{self.device}")
 
     @property
     def name(self) -> str:
         return self.row.name
+
+    @property
+    def method_and_task(self) -> str:
+        """The same on every device."""
+        return f"{self.row.name}-{self.task}"
 
     @property
     def regression(self) -> bool:

@@ -97,7 +97,7 @@ def test_they_are_saved_and_no_prediction_changes_them(
     kept = {name: value.clone() for name, value in posterior.buffers.items()}
     want = answers(posterior.predict(x), y)
     posterior.save(tmp_path / "run")
-    again = doxa.load(tmp_path / "run", net=network(kind))
+    again = doxa.load(tmp_path / "run", net=network(kind), device=posterior.device)
     got = answers(again.predict(x), y)
     assert all(torch.equal(got[name], want[name]) for name in want)
     for one in (posterior, again):

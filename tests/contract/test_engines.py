@@ -159,10 +159,12 @@ def test_several_parameter_vectors_are_stacked(trained_regression: Any) -> None:
 @pytest.mark.by_family
 @pytest.mark.parametrize("mode", ["eager", "traced"])
 def test_a_name_and_an_engine_ask_for_the_same_mode(trained: Any, mode: str) -> None:
-    """Also of the parts that HMC and NUTS execute by themselves."""
+    """Also of the parts that HMC and NUTS execute by themselves. On a GPU a step of fbnn is never
+    recorded: its eigendecomposition waits for the host."""
+    expected = "eager" if (trained.name, trained.device) == ("fbnn", "cuda") else mode
     short = {"steps": 3, "members": 2, "settings": trained.fast.many_steps}
     posteriors = [trained.fit(engine=e, **short) for e in (f"stack:{mode}", Engine("stack", mode))]
-    assert [p.diagnostics["mode"] for p in posteriors] == [mode, mode]
+    assert [p.diagnostics["mode"] for p in posteriors] == [expected, expected]
     one, two = (p.tensors() for p in posteriors)
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 

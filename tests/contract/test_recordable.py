@@ -25,7 +25,7 @@ NOT_HERE = {"hessian"}  # second derivatives reach for memory that a pretended t
 
 
 def recorded(case: Any) -> bool:
-    return not NEVER & {case.name, str(case)}
+    return not NEVER & {case.name, case.method_and_task}
 
 
 @pytest.fixture(autouse=True)

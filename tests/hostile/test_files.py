@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.errors import CorruptedArtefact, FolderInUse, MethodError, ModelError, StoreError
-from doxa.store import Checkpoints
+from doxa.store import Checkpoints, read_artefact, write_artefact
 
 N, D = 24, 2
 STEPS = 22  # callbacks come at steps 1, 10, 20 and the last
@@ -331,3 +331,52 @@ def test_two_fits_with_one_checkpoint(tmp_path: Path) -> None:
     assert set(seen) == {"refused"}
     fit(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []  # no checkpoint was due, and no lock stays
+
+
+def renumbered(checkpoint: Path, number: int | None) -> None:
+    """The same checkpoint with another format number of its content, or with none."""
+    tensors, meta = read_artefact(checkpoint)
+    meta["meta"].pop("format")
+    if number is not None:
+        meta["meta"]["format"] = number
+    shutil.rmtree(checkpoint)
+    write_artefact(checkpoint, tensors, meta)
+
+
+@pytest.mark.parametrize(
+    "number, of", [(None, "format 0, of an earlier"), (0, "an earlier"), (99, "a later")]
+)
+def test_a_checkpoint_of_another_format_is_refused_and_left_as_it_was(
+    tmp_path: Path, number: int | None, of: str
+) -> None:
+    """Every byte: also those of the older checkpoints, and of kept draws."""
+
+    def sample(**options: Any) -> Any:
+        method = doxa.SGLD(burn_in=4, draws=12)
+        return doxa.fit(
+            mlp(), table(), method, members=1, steps=None, checkpoint=tmp_path / "c",
+            checkpoint_every=0, **options,
+        )  # fmt: skip
+
+    def press(done: int, _info: dict[str, Any]) -> None:
+        if done >= 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample(callbacks=[press])
+    for checkpoint in (tmp_path / "c").glob("*-step-*"):
+        renumbered(checkpoint, number)
+    before = contents(tmp_path / "c")
+    assert len(before) > 4
+    with pytest.raises(StoreError, match=of) as caught:
+        sample()
+    assert "the version that began it" in str(caught.value)
+    assert contents(tmp_path / "c") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

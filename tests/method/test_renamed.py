@@ -24,6 +24,7 @@ from doxa.app.fitting import make_method
 from doxa.decide import design
 from doxa.errors import DoxaDeprecationWarning, MethodError, StoreError, UnknownSetting
 from doxa.method.method import rules
+from doxa.posterior.base import Diagnostics
 from doxa.posterior.saving import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,6 +220,16 @@ def test_statuses_and_diagnostics_of_older_records() -> None:
     }  # fmt: skip
     plain["diagnostics"] = {"centre": "mode"}
     assert read_record(plain, "", {}).diagnostics == {"mean_correction": False}
+
+
+def test_diagnostics_are_found_by_their_old_names() -> None:
+    found = Diagnostics({"mean_correction": True, "step_size": [0.1]})
+    for old, value in (("centre", "mean"), ("rate", [0.1])):
+        with pytest.warns(DoxaDeprecationWarning, match="use diagnostics"):
+            assert found[old] == value
+    for name in ("left_out", "none"):  # not of this fit
+        with pytest.raises(KeyError, match=name):
+            found[name]
 
 
 def test_attributes_and_classes_that_were_renamed() -> None:

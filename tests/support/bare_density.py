@@ -10,7 +10,7 @@ from torch import Tensor
 
 from doxa import likelihoods
 from doxa.data import NoData
-from doxa.driver import Driver, Options
+from doxa.driver import Driver
 from doxa.engine import Engine
 from doxa.linalg.layout import Entry, Layout
 from doxa.method import Clock, Run, State
@@ -41,7 +41,7 @@ def sample(
     density: Callable[[Tensor], Tensor], start: Tensor, method: Any, seed: int = 0
 ) -> Chains:
     run = bare_run(density, start, seed)
-    done = Driver(run, method, Options()).drive()
+    done = Driver(run, method).drive()
     told = {name: torch.stack(values, 1) for name, values in done.stats.items()}
     draws = done.draws(slice(None))
     assert draws is not None

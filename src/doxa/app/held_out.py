@@ -19,6 +19,7 @@ from doxa.app.calibration import Calibration, conformal_level
 from doxa.app.predictions import ROWS_AT_ONCE
 from doxa.app.reading import Array, Dialect
 from doxa.app.schema import Schema, TableSpec, inferred, read_labelled
+from doxa.data.rows import shuffled
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError
 from doxa.evaluate import Streaming
@@ -110,20 +111,6 @@ def divide(
     order = shuffled(rows, np.random.default_rng([seed, 5]), labels)
     tested, calibrated, trained = np.split(order, np.cumsum(sizes))
     return Parts(np.sort(trained), np.sort(tested), np.sort(calibrated))
-
-
-def shuffled(n: int, rng: np.random.Generator, labels: Array | None = None) -> Array:
-    """n row numbers in a random order; with labels, each class is spread evenly over it."""
-    order = rng.permutation(n)
-    if labels is None:
-        return order
-    # Every row's place within its own class, as a share: sorted by it, each class is spread
-    # evenly over the order.
-    _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    place = np.empty(n)
-    for c, count in enumerate(counts):
-        place[label == c] = (np.arange(count) + rng.uniform()) / count
-    return order[np.argsort(place, kind="stable")]
 
 
 def schema_of(frame: pd.DataFrame, whole: Schema, parts: Parts, asked: TableSpec) -> Schema:

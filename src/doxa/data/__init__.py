@@ -62,3 +62,8 @@ __all__ = [
     "warn_far",
     "warn_unscaled",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

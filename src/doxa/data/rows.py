@@ -629,3 +629,19 @@ def _inputs(batch: Any) -> Any:
             )
         batch = batch[0]
     return as_tensors(batch, "x")
+
+
+def shuffled(
+    n: int, rng: np.random.Generator, labels: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """n row numbers in a random order; with labels, each class is spread evenly over it."""
+    order = rng.permutation(n)
+    if labels is None:
+        return order
+    # Every row's place within its own class, as a share: sorted by it, each class is spread
+    # evenly over the order.
+    _, label, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    place = np.empty(n)
+    for c, count in enumerate(counts):
+        place[label == c] = (np.arange(count) + rng.uniform()) / count
+    return order[np.argsort(place, kind="stable")]

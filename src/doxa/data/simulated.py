@@ -18,6 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+__all__ = ["Points", "gap_function", "gap_regression", "gp_tasks", "two_moons"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 GAP = (-1.2, 1.6)  # the interval in which `gap_regression` has no observations

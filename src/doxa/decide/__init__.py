@@ -20,3 +20,8 @@ __all__ = [
     "max_entropy", "mean_std", "predictive_variance", "random", "score", "select",
     "variation_ratio",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

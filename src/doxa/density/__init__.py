@@ -4,3 +4,8 @@ from doxa.density.draws import Draws
 from doxa.density.sample import sample
 
 __all__ = ["Draws", "sample"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -23,7 +23,7 @@ from doxa.density.transforms import Shape, Transform
 from doxa.errors import StoreError
 from doxa.linalg.layout import Params
 from doxa.posterior import Status, chains
-from doxa.posterior.base import Record
+from doxa.posterior.base import Diagnostics, Record
 from doxa.posterior.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
 from doxa.posterior.saving import check_finite_tensors, read_record
 
@@ -125,7 +125,7 @@ class Draws(describe.Described, Mapping[str, Tensor]):
         The sampler with its settings.
     status : Status
         "ok", "not-converged", "diverged" or "stopped"; `.reason` holds the explanation.
-    diagnostics : dict
+    diagnostics : Diagnostics
         R-hat, effective sample sizes, E-BFMI, acceptance, divergences, time, engine.
     history : dict
         Values that were recorded during the run.
@@ -179,7 +179,7 @@ class Draws(describe.Described, Mapping[str, Tensor]):
         return self.record.status
 
     @property
-    def diagnostics(self) -> dict[str, Any]:
+    def diagnostics(self) -> Diagnostics:
         return self.record.diagnostics
 
     @property

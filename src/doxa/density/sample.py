@@ -37,7 +37,6 @@ from doxa.data import NoData, as_tensor
 from doxa.density.density import Density, Written
 from doxa.density.draws import Draws
 from doxa.density.transforms import Real, Transform, transform
-from doxa.driver import Callback, Options
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import member_ids
@@ -53,7 +52,7 @@ from doxa.errors import (
     did_you_mean,
 )
 from doxa.linalg.layout import Layout, Params
-from doxa.method import Method, Run, as_method
+from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import keywords, require
 from doxa.model.model import LogDensity
 from doxa.noise import Noise
@@ -398,19 +397,17 @@ def sample(
         need, place, f"{method.name} with {len(ids)} chains of {free:,} numbers", "fewer chains"
     )
     starts = _starts(density, given, _jitter(jitter), seed, ids)
-    run = _run(density, starts, ids, seed)
-    options = Options(
+    settings = FitSettings(
         schedule="constant", callbacks=checks.functions("callbacks", callbacks),
         checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
         draws_budget=checks.budget("draws_budget", draws_budget),
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
+    run = replace(_run(density, starts, ids, seed), settings=settings)
     chosen, values = _engine(run, density, engine)
     run = replace(run, engine=chosen)
-    if checkpoint is not None:
-        options.fingerprint = _fingerprint(run, density, method, values)
-    specs = [RunSpec(seed=seed)]
-    (posterior,), result = run_fit(run, method, options, specs, checkpoint, began)
+    digest = "" if checkpoint is None else _fingerprint(run, density, method, values)
+    (posterior,), result = run_fit(run, method, [RunSpec(seed=seed)], began, checkpoint, digest)
     if not isinstance(posterior, SamplePosterior) or result.kept is None:
         raise MethodError(f"{method.name} keeps no draws; sample with nuts, hmc or metropolis")
     if not result.kept:

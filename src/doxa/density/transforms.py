@@ -31,6 +31,24 @@ from torch import Tensor
 from doxa import store
 from doxa.errors import MethodError, ShapeError, did_you_mean
 
+__all__ = [
+    "Interval",
+    "Lower",
+    "Ordered",
+    "Positive",
+    "Real",
+    "Simplex",
+    "Transform",
+    "Upper",
+    "transform",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 Shape = tuple[int, ...]
 
 

@@ -5,3 +5,8 @@ from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.posterior.chains import ebfmi, ess_bulk, ess_tail, rhat
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "doctor", "ebfmi", "ess_bulk", "ess_tail", "rhat"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -1,6 +1,5 @@
 """The training loop: data and runs before it, steps and checkpoints in it, validation after it."""
 
 from doxa.driver.loop import Driver
-from doxa.driver.setup import Callback, Options
 
-__all__ = ["Callback", "Driver", "Options"]
+__all__ = ["Driver"]

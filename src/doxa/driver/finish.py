@@ -13,9 +13,8 @@ import torch
 
 from doxa import store
 from doxa.data import Data
-from doxa.driver.loop import Driver, Progress, own_checkpoint, saved_engine
+from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
-from doxa.driver.setup import Options
 from doxa.driver.validation import (
     calibrate_on_held_out,
     check_prior_collapse,
@@ -24,32 +23,34 @@ from doxa.driver.validation import (
 )
 from doxa.engine.engine import threads_for
 from doxa.method import Method, Run, slice_state
-from doxa.posterior import Posterior, Status
+from doxa.posterior import Posterior, Status, Stopping
 
 
 def run_fit(
-    run: Run, method: Method, options: Options, specs: Sequence[RunSpec],
-    checkpoint: str | Path | None, began: float,
+    run: Run, method: Method, specs: Sequence[RunSpec], began: float,
+    checkpoint: str | Path | None = None, digest: str = "",
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
     """Run a method's stages and return its posteriors, one per run.
 
-    If there is a checkpoint, the fit resumes from it with the engine that wrote it. The folder of
-    the checkpoint is locked until the fit ends.
+    If the folder `checkpoint` contains a checkpoint, the fit resumes from it with the engine that
+    wrote it. `digest` is the fingerprint of the fit, which must be that of the checkpoint. The
+    folder is locked until the fit ends.
     """
     if checkpoint is None:
-        return _run_fit(run, method, options, specs, began)
+        return _run_fit(run, method, specs, began, None)
     with store.exclusive(checkpoint):
-        options.checkpoint = store.Checkpoints(checkpoint)
-        options.found = own_checkpoint(options.checkpoint, options.fingerprint)
-        if options.found is not None:
-            run = replace(run, engine=saved_engine(run.engine, options.found, checkpoint))
-        return _run_fit(run, method, options, specs, began)
+        folder = store.Checkpoints(checkpoint)
+        found = own_checkpoint(folder, digest)
+        if found is not None:
+            run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
+        return _run_fit(run, method, specs, began, FitCheckpoints(folder, digest, found))
 
 
 def _run_fit(
-    run: Run, method: Method, options: Options, specs: Sequence[RunSpec], began: float
-) -> tuple[list[Posterior], Progress]:
-    driver = Driver(run, method, options)
+    run: Run, method: Method, specs: Sequence[RunSpec], began: float,
+    checkpoints: FitCheckpoints | None,
+) -> tuple[list[Posterior], Progress]:  # fmt: skip
+    driver = Driver(run, method, checkpoints)
     result = driver.drive()
     count = run.size // len(specs)
     seconds = time.monotonic() - began
@@ -94,9 +95,10 @@ def _posterior(
             check_prior_collapse(posterior, part)
         if result.best_step:  # needed to interpret the sums over held-out rows in the history
             held = run.data.held_out_rows().total_weight(run.split_of)
-            record.diagnostics["stopping"] = {
+            stopping: Stopping = {
                 "kept_step": result.best_step[rows], "rows": held.tolist()[rows],
             }  # fmt: skip
+            record.diagnostics["stopping"] = stopping
     return posterior
 
 

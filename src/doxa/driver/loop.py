@@ -9,7 +9,7 @@ the noise) is a function of the seed and the step.
     Progress                 everything that changes during a fit; the content of a checkpoint
     EarlyStopping            scores on held-out rows, and the best state of each member
     Interrupts               Ctrl-C, deferred to the end of a step
-    save, resumed, …         checkpoints of a fit
+    FitCheckpoints, save, …  checkpoints of a fit
     Driver                   the loop itself
 """
 
@@ -33,7 +33,6 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, Data, Feed, Pass, free_memory, halved
 from doxa.driver.bar import Shown, shown
-from doxa.driver.setup import Options
 from doxa.engine import Engine
 from doxa.engine.engine import threads_for
 from doxa.engine.execute import Executor, choose_executor
@@ -44,6 +43,10 @@ from doxa.optim import schedule
 from doxa.store import DrawsFile
 
 log = logging.getLogger("doxa")
+
+# The number of the content of a checkpoint: the entries of a method's state, and `Progress`. It is
+# raised when an entry changes its name, shape or meaning, and never used again.
+CHECKPOINT_FORMAT = 1
 
 
 class DrawsInMemory:
@@ -293,9 +296,27 @@ class Interrupts:
         log.warning("interrupted: stopping after this step; press Ctrl-C again to stop at once")
 
 
-def save(run: Run, options: Options, at: Progress, stage: Stage | None = None) -> None:
+@dataclass(frozen=True)
+class FitCheckpoints:
+    """The checkpoints of one fit.
+
+    Parameters
+    ----------
+    folder : store.Checkpoints
+        Where they are.
+    fingerprint : str
+        The digest of everything that must be the same for the fit to be resumed.
+    found : store.Checkpoint, default None
+        The checkpoint to resume from.
+    """
+
+    folder: store.Checkpoints
+    fingerprint: str
+    found: store.Checkpoint | None = None
+
+
+def save(run: Run, to: FitCheckpoints, at: Progress, stage: Stage | None = None) -> None:
     """Write a checkpoint: the progress, and how the stage executes the parts it records."""
-    assert options.checkpoint is not None
     recorded = None if stage is None else stage.recorded
     at.recorded = None if recorded is None else recorded.memory()
     if isinstance(at.kept, store.DrawsFile):
@@ -303,20 +324,20 @@ def save(run: Run, options: Options, at: Progress, stage: Stage | None = None) -
     tensors, progress = at.to_checkpoint()
     engine = run.engine  # only the fields that affect the bits of a result are saved
     meta = {
-        "fingerprint": options.fingerprint, "progress": progress,
+        "format": CHECKPOINT_FORMAT, "fingerprint": to.fingerprint, "progress": progress,
         "engine": {"kind": engine.kind, "native": engine.native, "chunk": engine.chunk},
     }  # fmt: skip
-    options.checkpoint.save(at.done, tensors, meta)
+    to.folder.save(at.done, tensors, meta)
 
 
 def stop_with_checkpoint(
-    run: Run, options: Options, at: Progress, stage: Stage | None = None
+    run: Run, to: FitCheckpoints | None, at: Progress, stage: Stage | None = None
 ) -> NoReturn:
     """Stop after Ctrl-C. This is called between steps, so that the checkpoint resumes bit for
     bit."""
-    if options.checkpoint is not None:
+    if to is not None:
         try:
-            save(run, options, at, stage)
+            save(run, to, at, stage)
             log.warning("stopped at step %d; checkpoint written, fit again to resume", at.done)
         except StoreError as error:
             log.error("stopped at step %d without a checkpoint: %s", at.done, error)
@@ -346,9 +367,21 @@ def saved_engine(engine: Engine, found: store.Checkpoint, place: object) -> Engi
 
 
 def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Checkpoint | None:
-    """The newest checkpoint, or None. A checkpoint of another fit is an error."""
+    """The newest checkpoint, or None. A checkpoint of another format or of another fit is an error,
+    and is left as it is."""
     found = checkpoint.latest()
-    if found is not None and found.meta.get("fingerprint") != fingerprint:
+    if found is None:
+        return None
+    number = found.meta.get("format", 0)  # the first checkpoints had none
+    if type(number) is not int or number != CHECKPOINT_FORMAT:
+        later = type(number) is int and number > CHECKPOINT_FORMAT
+        raise StoreError(
+            f"the checkpoint in {checkpoint.path} has format {number!r}, of "
+            f"{'a later' if later else 'an earlier'} version of doxa; this version reads format "
+            f"{CHECKPOINT_FORMAT}. It was left as it is: finish the fit with the version that "
+            "began it, or start over in another folder"
+        )
+    if found.meta.get("fingerprint") != fingerprint:
         raise MethodError(
             "the checkpoint belongs to another fit (other data, method, seed or members): "
             "use another folder, or remove it to start over"
@@ -359,35 +392,36 @@ def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Che
 class Driver:
     """Runs a method's stages on stacked members."""
 
-    def __init__(self, run: Run, method: Method, options: Options) -> None:
+    def __init__(self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None) -> None:
         self.run = run
         self.method = method
-        self.options = options
+        self.settings = run.settings
+        self.checkpoints = checkpoints
         self.product = 0.0  # multiplications in the method's own largest matrix product
         self._saved_at = time.monotonic()
         self._interrupts = Interrupts()
 
     def drive(self) -> Progress:
-        if self.options.found is not None:
-            at = resumed(self.run, self.options.found)
+        checkpoints = self.checkpoints
+        if checkpoints is not None and checkpoints.found is not None:
+            at = resumed(self.run, checkpoints.found)
         else:
             at = Progress(dict(self.method.init(self.run)))
         stages = list(self.method.stages(self.run))
         self.product = max((stage.product or 0.0 for stage in stages), default=0.0)
         draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
         if draws:
-            theta, checkpoint = self.method.parameters(self.run, at.state), self.options.checkpoint
-            folder = None if checkpoint is None else checkpoint.path
+            theta = self.method.parameters(self.run, at.state)
+            folder = None if checkpoints is None else checkpoints.folder.path
             at.shape = tuple(theta.shape[1:]) if theta.ndim > 2 else ()
-            at.kept = storage(theta.flatten(1), draws, self.options.draws_budget, folder, at.saved)
+            at.kept = storage(theta.flatten(1), draws, self.settings.draws_budget, folder, at.saved)
         feeds = [self.run.open(stage.source, stage.name, stage.steps) for stage in stages]
         lengths = [
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
         ]
-        shows = shown(self.method.name, sum(lengths), at.done) if self.options.progress else None
-        saves = self.options.checkpoint is not None
-        waits = self._interrupts.deferred() if saves else nullcontext()
+        shows = shown(self.method.name, sum(lengths), at.done) if self.settings.progress else None
+        waits = nullcontext() if checkpoints is None else self._interrupts.deferred()
         with shows or nullcontext() as bar, waits:
             for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
                 if i < at.stage:
@@ -403,7 +437,7 @@ class Driver:
                     self._run_stage(i, stage, feed, steps, at, bar)
                 at.stage, at.t = i + 1, 0
             if self._interrupts.pending:
-                stop_with_checkpoint(self.run, self.options, at)
+                stop_with_checkpoint(self.run, checkpoints, at)
         return at
 
     def _run_stage(
@@ -431,7 +465,7 @@ class Driver:
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
         every = max(1, min(steps, max(10, steps // 100)))
         stopping = (
-            EarlyStopping.of(run, self.method, steps, self.options.patience)
+            EarlyStopping.of(run, self.method, steps, self.settings.patience)
             if stage.validates else None
         )  # fmt: skip
         while at.t < steps:
@@ -455,11 +489,11 @@ class Driver:
             if stop and feed.steps is None:  # a pass over all rows must not end halfway
                 break
             waited = time.monotonic() - self._saved_at
-            if self.options.checkpoint and waited >= self.options.checkpoint_seconds:
-                save(run, self.options, at, stage)
+            if self.checkpoints is not None and waited >= self.settings.checkpoint_seconds:
+                save(run, self.checkpoints, at, stage)
                 self._saved_at = time.monotonic()
             if self._interrupts.pending:
-                stop_with_checkpoint(run, self.options, at, stage)
+                stop_with_checkpoint(run, self.checkpoints, at, stage)
         mode = executor.mode if stage.recorded is None else stage.recorded.mode
         at.modes[stage.name] = [steps, mode]
         if at.best:
@@ -485,7 +519,7 @@ class Driver:
     def _rates(self, steps: int) -> Tensor:
         """The learning rate of each step: [steps], or [steps, M, 1] if runs differ."""
         run = self.run
-        shape = schedule(self.options.schedule, steps).to(run.device)
+        shape = schedule(self.settings.schedule, steps).to(run.device)
         return run.rates(shape).to(run.dtype)
 
     def _tick(self, stage: Stage, at: Progress, info: Info, bar: Shown | None) -> bool:
@@ -503,7 +537,7 @@ class Driver:
         stop = len(at.diverged) == self.run.size
         if stop:
             at.stopped = "every member became non-finite"
-        for callback in self.options.callbacks:
+        for callback in self.settings.callbacks:
             try:
                 if callback(at.done, values):
                     stop = True

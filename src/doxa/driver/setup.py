@@ -1,6 +1,5 @@
-"""Preparation of a fit: options, held-out rows, data on the device, stacked members, the engine.
+"""Preparation of a fit: held-out rows, data on the device, stacked members, the engine.
 
-    Options                         the caller's options for the training loop
     Splits, hold_out                training rows and held-out rows of each run and member
     Given, prepare_data             from the data as passed to checked, standardised rows
     stack                           runs × members as one axis M, with starting points and priors
@@ -58,24 +57,6 @@ from doxa.model.model import Network, Problem
 from doxa.noise import generator
 from doxa.optim import schedule as schedule_shape
 from doxa.priors import BoundPrior, bind, stack_bound
-
-Callback = Callable[[int, dict[str, Any]], Any]
-
-
-@dataclass
-class Options:
-    """The options of `fit` that concern the training loop."""
-
-    schedule: Any = "cosine"
-    patience: int = 20
-    checkpoint: store.Checkpoints | None = None
-    found: store.Checkpoint | None = None  # to resume from
-    checkpoint_seconds: float = 30.0
-    callbacks: Sequence[Callback] = ()
-    progress: bool = False
-    fingerprint: str = ""
-    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
-
 
 FEWEST = 10  # effective number of held-out rows; fewer are too few for early stopping
 
@@ -586,14 +567,14 @@ def select_engine(run: Run, requested: str | Engine, method: Method, half: bool 
     return replace(chosen, product=count.largest / rows.size)
 
 
-def fingerprint(run: Run, method: Method, options: Options, specs: Sequence[RunSpec]) -> str:
+def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
     """A digest of everything that must be the same for a checkpoint to be resumed."""
     data = run.rows
     digest = hashlib.sha256()
     facts = {
         "method": store.encode(method), "steps": run.steps, "batch": run.settings.batch_size,
-        "schedule": schedule_shape(options.schedule, 64).tolist(), "rate": run.settings.rate,
-        "optimizer": repr(run.settings.optimizer), "patience": options.patience,
+        "schedule": schedule_shape(run.settings.schedule, 64).tolist(), "rate": run.settings.rate,
+        "optimizer": repr(run.settings.optimizer), "patience": run.settings.patience,
         "likelihood": _recipe(run.likelihood), "model": _model_settings(run.problem.model),
         "members": list(run.members), "seeds": list(run.seeds), "dtype": str(run.dtype),
         "grid": [repr(dict(spec.hyper)) for spec in specs],

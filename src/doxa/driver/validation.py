@@ -43,7 +43,7 @@ from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import LeftOut
 from doxa.method import Method, Run, slice_state
-from doxa.posterior import Posterior, Status
+from doxa.posterior import HeldOutCalibration, Posterior, Status
 from doxa.posterior.weights import WeightPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
@@ -351,10 +351,8 @@ def calibrate_on_held_out(
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    posterior.record.diagnostics["held_out_calibration"] = {
-        "rows": len(rows[1]),
-        "likelihood": found.said,
-    }
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.said}
+    posterior.record.diagnostics["held_out_calibration"] = calibration
     log.info("likelihood: %s, by %d held-out rows", found.said, len(rows[1]))
 
 

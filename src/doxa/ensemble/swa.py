@@ -27,6 +27,7 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    average_name,
     averaged,
     log_joint,
     noise_on_held_out,
@@ -73,8 +74,8 @@ class SWA(Method):
             validates=not run.net.momenta,
         )  # fmt: skip
         yield replace(averaging, rates=self.rates(run, steps))
-        yield from refresh_batch_norm(run, "average.theta")
-        yield from noise_on_held_out(self.score, run, "average.theta")
+        yield from refresh_batch_norm(run, average_name("theta"))
+        yield from noise_on_held_out(self.score, run, average_name("theta"))
 
     def rates(self, run: Run, steps: int) -> Tensor:
         """α(i) of each step: [steps], or [steps, M, 1] where runs differ."""

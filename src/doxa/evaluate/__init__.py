@@ -57,3 +57,8 @@ __all__ = [
     "recalibrate", "reliability", "risk_coverage", "rmse", "segmentation", "sharpness",
     "shifted", "sweep", "top_k_accuracy", "total_variation", "wasserstein2", "width",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -64,6 +64,7 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    average_name,
     averaged,
     network_part,
     noise_on_held_out,
@@ -265,7 +266,7 @@ class FunctionalVI(DrawnWeights):
                 )
             main = with_noise_of_evidence(main, "mean", where)
         yield main
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+        yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def _functional(
         self, held: Tensor | None, run: Run, params: State, batch: Batch, clock: Clock

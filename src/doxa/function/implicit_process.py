@@ -49,6 +49,7 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    average_name,
     averaged,
     network_part,
     noise_on_held_out,
@@ -374,7 +375,7 @@ class ImplicitProcess(Method):
         if self.alpha and run.likelihood.tempered:
             raise MethodError("classes with weights have no α-energy: take alpha=0")
         yield optimise(self._energy, run.steps, over=self._over, average=self.average)
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+        yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def _energy(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         mean = params["mean"]

@@ -26,3 +26,8 @@ __all__ = [
     "infer",
     "likelihood",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -1,14 +1,13 @@
 """The protocol of methods: `Method`, its interface to a fit (`Run`), and shared stages."""
 
 from doxa.method.method import Method, as_method
-from doxa.method.run import FitSettings, Number, Run
+from doxa.method.run import Callback, FitSettings, Number, Run
 from doxa.method.stage import (
     Hook,
     Hooks,
     Stage,
     Step,
     average_from,
-    averaged,
     first_averaged,
     noise_on_held_out,
     optimise,
@@ -21,6 +20,11 @@ from doxa.method.state import (
     Info,
     Objective,
     State,
+    as_buffers,
+    average_name,
+    averaged,
+    buffer_name,
+    buffers_of,
     flatten_particles,
     log_joint,
     network_part,
@@ -34,6 +38,7 @@ from doxa.model.model import Problem
 
 __all__ = [
     "AnalyticGradient",
+    "Callback",
     "Clock",
     "FitSettings",
     "Hook",
@@ -47,9 +52,13 @@ __all__ = [
     "Stage",
     "State",
     "Step",
+    "as_buffers",
     "as_method",
     "average_from",
+    "average_name",
     "averaged",
+    "buffer_name",
+    "buffers_of",
     "first_averaged",
     "flatten_particles",
     "log_joint",
@@ -64,3 +73,8 @@ __all__ = [
     "target",
     "unflatten_particles",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -624,7 +624,8 @@ class Method(metaclass=_Renaming):
 def as_method(spec: str | Method | type[Method]) -> Method:
     """A method object from a name, a class or a method object."""
     if isinstance(spec, str):
-        return get_method(spec)()
+        named: Method = get_method(spec)()
+        return named
     if isinstance(spec, type) and issubclass(spec, Method):
         return spec()
     if isinstance(spec, Method):

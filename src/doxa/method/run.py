@@ -1,10 +1,10 @@
 """`Run`: the interface of a method to a fit, with initial values, rows, densities and gradients.
 
-A fit has M = runs × members stacked rows. `Members` holds the facts about each of them: seed,
-member, run, split of the data, hyper-parameters and prior. `Run` adds the computations, such as
-log-likelihoods and gradients. A `State` is a dict of tensors with leading axis M; a `Clock` has the
-step, the learning rate and the noise. `scaled_priors` returns Gaussian priors with learned scales,
-in the form that a posterior keeps.
+A fit has M = runs × members stacked rows. `Run` holds the facts about each of them (seed, member,
+run, split of the data, hyper-parameters and prior) and computes with all of them at once
+(log-likelihoods, gradients, passes over the data). A `State` is a dict of tensors with leading
+axis M; a `Clock` has the step, the learning rate and the noise. `scaled_priors` returns Gaussian
+priors with learned scales, in the form that a posterior keeps.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from doxa.method.state import (
     NoClock,
     Objective,
     State,
+    as_buffers,
+    buffer_name,
+    buffers_of,
     differentiated,
     joined,
     network_part,
@@ -46,12 +49,32 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+V = TypeVar("V")
 Number = float | Tensor  # a float if all members share it, else [M, 1]
+Callback = Callable[[int, dict[str, Any]], Any]
+
+
+log = logging.getLogger("doxa")
+
+AT_REST = NoClock()
+
+
+class Trained(NamedTuple):
+    """The log-likelihood of a batch in training.
+
+    Its value [M]; the state entries that the pass changed (BatchNorm and other buffers); the
+    additional terms of layers, {name: [M, ...]}; and the outputs f."""
+
+    value: Tensor
+    changed: State
+    terms: Params
+    f: Any
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """The arguments of `fit` that concern optimisation."""
+    """The settings of `fit` that concern training and its loop, checked and with defaults filled
+    in."""
 
     steps: int = 1
     rate: float = 1e-2
@@ -60,11 +83,18 @@ class FitSettings:
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # re-initialise the weights for each member, else use the network's weights
     begin: Tensor | None = None  # initial weights of each member from elsewhere, [M, P]
+    schedule: Any = "cosine"
+    patience: int = 20
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+    checkpoint_seconds: float = 30.0
+    draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
 
 
 @dataclass(frozen=True, eq=False)
-class Members:
-    """The stacked rows of a fit, one for each run and member. Immutable."""
+class Run:
+    """The interface of a method to a fit: its stacked rows, one for each run and member, and the
+    computations with them. Immutable."""
 
     problem: Problem
     likelihood: Likelihood
@@ -203,7 +233,8 @@ class Members:
         function of the run alone, because a resumed fit computes it again."""
         if what not in self._derived:
             self._derived[what] = make()
-        return self._derived[what]
+        found: T = self._derived[what]
+        return found
 
     def select_members(self, rows: slice) -> Self:
         """The same run for some of its members."""
@@ -211,25 +242,31 @@ class Members:
             return self
         key = (rows.start, rows.stop)
         if key not in self._derived:
-            own = lambda tree: {k: v[rows] for k, v in tree.items()}  # noqa: E731
             self._derived[key] = replace(
                 self, members=self.members[rows], run_of=self.run_of[rows],
                 split_of=self.split_of[rows], seeds=self.seeds[rows], n=self.n[rows],
-                hyper=own(self.hyper), constants=own(self.constants),
+                hyper={k: v[rows] for k, v in self.hyper.items()},
+                constants={k: v[rows] for k, v in self.constants.items()},
                 prior=self.prior[rows] if self.prior.runs else self.prior,
                 initial=self.initial[rows], data=self.data.members(rows),
                 particle_of=self.particle_of[rows],
             )  # fmt: skip
-        return self._derived[key]
+        part: Self = self._derived[key]
+        return part
 
     def expand_particles(self, k: int) -> Self:
         """The run with k particles in place of each member: M·k rows, each with its own noise."""
         if k not in self._derived:
-            again = lambda tree: {name: v.repeat_interleave(k, 0) for name, v in tree.items()}  # noqa: E731
+
+            def again(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+                return {name: v.repeat_interleave(k, 0) for name, v in tree.items()}
+
+            def many(values: Sequence[V]) -> list[V]:
+                return [values[m] for m in each.tolist()]
+
             each = torch.arange(self.size).repeat_interleave(k)
-            many = lambda values: [values[m] for m in each.tolist()]  # noqa: E731
             before = self.particle_of or [""] * self.size
-            wide = replace(
+            self._derived[k] = replace(
                 self, members=many(self.members), run_of=many(self.run_of),
                 split_of=many(self.split_of), seeds=many(self.seeds),
                 n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
@@ -238,30 +275,8 @@ class Members:
                 initial=self.initial.repeat_interleave(k, 0),
                 particle_of=[f"{own}/{j}" for own in before for j in range(k)],
             )  # fmt: skip
-            self._derived[k] = wide
-        return self._derived[k]
-
-
-log = logging.getLogger("doxa")
-
-AT_REST = NoClock()
-
-
-class Trained(NamedTuple):
-    """The log-likelihood of a batch in training.
-
-    Its value [M]; the state entries that the pass changed (BatchNorm and other buffers); the
-    additional terms of layers, {name: [M, ...]}; and the outputs f."""
-
-    value: Tensor
-    changed: State
-    terms: Params
-    f: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Run(Members):
-    """The interface of a method to a fit: its members, and the computations with them."""
+        wide: Self = self._derived[k]
+        return wide
 
     def start(self) -> Tensor:
         """Initial weights, [M, P]. Particles have different initial weights, unless the network's
@@ -280,7 +295,7 @@ class Run(Members):
             state["layers"] = model.fresh_layers(self.starts)
         for name in model.tracked:
             value = model.fixed[name]
-            state[f"buffer.{name}"] = value.expand(self.size, *value.shape).clone()
+            state[buffer_name(name)] = value.expand(self.size, *value.shape).clone()
         return state
 
     def say_frozen(self, name: str) -> None:
@@ -303,8 +318,8 @@ class Run(Members):
         }  # fmt: skip
 
     def buffers(self, state: State) -> Params:
-        prefix = "buffer."
-        return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+        """The buffers of the network in a state, by their names in the network."""
+        return buffers_of(state)
 
     def call(self, name: str, params: State, *args: Any, dims: Any = 0) -> Any:
         """Call a module of the method with each member's parameters from `params`. `dims` is 0 for
@@ -384,7 +399,9 @@ class Run(Members):
         weights = self.layout.unflatten(theta)
         own = self.net.layers.unflatten(params["layers"]) if "layers" in params else {}
         buffers = self.buffers(params)
-        return self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers).f
+        found = self.engine.apply(self.net, {**weights, **own}, x, shared=shared, buffers=buffers)
+        f: Tensor = found.f
+        return f
 
     def log_likelihoods_of(self, f: Tensor, theta: Tensor, batch: Batch) -> Tensor:
         """log p(y | f) per row, [M, B], for given outputs [M, B, ...]. The parameters of the
@@ -416,7 +433,7 @@ class Run(Members):
         training = clock is not None or bool(self.net.tracked)
         who = self._who(params, batch, clock) if training and self.net.draws else None
         each, applied = self._applied(theta, batch, params, {**noise, **buffers}, training, who)
-        changed = {f"buffer.{k}": v.detach() for k, v in applied.buffers.items()}
+        changed = as_buffers({k: v.detach() for k, v in applied.buffers.items()})
         return Trained(_summed(each, batch), changed, applied.terms, applied.f)
 
     def _who(self, params: State, batch: Batch, clock: Clock | None) -> list[str]:
@@ -427,17 +444,17 @@ class Run(Members):
             numbers = clock.uniform(1).tolist()
         else:
             counts = [v for v in self.buffers(params).values() if not v.is_floating_point()]
-            first = lambda t, m: t[0] if batch.shared else t[m, 0]  # noqa: E731
-            rows = tree_flatten(batch.x)[0]
+            firsts = [t[0] if batch.shared else t[:, 0] for t in tree_flatten(batch.x)[0]]
             numbers = [
-                [v[m].tolist() for v in counts] + [first(t, m).tolist() for t in rows]
+                [v[m].tolist() for v in counts]
+                + [(t if batch.shared else t[m]).tolist() for t in firsts]
                 for m in range(self.size)
             ]
         return [f"{key}/{own}" for key, own in zip(self.keys, numbers, strict=True)]
 
     def batch_statistics(self, theta: Tensor, params: State, batch: Batch) -> State:
         """The BatchNorm buffers that this batch alone would give, {name: [M, ...]}."""
-        shares = {f"buffer.{k}": share for k, share in self.net.momenta.items()}
+        shares = {buffer_name(k): share for k, share in self.net.momenta.items()}
         before = {k: torch.zeros_like(params[k]) for k in shares}
         fit = self.train(theta, {**params, **before}, batch, None)
         own = {k: fit.changed[k] for k in shares}

@@ -18,7 +18,16 @@ from doxa.data import Batch, Source, batch_rows
 from doxa.data.rows import number_of_rows
 from doxa.linalg.layout import Params
 from doxa.method.run import AT_REST, Run
-from doxa.method.state import Clock, Info, Objective, State, network_part, unflatten_particles
+from doxa.method.state import (
+    Clock,
+    Info,
+    Objective,
+    State,
+    average_name,
+    buffer_name,
+    network_part,
+    unflatten_particles,
+)
 from doxa.optim import Adam, Optimizer
 
 if TYPE_CHECKING:
@@ -110,7 +119,7 @@ def optimise(
         The names of the state that are trained.
     average : float, default 0.0
         The fraction of the steps, at the end, over which each name is averaged into
-        "average.NAME" (Polyak & Juditsky, 1992): see `averaged`.
+        the entry `average_name(name)` (Polyak & Juditsky, 1992): see `averaged`.
     every : int, default 1
         Every how many of these steps one enters the average.
     optimizer : Optimizer, default None
@@ -138,7 +147,7 @@ def optimise(
 
     def enter(run: Run, state: State) -> State:
         params = {name: state[name] for name in over}
-        own = {f"average.{k}": v.clone() for k, v in params.items()} if average else {}
+        own = {average_name(k): v.clone() for k, v in params.items()} if average else {}
         return {**state, **own, **(optimizer or run.settings.optimizer).init(params)}
 
     return Stage(
@@ -212,7 +221,8 @@ def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:
     meaning is defined by their layer only."""
 
     def enter(run: Run, state: State) -> State:
-        empty = {f"buffer.{k}": torch.zeros_like(state[f"buffer.{k}"]) for k in run.net.momenta}
+        names = [buffer_name(k) for k in run.net.momenta]
+        empty = {name: torch.zeros_like(state[name]) for name in names}
         return {**state, **empty, "refreshed": torch.zeros_like(run.n)}
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
@@ -253,19 +263,14 @@ def first_averaged(share: float, steps: int) -> int:
 
 
 def average_from(first: int, new: State, state: State, clock: Clock, every: int = 1) -> State:
-    """The mean of each entry over every `every`th step from the first on, as "average.NAME"."""
+    """The mean of each entry over every `every`th step from the first on, by `average_name`."""
     count = clock.t - first + 1  # number of averaged steps; below 1 before the first
     averages: State = {}
     for name, value in new.items():
         weight = 1.0 / (count.clamp(min=every) // every).to(value.dtype)
         if every > 1:
             weight = torch.where((count < 1) | (count % every == 0), weight, 0.0)
-        key = f"average.{name}"
+        key = average_name(name)
         own = state[key]
         averages[key] = (own.lerp_ if clock.owned else own.lerp)(value, weight)
     return averages
-
-
-def averaged(state: State, name: str) -> Tensor:
-    """The average computed by `optimise`, or the last iterate if there is no average."""
-    return state.get(f"average.{name}", state[name])

@@ -4,6 +4,15 @@ An objective is a differentiable function from (run, params, batch, clock) to (v
 state[, analytic gradient]). `params` is the state of the run's members. The run may contain only
 some members of the fit, so an objective must read per-member tensors from its arguments only. A
 gradient in closed form (`AnalyticGradient`) is added to the gradient from autograd.
+
+A state is a flat dict of named tensors, so that particles, chunks of members, checkpoints and
+recording are one loop over its entries. These names have a meaning for all methods; every other
+name belongs to the method that made it, or to the optimiser.
+
+    "theta"                 the weights, [M, P]
+    "layers"                extra parameters of rewritten layers, [M, Q]
+    buffer_name(name)       a buffer of the network that training changes, [M, ...]
+    average_name(name)      the average of the entry `name` over the last steps
 """
 
 from __future__ import annotations
@@ -119,9 +128,38 @@ def unflatten_particles(state: State, k: int) -> State:
     return {name: v.unflatten(0, (-1, k)) for name, v in state.items()}
 
 
+_BUFFER, _AVERAGE = "buffer.", "average."  # they are in saved checkpoints: not to be renamed
+
+
+def buffer_name(name: str) -> str:
+    """The key of a network's buffer in a state."""
+    return _BUFFER + name
+
+
+def buffers_of(state: State) -> State:
+    """The buffers of the network, by their names in the network."""
+    return {k[len(_BUFFER) :]: v for k, v in state.items() if k.startswith(_BUFFER)}
+
+
+def as_buffers(buffers: Mapping[str, Tensor]) -> State:
+    """The entries of a state for buffers, given by their names in the network."""
+    return {_BUFFER + name: value for name, value in buffers.items()}
+
+
 def network_part(state: State) -> State:
     """The entries of a state that a network needs besides its weights."""
-    return {k: v for k, v in state.items() if k == "layers" or k.startswith("buffer.")}
+    return {k: v for k, v in state.items() if k == "layers" or k.startswith(_BUFFER)}
+
+
+def average_name(name: str, averages: float = 1.0) -> str:
+    """The key of the average of the entry `name`: the entry itself where `averages`, the fraction
+    of the steps that is averaged, is 0."""
+    return _AVERAGE + name if averages else name
+
+
+def averaged(state: State, name: str) -> Tensor:
+    """The average computed by `optimise`, or the last iterate if there is no average."""
+    return state.get(_AVERAGE + name, state[name])
 
 
 Objective = Callable[[Any, State, Batch, Clock], Any]

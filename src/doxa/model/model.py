@@ -4,8 +4,8 @@
 
 `Model` works on a copy of the user's network, which is never changed. Only this package uses
 `nn.Module` objects; all other code uses flat parameter vectors (`layout`), forward passes and
-log-likelihoods per example. `Structure` has the properties of the copied network, such as the
-layout of the weights and the shapes of layers; `Model` adds the computations.
+log-likelihoods per example. `build` runs one row through the network, to find what methods need to
+know of it: the shapes of layers, their noise, the last layer, and the buffers that training writes.
 
 **Outputs** (`pick`). A network returns a tensor, or a tuple of heads. If it returns a dict, a
 dataclass or a named tuple, the likelihood applies to the output named in `Model(net, output=...)`,
@@ -205,9 +205,39 @@ class _Turn:
         return _Turn, ()
 
 
-class Structure:
-    """A copy of the user's network, with the likelihood and the prior of its weights. The arguments
-    are those of `Model`."""
+Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
+
+
+class Applied(NamedTuple):
+    """One forward pass: outputs, additional terms of layers, and buffers changed by training."""
+
+    f: Any
+    terms: Params
+    buffers: Params
+
+
+class Model:
+    """A network with a likelihood and a prior: the model before seeing data.
+
+    Parameters
+    ----------
+    net : nn.Module
+        Any network. It may take several inputs (pass a tuple or dict as x), return several outputs
+        (with a tuple of likelihoods), share or freeze parameters, and have buffers.
+    likelihood : str, Likelihood or tuple, default None
+        A name ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for several
+        heads. None means Gaussian, unless `fit` infers another one from y, which is logged.
+    prior : Prior or dict, default None
+        A prior, or a dict {name pattern: prior} with "*" for the rest. None means Normal(1).
+    subset : str, tuple or callable, default "all"
+        The parameters that are uncertain: "all", "last_layer", a shell pattern of names
+        ("*lora_*"), a tuple of names or patterns, or a predicate on names. The others are point
+        estimates under the same prior. Parameters with requires_grad=False are constants without a
+        prior.
+    output : str or tuple of str, default None
+        The name of the output for the likelihood, if the network returns a dict or a dataclass; a
+        tuple of names for several heads. None means "logits", or the only tensor.
+    """
 
     def __init__(
         self,
@@ -354,41 +384,6 @@ class Structure:
     def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
         """Newly initialised parameters of rewritten layers, [M, Q]."""
         return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
-
-
-Inputs = Any  # a tensor [N, ...], a tuple of tensors (several inputs) or a dict (keyword inputs)
-
-
-class Applied(NamedTuple):
-    """One forward pass: outputs, additional terms of layers, and buffers changed by training."""
-
-    f: Any
-    terms: Params
-    buffers: Params
-
-
-class Model(Structure):
-    """A network with a likelihood and a prior: the model before seeing data.
-
-    Parameters
-    ----------
-    net : nn.Module
-        Any network. It may take several inputs (pass a tuple or dict as x), return several outputs
-        (with a tuple of likelihoods), share or freeze parameters, and have buffers.
-    likelihood : str, Likelihood or tuple, default None
-        A name ("gaussian", "categorical", ...) or a `Likelihood`; a tuple of them for several
-        heads. None means Gaussian, unless `fit` infers another one from y, which is logged.
-    prior : Prior or dict, default None
-        A prior, or a dict {name pattern: prior} with "*" for the rest. None means Normal(1).
-    subset : str, tuple or callable, default "all"
-        The parameters that are uncertain: "all", "last_layer", a shell pattern of names
-        ("*lora_*"), a tuple of names or patterns, or a predicate on names. The others are point
-        estimates under the same prior. Parameters with requires_grad=False are constants without a
-        prior.
-    output : str or tuple of str, default None
-        The name of the output for the likelihood, if the network returns a dict or a dataclass; a
-        tuple of names for several heads. None means "logits", or the only tensor.
-    """
 
     def build(self, x: Inputs) -> Model:
         """Run one row through the network, to find its output shape, its dropout layers, its last

@@ -1,6 +1,15 @@
 """Posteriors: the results of a fit."""
 
-from doxa.posterior.base import Posterior, Record, Status, register_posterior
+from doxa.posterior.base import (
+    Diagnostics,
+    HeldOut,
+    HeldOutCalibration,
+    Posterior,
+    Record,
+    Status,
+    Stopping,
+    register_posterior,
+)
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior, PredictiveTransform, TransformedPosterior
 from doxa.posterior.process import ProcessPosterior
@@ -16,8 +25,11 @@ from doxa.posterior.weights import (
 
 __all__ = [
     "CentredPosterior",
+    "Diagnostics",
     "FunctionDraws",
     "GaussianPosterior",
+    "HeldOut",
+    "HeldOutCalibration",
     "ImplicitPosterior",
     "MixturePosterior",
     "Posterior",
@@ -26,9 +38,15 @@ __all__ = [
     "Record",
     "SamplePosterior",
     "Status",
+    "Stopping",
     "TransformedPosterior",
     "WeightPosterior",
     "load",
     "prior_scales",
     "register_posterior",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

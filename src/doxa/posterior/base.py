@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Required, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from doxa.data import (
     warn_far,
 )
 from doxa.engine.engine import default_modes
-from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
+from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
@@ -70,6 +70,121 @@ class Status(str):
         return status
 
 
+class HeldOut(TypedDict, total=False):
+    """Scores of a fit on its held-out rows, each a mean over them. `driver/validation.py` has what
+    each is."""
+
+    rows: Required[int]  # their number
+    log_prob: Required[float]  # log predictive density, in nats and units of y
+    gain: float  # the same, less that of a constant prediction
+    coverage: float  # share inside the central 90 % interval; numeric y
+    too_sure: float  # confidence less accuracy; classes
+    twice_as_sure: float  # log density gained with logits twice as large; classes
+
+
+class Stopping(TypedDict):
+    """Early stopping, for each member."""
+
+    kept_step: list[int]  # the step whose state is kept: the best on held-out rows
+    rows: list[float]  # the total weight of its held-out rows, which scores are summed over
+
+
+class HeldOutCalibration(TypedDict):
+    """The calibration of the likelihood on held-out rows."""
+
+    rows: int
+    likelihood: str  # what was found, as text
+
+
+class Diagnostics(dict[str, Any]):
+    """Facts about a fit: typed attributes of what every fit may have, and a mapping of all.
+
+    `posterior.diagnostics.seconds` and `posterior.diagnostics["seconds"]` are the same number. An
+    attribute is None where there is no such entry. `own` are the entries of the method, which
+    docs/posterior_diagnostics.md lists. An entry that was `renamed` is found by its old name,
+    with a warning.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "centre": "mean_correction", "left_out": "held_out_calibration", "rate": "step_size",
+        "rate_limited": "step_size_limited",
+    }  # fmt: skip
+
+    def __missing__(self, name: str) -> Any:
+        now = self.renamed.get(name)
+        if now is None or now not in self:
+            raise KeyError(name)
+        deprecated(f"diagnostics[{name!r}]", f"diagnostics[{now!r}]")
+        return ("mean" if self[now] else "mode") if name == "centre" else self[now]
+
+    @property
+    def engine(self) -> str | None:
+        """How members were computed: "stack", all at once, or "loop", one at a time."""
+        return self.get("engine")
+
+    @property
+    def mode(self) -> str | None:
+        """How the longest stage was executed: "eager", "traced", "compiled" or "graph"."""
+        return self.get("mode")
+
+    @property
+    def engine_reason(self) -> str | None:
+        """Why this engine was chosen."""
+        return self.get("engine_reason")
+
+    @property
+    def precision(self) -> str | None:
+        """ "full", or "bfloat16" if the network computed in half precision."""
+        return self.get("precision")
+
+    @property
+    def seconds(self) -> float | None:
+        """The wall-clock time of the fit, of all its runs together."""
+        return self.get("seconds")
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps that were done, of all stages together."""
+        return self.get("steps")
+
+    @property
+    def rows(self) -> int | None:
+        """The number of training rows; after `condition`, of all rows."""
+        return self.get("rows")
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Scores on the held-out rows: rows, log_prob, gain, coverage, too_sure, twice_as_sure."""
+        return self.get("held_out")
+
+    @property
+    def held_out_calibration(self) -> HeldOutCalibration | None:
+        """The calibration of the likelihood on held-out rows: rows, likelihood."""
+        return self.get("held_out_calibration")
+
+    @property
+    def stopping(self) -> Stopping | None:
+        """Early stopping, for each member: kept_step, rows."""
+        return self.get("stopping")
+
+    @property
+    def warnings(self) -> list[str] | None:
+        """Messages of a sampler about its chains, the serious ones first."""
+        return self.get("warnings")
+
+    @classmethod
+    def fields(cls) -> dict[str, str]:
+        """The typed attributes and what they are."""
+        found = {name: value for name, value in vars(cls).items() if isinstance(value, property)}
+        del found["own"]
+        return {name: " ".join((value.__doc__ or "").split()) for name, value in found.items()}
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The entries of the method."""
+        return {name: value for name, value in self.items() if name not in self.fields()}
+
+
 @dataclass
 class Record:
     """The driver's record of a fit, for users. Of it, only the seed affects predictions."""
@@ -77,7 +192,7 @@ class Record:
     seed: int = 0
     status: Status = field(default_factory=Status)
     history: dict[str, Any] = field(default_factory=dict)
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     metadata: dict[str, Any] = field(default_factory=dict)
     validation: float | None = None  # mean log predictive of the held-out rows
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
@@ -94,8 +209,10 @@ class Posterior(describe.Described, ABC):
         The method with its settings.
     members : int
         The number of members that are averaged.
-    status, diagnostics, history, validation, metadata
+    status, history, validation, metadata
         The driver's record of the fit.
+    diagnostics : Diagnostics
+        Facts about the fit: time, steps, engine, scores on held-out rows, and those of the method.
     log_evidence, elbo : float or None
         None where the method has no such number.
     columns : list of str or None
@@ -150,7 +267,7 @@ class Posterior(describe.Described, ABC):
         return self.record.history
 
     @property
-    def diagnostics(self) -> dict[str, Any]:
+    def diagnostics(self) -> Diagnostics:
         return self.record.diagnostics
 
     @property
@@ -228,7 +345,8 @@ class Posterior(describe.Described, ABC):
 
         Each function is one draw of the weights. A process draws jointly over the rows of x.
         """
-        return self._in_shape(self._draw_functions(x, n, seed))
+        found: Tensor = self._in_shape(self._draw_functions(x, n, seed))
+        return found
 
     @default_modes()
     def prior_functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:
@@ -236,7 +354,8 @@ class Posterior(describe.Described, ABC):
 
         Classes have logits. A learned prior is used with its learned values.
         """
-        return self._in_shape(self._draw_prior_functions(x, n, seed))
+        found: Tensor = self._in_shape(self._draw_prior_functions(x, n, seed))
+        return found
 
     def _in_shape(self, f: Any) -> Any:
         if isinstance(f, tuple) and isinstance(self.scalar_targets, tuple):

@@ -142,7 +142,7 @@ def _normal_scores(halves: Tensor) -> Tensor:
     below = torch.searchsorted(ordered, table)
     upto = torch.searchsorted(ordered, table, right=True)
     rank = 0.5 * (below + upto + 1).double()  # 1 … S
-    scores = torch.special.ndtri((rank - 0.375) / (table.shape[1] + 0.25))
+    scores: Tensor = torch.special.ndtri((rank - 0.375) / (table.shape[1] + 0.25))
     return scores.T.reshape(halves.shape)
 
 
@@ -183,4 +183,5 @@ def _autocovariance(parts: Tensor) -> Tensor:
     centred = parts - parts.mean(1, keepdim=True)
     padded = 1 << (2 * length - 1).bit_length()
     power = torch.fft.rfft(centred, n=padded, dim=1).abs().square()
-    return torch.fft.irfft(power, n=padded, dim=1)[:, :length] / length
+    products: Tensor = torch.fft.irfft(power, n=padded, dim=1)
+    return products[:, :length] / length

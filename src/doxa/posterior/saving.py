@@ -21,7 +21,8 @@ from doxa.model.inspection import trainable
 from doxa.model.layers import Site
 from doxa.model.model import Network
 from doxa.noise import drawing
-from doxa.posterior.base import Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.base import Diagnostics, Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.weights import BUFFERS
 
 FORMAT = 1
 _MOST_SETTINGS = 10_000
@@ -97,12 +98,8 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     return posterior
 
 
-# Names that were changed since artefacts were written: statuses, and keys of `diagnostics`.
+# Statuses that were renamed since artefacts were written.
 _STATUSES = {"learned-nothing": "prior-collapse"}
-_DIAGNOSTICS = {
-    "centre": "mean_correction", "left_out": "held_out_calibration", "rate": "step_size",
-    "rate_limited": "step_size_limited",
-}  # fmt: skip
 
 
 def _current(plain: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +110,9 @@ def _current(plain: dict[str, Any]) -> dict[str, Any]:
     if isinstance(found, dict):
         moved = found.get("centre")
         found = found | ({} if moved is None else {"centre": moved == "mean"})
-        plain = plain | {"diagnostics": {_DIAGNOSTICS.get(k, k): v for k, v in found.items()}}
+        plain = plain | {
+            "diagnostics": {Diagnostics.renamed.get(k, k): v for k, v in found.items()}
+        }
     return plain
 
 
@@ -128,16 +127,14 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         if not isinstance(getattr(record, name), kind):
             raise StoreError(f"{name} of the record is {getattr(record, name)!r:.60}")
     shown: dict[str, Any] = {
-        "rows": int,
-        "steps": int,
-        "seconds": float | int,
-        "held_out": dict,
-        "held_out_calibration": dict,
-        "elbo_error": float,
-    }
+        "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
+        "seconds": float | int, "steps": int, "rows": int, "held_out": dict,
+        "held_out_calibration": dict, "stopping": dict, "warnings": list, "elbo_error": float,
+    }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
             raise StoreError(f"{name} of the record is {record.diagnostics[name]!r:.60}")
+    record.diagnostics = Diagnostics(record.diagnostics)
     if not isinstance(reason, str) or type(plain["status"]) is not str:
         raise StoreError("the status of the record is not a string")
     if type(record.seed) is not int or not -(1 << 63) <= record.seed < 1 << 64:
@@ -295,7 +292,8 @@ def _rebuild(
         for name in ("output", "masked", "widths"):
             setattr(prior_moments, name, store.decode(meta[name], name))
         prior_moments.calls = _calls(meta)
-        return method.prepare(Network(prior_moments)).net
+        model: Model = method.prepare(Network(prior_moments)).net
+        return model
 
     if net is None:
         builder = store.decode(meta["builder"], "builder")
@@ -457,10 +455,9 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     model.net.load_state_dict(state | {k: v for k, v in fixed.items() if k in state})
     for name, value in aside.items():
         value.copy_(fixed[name])
-    prefix = "buffer."  # buffers of each member, which training changed
-    model.written = tuple(
-        name for k in tensors if k.startswith(prefix)
-        and (name := k[len(prefix) :]) not in model.momenta
+    model.written = tuple(  # buffers of each member, which training changed
+        name for k in tensors if k.startswith(BUFFERS)
+        and (name := k[len(BUFFERS) :]) not in model.momenta
     )  # fmt: skip
     model._derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk

@@ -44,6 +44,8 @@ from doxa.predictive import Moments, Predictive
 from doxa.priors import Hierarchical, bind, each_prior
 from doxa.priors.hierarchical import SharedScale
 
+BUFFERS = "buffer."  # the prefix of these tensors in an artefact
+
 
 @dataclass
 class FunctionDraws:
@@ -234,9 +236,12 @@ class WeightPosterior(Posterior):
         engine = self._engine or choose(
             self.network, max(2, draws.count), self.device, self.same_weights
         )
-        call = lambda engine: engine.apply(  # noqa: E731
-            self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers,
-        ).f  # fmt: skip
+
+        def call(engine: Engine) -> Any:
+            return engine.apply(
+                self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers
+            ).f
+
         with torch.no_grad():
             try:
                 f = call(engine)
@@ -335,7 +340,7 @@ class WeightPosterior(Posterior):
 
     def tensors(self) -> dict[str, Tensor]:
         constants = {f"constant.{k}": v for k, v in self.constants.items()}
-        buffers = {f"buffer.{k}": v for k, v in self.buffers.items()}
+        buffers = {BUFFERS + k: v for k, v in self.buffers.items()}
         layers = {} if self.layers is None else {"layers": self.layers}
         return {"ids": torch.tensor(self.ids), **constants, **buffers, **layers}
 
@@ -385,7 +390,7 @@ class WeightPosterior(Posterior):
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         return {
-            "constants": under("constant."), "buffers": under("buffer."),
+            "constants": under("constant."), "buffers": under(BUFFERS),
             "ids": tensors["ids"].tolist(), "layers": tensors.get("layers"),
             "priors": extra.get("priors"),
         }  # fmt: skip
@@ -475,7 +480,10 @@ class SamplePosterior(WeightPosterior):
         index = torch.arange(len(flat)) if index is None else index
         kept = self.samples.shape[1]
         place = (index if self.per_draw else index // kept).to(self.device)
-        each = (lambda v: v.flatten(0, 1)) if self.per_draw else (lambda v: v)
+
+        def each(v: Tensor) -> Tensor:
+            return v.flatten(0, 1) if self.per_draw else v
+
         buffers = {name: each(v)[place] for name, v in self.buffers.items()}
         params = self.layout.unflatten(flat)
         if self.layers is not None:
@@ -571,8 +579,9 @@ class CentredPosterior(WeightPosterior):
 def _merge(groups: list[FunctionDraws]) -> FunctionDraws:
     if len(groups) == 1:
         return groups[0]
-    cat = lambda name: concatenate([getattr(g, name) for g in groups], 0)  # noqa: E731
-    return FunctionDraws(cat("params"), sum(g.count for g in groups), buffers=cat("buffers"))
+    params = concatenate([g.params for g in groups], 0)
+    buffers = concatenate([g.buffers for g in groups], 0)
+    return FunctionDraws(params, sum(g.count for g in groups), buffers=buffers)
 
 
 @register_posterior

@@ -34,3 +34,8 @@ __all__ = [
     "prior",
     "stack_bound",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -102,7 +102,7 @@ class GaussianFamily(Family):
 
     def log_prob(self, x: Tensor) -> Tensor:
         if self.same is not None:
-            squares = torch.linalg.vector_norm(x, dim=-1).square()
+            squares: Tensor = torch.linalg.vector_norm(x, dim=-1).square()
             return (0.5 * self.same) * squares + self.at["norm"]
         return 0.5 * (x.square() * self.at["minus_precision"]).sum(-1) + self.at["norm"]
 

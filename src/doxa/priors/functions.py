@@ -291,15 +291,16 @@ class GPPrior(FunctionPrior):
         size = k.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].detach()
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
         least = _JITTER if k.dtype == torch.float64 else 10 * _JITTER
-        return torch.linalg.cholesky_ex(k + (least * size + noise**2) * eye).L
+        root: Tensor = torch.linalg.cholesky_ex(k + (least * size + noise**2) * eye).L
+        return root
 
     def score(
         self, x: Tensor, f: Tensor, noise: float, hyper: Tensor | None = None
     ) -> Tensor | None:
         root = self.root(flat_inputs(x), noise, hyper)  # [M, N, N]
         flat = f.transpose(1, 2).flatten(2)  # [M, N, n·O]
-        solved = torch.cholesky_solve(flat, root)
-        return -solved.unflatten(2, (f.shape[1], f.shape[3])).transpose(1, 2)
+        solved: Tensor = torch.cholesky_solve(flat, root).unflatten(2, (f.shape[1], f.shape[3]))
+        return -solved.transpose(1, 2)
 
 
 @store.register("implicit-prior")
@@ -401,7 +402,8 @@ class HierarchicalGP(GPPrior):
         moved = torch.cat([lengths, power, torch.zeros_like(power)], -1)  # [M, n, D + 2]
         hyper = self.hyper(x.shape[-1]).to(x) + self.spread * moved
         root = self.root(x.unsqueeze(1), hyper=hyper)  # [M, n, N, N]
-        return root @ rest.unflatten(-1, (x.shape[1], outputs))
+        each: Tensor = rest.unflatten(-1, (x.shape[1], outputs))
+        return root @ each
 
     def score(
         self, x: Tensor, f: Tensor, noise: float, hyper: Tensor | None = None

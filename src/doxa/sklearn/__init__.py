@@ -19,3 +19,8 @@ except ImportError as error:
 from doxa.sklearn.estimators import BayesianClassifier, BayesianRegressor
 
 __all__ = ["BayesianClassifier", "BayesianRegressor"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

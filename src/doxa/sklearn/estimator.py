@@ -49,7 +49,8 @@ def training_rows(estimator: BaseEstimator, X: Any, y: Any, **rules: Any) -> tup
     """X [N, D] and y of a fit; the estimator learns how many columns there are, and their names."""
     X, y = _array_of(X), _array_of(y)
     _refuse_dates(X)
-    return _checked(estimator, X, y, reset=True, ensure_min_samples=2, **rules)
+    rows: tuple[Array, Array] = _checked(estimator, X, y, reset=True, ensure_min_samples=2, **rules)
+    return rows
 
 
 def new_rows(estimator: BaseEstimator, X: Any, any_order: bool) -> Array:
@@ -61,14 +62,15 @@ def new_rows(estimator: BaseEstimator, X: Any, any_order: bool) -> Array:
         given = list(X.columns)
         if given != list(known) and len(given) == len(known) and set(given) == set(known):
             X = X[list(known)]
-    return _checked(estimator, X, "no_validation", reset=False)
+    rows: Array = _checked(estimator, X, "no_validation", reset=False)
+    return rows
 
 
 def row_weights(sample_weight: Any, rows: int) -> Array | None:
     """One finite, nonnegative weight a row; not all of them zero."""
     if sample_weight is None:
         return None
-    weight = check_array(
+    weight: Array = check_array(
         _array_of(sample_weight), ensure_2d=False, dtype=np.float64, ensure_all_finite=False
     )
     if weight.shape != (rows,):

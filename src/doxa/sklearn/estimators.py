@@ -38,7 +38,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def predict(self, X: Any) -> Array:
         """The likeliest label of each row."""
         likeliest = self.predict_proba(X).argmax(1)
-        return self.classes_[likeliest]
+        labels: Array = self.classes_[likeliest]
+        return labels
 
     def predict_proba(self, X: Any) -> Array:
         """[N, classes], in the order of `classes_`."""
@@ -56,7 +57,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """Draws of labels, each from one function at all rows: [N, n_samples]."""
         drawn = self.predictive(X).sample(n_samples, random_state).cpu().long()  # [n, N(, 1)]
-        return self.classes_[drawn.reshape(n_samples, -1).numpy().T]
+        labels: Array = self.classes_[drawn.reshape(n_samples, -1).numpy().T]
+        return labels
 
     def _read(self, X: Any, y: Any) -> tuple[Array, Array]:
         X, y = estimator.training_rows(self, X, y)

@@ -29,3 +29,8 @@ __all__ = [
     "write_artefact",
     "write_text",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

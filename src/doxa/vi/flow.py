@@ -33,7 +33,17 @@ from doxa import store
 from doxa.data import Batch
 from doxa.engine import Engine
 from doxa.errors import MemoryBudgetError, StoreError
-from doxa.method import Clock, Problem, Run, Stage, State, averaged, noise_on_held_out, optimise
+from doxa.method import (
+    Clock,
+    Problem,
+    Run,
+    Stage,
+    State,
+    average_name,
+    averaged,
+    noise_on_held_out,
+    optimise,
+)
 from doxa.method.method import one_of, positive, whole
 from doxa.model.functional import Functional, made_small
 from doxa.model.layers import deviation
@@ -188,7 +198,7 @@ class FlowVI(DrawnWeights):
     def stages(self, run: Run) -> Iterable[Stage]:
         over = ("mean", "rho", "flow")
         yield optimise(self._elbo, run.steps, over=over, average=self.average)
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+        yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         eps = self.normals(clock, params["rho"].shape[1])

@@ -30,6 +30,7 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    average_name,
     averaged,
     network_part,
     noise_on_held_out,
@@ -220,7 +221,7 @@ class GaussianVI(VariationalGaussian):
     def stages(self, run: Run) -> Iterable[Stage]:
         over = ("mean", *self.shape)
         yield optimise(self.objective(run), run.steps, over=over, average=self.average)
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+        yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def objective(self, run: Run) -> Objective:
         """What is ascended."""

@@ -51,6 +51,7 @@ from doxa.method import (
     Stage,
     State,
     average_from,
+    average_name,
     first_averaged,
     noise_on_held_out,
 )
@@ -128,7 +129,7 @@ class IVON(VariationalGaussian):
             if len(points):
                 new |= Adam().init({"points": state["mean"][:, points]})
             if self.average:
-                new |= {f"average.{name}": state[name].clone() for name in ("mean", "variance")}
+                new |= {average_name(name): state[name].clone() for name in ("mean", "variance")}
             return {**state, **new}
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
@@ -140,7 +141,7 @@ class IVON(VariationalGaussian):
 
         over = ("mean", "variance")
         yield Stage("newton", step, run.steps, over=over, enter=enter, validates=True)
-        yield from noise_on_held_out(self.score, run, "average.mean" if self.average else "mean")
+        yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def _step(
         self, run: Run, state: State, batch: Batch, clock: Clock, points: Tensor

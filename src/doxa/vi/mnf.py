@@ -40,6 +40,7 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    average_name,
     averaged,
     noise_on_held_out,
     optimise,
@@ -125,7 +126,7 @@ class MNF(Method):
                   if isinstance(layer, Multiplicative)]  # fmt: skip
         check_calls(run, layers, "leave it out of subset=")
         yield optimise(self._elbo, run.steps, over=("theta", "layers"), average=self.average)
-        yield from noise_on_held_out(self.score, run, "average.theta" if self.average else "theta")
+        yield from noise_on_held_out(self.score, run, average_name("theta", self.average))
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         fit = run.train(params["theta"], params, batch, None, **layer_noise(run, batch, clock))

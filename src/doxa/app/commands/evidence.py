@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Column, Table
 
 from doxa.app.commands.terminal import (
     err,
@@ -38,6 +39,9 @@ from doxa.app.options import (
     print_table,
 )
 from doxa.errors import ModelError
+
+if TYPE_CHECKING:
+    from doxa.selection import Candidate, Evidence
 
 
 def evidence(
@@ -103,8 +107,7 @@ def evidence(
     """
     from doxa import nets
     from doxa.app import schema, tables
-    from doxa.app.selection import evidence as compare
-    from doxa.app.selection.result import as_table
+    from doxa.selection import evidence as compare
 
     log_to_terminal(verbose)
     if place is not None:
@@ -149,3 +152,34 @@ def _numbers(text: str) -> list[float]:
 
 def _say(message: str) -> None:
     err.print(escape(message), highlight=False, soft_wrap=True)
+
+
+def as_table(found: Evidence) -> Table:
+    """Every candidate, the highest evidence first."""
+    from doxa.selection.result import CRITERIA
+
+    shown = [name for name in CRITERIA if any(getattr(row, name) for row in found.fitted)]
+    size = f"{found.train_rows} training and {found.test_rows} held-out rows"
+    caption = f"{size}; mean over {found.splits} splits" if found.splits > 1 else size
+    table = Table(
+        "network", "prior", "weights", *(CRITERIA[name] for name in shown),
+        Column("status", overflow="fold"), title="networks and priors", caption=caption,
+    )  # fmt: skip
+    for row in found.rows:
+        cells = ["–" if row.failed else _cell(row, name) for name in shown]
+        status = f"{row.status}: {row.reason}" if row.reason else row.status
+        best = row is found.rows[0] and len(found) > 1
+        table.add_row(
+            escape(row.net), escape(row.prior), f"{row.weights:,}", *cells, escape(status),
+            style="bold" if best else None,
+        )  # fmt: skip
+    return table
+
+
+def _cell(row: Candidate, name: str) -> str:
+    from doxa.app.comparison.result import number, with_error
+    from doxa.selection.splits import standard_error
+
+    if name == "held_out" or name == "validation":
+        return with_error(row.mean(name), standard_error(getattr(row, name)))
+    return number(row.mean(name))

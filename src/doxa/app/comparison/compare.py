@@ -4,8 +4,8 @@ Methods run one after the other, each on all splits in one stacked run if possib
 gets the same rows, network, prior and likelihood. MAP is always fitted first, because costs are
 given as multiples of its cost. Times are those of fitting all splits together.
 
-`random_splits` chooses training and held-out rows, `fit_splits` fits one method to every split and
-measures its cost, `score` evaluates it on the held-out rows.
+`fit_splits` fits one method to every split and measures its cost, `score` evaluates it on the
+held-out rows. The splits are those of `doxa.selection.splits`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from doxa.app.comparison.reference import (
 )
 from doxa.app.comparison.result import Comparison, Cost, Row, ranked
 from doxa.app.fitting import Plan, cost_words, make_net
-from doxa.app.held_out import shuffled
 from doxa.app.schema import Schema
 from doxa.app.tables import Array
 from doxa.errors import DataError, DoxaError, MemoryBudgetError, MethodError, ModelError
@@ -44,51 +43,10 @@ from doxa.evaluate import metrics
 from doxa.evaluate.reference_distance import closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.predictive import Predictive
+from doxa.selection.splits import Split, indexable, random_splits, rows_in, worst_status
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Split(NamedTuple):
-    """The row numbers of a split."""
-
-    train: Array
-    test: Array
-
-
-def random_splits(
-    n: int, fraction: float, splits: int, seed: int, labels: Array | None = None
-) -> list[Split]:
-    """`splits` random splits of n rows, each with the same number of held-out rows.
-
-    With class labels, each class is held out in proportion, so that a rare class is in both parts.
-    """
-    if splits < 1:
-        raise DataError(f"--splits must be at least 1, not {splits}")
-    if not 0.0 < fraction < 1.0:
-        raise DataError(f"--test-fraction must be between 0 and 1, not {fraction}")
-    held = round(n * fraction)
-    if held < 1 or n - held < 1:
-        raise DataError(f"{n} rows cannot be split with --test-fraction {fraction}")
-    made = []
-    for k in range(splits):
-        order = shuffled(n, np.random.default_rng([seed, k]), labels)
-        made.append(Split(np.sort(order[held:]), np.sort(order[:held])))
-    return made
-
-
-def indexable(values: Any) -> Any:
-    """An array or tensor that row numbers index: lists and frames become arrays."""
-    return values if isinstance(values, np.ndarray | torch.Tensor) else np.asarray(values)
-
-
-def rows_in(x: Any, y: Any) -> int:
-    """The number of rows of x and y, at least two."""
-    if len(x) != len(y):
-        raise DataError(f"x has {len(x)} rows and y {len(y)}")
-    if len(x) < 2:
-        raise DataError(f"{len(x)} rows cannot be split into training and held-out ones")
-    return len(x)
 
 
 @dataclass(frozen=True)
@@ -204,15 +162,6 @@ def attempt(name: str, method: Any, work: Callable[[], Any]) -> Any:
     except (DoxaError, torch.OutOfMemoryError) as error:
         reason = " ".join(str(error).split())
         return Row(method=name, status="failed", reason=reason, settings=repr(method))
-
-
-def worst_status(posteriors: Sequence[Any]) -> tuple[str, str]:
-    """ "ok", or the first other status with the number of splits, and its reason."""
-    wrong = [posterior.status for posterior in posteriors if posterior.status != "ok"]
-    if not wrong:
-        return "ok", ""
-    status, count = str(wrong[0]), len(posteriors)
-    return status if count == 1 else f"{status} ({len(wrong)} of {count})", wrong[0].reason
 
 
 log = logging.getLogger("doxa")

@@ -19,6 +19,7 @@ from doxa.app.comparison.reference import Referred
 from doxa.app.report.scores import SCORES, Score
 from doxa.app.tables import Array, import_pandas
 from doxa.evaluate.reference_distance import Closeness
+from doxa.selection.splits import standard_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,13 +152,6 @@ def ranked(rows: list[Row]) -> tuple[Row, ...]:
         return -value if math.isfinite(value) else math.inf
 
     return tuple(sorted(rows, key=key))
-
-
-def standard_error(values: Array) -> float:
-    """s/√n; NaN for fewer than two values."""
-    if len(values) < 2:
-        return math.nan
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def _number(value: float | None) -> float:

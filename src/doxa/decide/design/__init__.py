@@ -41,3 +41,8 @@ def __getattr__(name: str) -> Any:
         deprecated("doxa.decide.design.Belief", "doxa.decide.design.ParameterDistribution")
         return ParameterDistribution
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -24,19 +24,25 @@ import numpy as np
 import torch
 from torch import nn
 
-import doxa
 from doxa import likelihoods
-from doxa.app.comparison.compare import Split, indexable, random_splits, rows_in, worst_status
-from doxa.app.selection.result import Candidate, Evidence, ranked
-from doxa.app.tables import Array
 from doxa.driver.runs import Runs
 from doxa.errors import DataError, DoxaError, MethodError, ModelError
 from doxa.evaluate.scores import log_likelihood
 from doxa.fit import fit
+from doxa.laplace.laplace import Laplace
 from doxa.method import Method, as_method
 from doxa.posterior import Posterior
 from doxa.priors import Normal, Prior
 from doxa.priors import prior as named_prior
+from doxa.selection.result import Candidate, Evidence, ranked
+from doxa.selection.splits import (
+    Array,
+    Split,
+    indexable,
+    random_splits,
+    rows_in,
+    worst_status,
+)
 
 FOUND = "scale found"
 
@@ -206,7 +212,7 @@ def evidence(
     task = Task(
         x, y, chosen, inner, common | {"seed": seed, **options},
         [seed + 1000 * r for r in range(restarts)],
-        doxa.Laplace(newton_steps=10) if laplace is None else as_method(laplace),
+        Laplace(newton_steps=10) if laplace is None else as_method(laplace),
         None if bound is None else as_method(bound),
     )  # fmt: skip
     say = say or log.info
@@ -246,9 +252,9 @@ class Task:
         self, net: nn.Module, method: Method, rows: list[Array], by: str, **runs: Any
     ) -> list[list[Any]]:
         """The best restart of each row set and grid point, [row sets][points]."""
-        sweep = doxa.fit(
+        sweep = fit(
             net, (self.x, self.y), method, validation=None,
-            runs=doxa.Runs(rows=rows, seeds=self.seeds, **runs), **self.options,
+            runs=Runs(rows=rows, seeds=self.seeds, **runs), **self.options,
         )  # fmt: skip
         count = len(self.seeds)
         score = dict(zip(map(id, sweep), sweep.score(by), strict=True))

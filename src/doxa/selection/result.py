@@ -3,7 +3,7 @@
     p(M_i | D) = p(D | M_i) / Σ_j p(D | M_j)
 
 Choices are made in each split, so that every criterion is evaluated on rows it has not seen. `draw`
-makes the figure: the value of each criterion, and their agreement. `as_table` is for the terminal.
+makes the figure: the value of each criterion, and their agreement.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Column, Table
 
 from doxa import describe
-from doxa.app.comparison.result import number, standard_error, with_error
-from doxa.app.figures import FAINT, INK
-from doxa.app.tables import Array, import_pandas
 from doxa.errors import MethodError, MissingExtra, Unavailable
 from doxa.exact import model_average
 from doxa.posterior import MixturePosterior
+from doxa.selection.splits import Array, standard_error
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+INK, FAINT = "#22303c", "#5b6b78"
 COLOURS = ("#0b4f8a", "#c8553d", "#3a7d44", "#8e5ea2", "#c28f2c", "#5b6b78", "#3d8fd1", "#7f1d1d")
 MARKERS = "osD^vPX*"
 _LINEAR = 0.03  # nats per row: closer to the best than this, the axis is linear
@@ -248,7 +245,8 @@ class Evidence(describe.Described):
         """p(M_i | D) of each fitted candidate, under a uniform prior over candidates."""
         logs = self.values("evidence")[:, split]
         weight: Array = np.exp(logs - logs.max())
-        return weight / weight.sum()
+        weight /= weight.sum()
+        return weight
 
     def average(self, split: int = 0) -> MixturePosterior:
         """The posterior that averages over candidates, each by p(M_i | D)."""
@@ -267,7 +265,11 @@ class Evidence(describe.Described):
 
     def frame(self) -> pd.DataFrame:
         """The table, by network and prior."""
-        return import_pandas().DataFrame(self.records()).set_index(["net", "prior"])
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtra("a frame needs pandas: pip install 'doxa[tables]'") from error
+        return pandas.DataFrame(self.records()).set_index(["net", "prior"])
 
     def figure(self, path: str | Path | None = None) -> Any:
         """A figure of the evidence, ELBO and held-out log likelihood of every candidate; it is
@@ -310,32 +312,6 @@ def _decimals(value: float) -> str:
 
 def _ranks(values: Array) -> Array:
     """The rank of each entry in its column; ties share the mean rank."""
-    below = (values[None] < values[:, None]).sum(1)
-    return below + 0.5 * ((values[None] == values[:, None]).sum(1) - 1)
-
-
-def as_table(found: Evidence) -> Table:
-    """Every candidate, the highest evidence first."""
-    shown = [name for name in CRITERIA if any(getattr(row, name) for row in found.fitted)]
-    size = f"{found.train_rows} training and {found.test_rows} held-out rows"
-    caption = f"{size}; mean over {found.splits} splits" if found.splits > 1 else size
-    table = Table(
-        "network", "prior", "weights", *(CRITERIA[name] for name in shown),
-        Column("status", overflow="fold"), title="networks and priors", caption=caption,
-    )  # fmt: skip
-    for row in found.rows:
-        cells = ["–" if row.failed else _cell(row, name) for name in shown]
-        status = f"{row.status}: {row.reason}" if row.reason else row.status
-        best = row is found.rows[0] and len(found) > 1
-        table.add_row(
-            escape(row.net), escape(row.prior), f"{row.weights:,}", *cells, escape(status),
-            style="bold" if best else None,
-        )  # fmt: skip
-    return table
-
-
-def _cell(row: Candidate, name: str) -> str:
-    values: Array = getattr(row, name)
-    if name == "held_out" or name == "validation":
-        return with_error(row.mean(name), standard_error(values))
-    return number(row.mean(name))
+    below: Array = (values[None] < values[:, None]).sum(1)
+    alike: Array = (values[None] == values[:, None]).sum(1)
+    return np.asarray(below + 0.5 * (alike - 1))

@@ -14,9 +14,8 @@ from shell import doxa as shell
 from torch import Tensor, nn
 
 import doxa
-from doxa.app.comparison import Split
-from doxa.app.selection import Candidate, Evidence
 from doxa.errors import DataError, MethodError, ModelError, Unavailable
+from doxa.selection import Candidate, Evidence, Split
 
 NOISE, STDS, DEGREES = 0.5, (0.3, 1.0), (1, 2, 3)
 

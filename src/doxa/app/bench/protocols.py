@@ -396,7 +396,7 @@ def _functional(
         tried = list(itertools.product(methods, epochs, (None, 0.1)))
         one, point = best(problem, train, tried, grid, samples and 200, 5)
         sweep = train(problem.train, one, only(point))
-        noise = getattr(one[0], "noise", "learned")
+        noise = getattr(one[0], "noise_from", "training")
         chosen = {"noise": noise, "epochs": one[1], "held_out": one[2], **described(point)}
         return Answer(list(sweep), samples, {"chosen": chosen})
 

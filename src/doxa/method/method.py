@@ -453,7 +453,8 @@ class _Renaming(type):
     if not TYPE_CHECKING:  # type checkers see the constructor of the dataclass
 
         def __call__(cls, *values: Any, **settings: Any) -> Any:
-            fields = [f.name for f in dataclasses.fields(cls)] if values else []
+            known = dataclasses.is_dataclass(cls) and values
+            fields = [f.name for f in dataclasses.fields(cls) if f.init] if known else []
             given = dict(zip(fields, values, strict=False))  # too many: an error of the constructor
             settings = cls.current_settings(settings, given)
             first = cls.current_settings(given).values()

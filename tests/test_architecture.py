@@ -235,3 +235,76 @@ print(time.process_time() / after)
 """
     ratios = [float(python(code, **cached)) for _ in range(8)][1:]  # the first warms the cache
     assert min(ratios) <= 1.3
+
+
+def declared_within(package: str) -> set[str]:
+    """The private names that the files of one part of doxa define: methods, attributes, globals."""
+    found = set()
+    for path in files():
+        if part_of(path) != package:
+            continue
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if ast.unparse(node.value) in ("self", "cls", "new"):
+                    found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return found
+
+
+def private_reads(path: Path) -> Iterator[tuple[str, int]]:
+    """The private attributes of other objects that a file reads or sets, and where."""
+    for node in ast.walk(parsed(path)):
+        private = isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+        if private and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            yield node.attr, node.lineno
+
+
+# Of torch, of named tuples, of zuko and of the operating system.
+FOREIGN_PRIVATE = {
+    "_asdict", "_fields", "_replace", "_backward_hooks", "_buffers", "_conv_forward", "_exit",
+    "_foreach_copy_", "_forward_hooks", "_forward_pre_hooks", "_fused_adam_", "_inductor",
+    "_modules", "_name", "_parameters", "_reversed_padding_repeated_twice", "_schema",
+    "_standard_gamma", "_validate_args", "_version",
+}  # fmt: skip
+
+
+def test_no_part_reads_private_attributes_of_another() -> None:
+    """A private name belongs to the part of doxa that defines it."""
+    ours: dict[str, set[str]] = {}
+    faults = []
+    for path in files():
+        own = ours.setdefault(part_of(path), declared_within(part_of(path)))
+        for name, line in private_reads(path):
+            if name not in own | FOREIGN_PRIVATE:
+                faults.append(f"{path.relative_to(SOURCE)}:{line}: .{name}")
+    assert faults == []
+
+
+def test_our_own_objects_are_not_asked_whether_they_have_an_attribute() -> None:
+    """`hasattr` and `getattr` with a default are for objects from outside doxa: what ours have is
+    declared on their base classes."""
+    from doxa.likelihoods import Heads, Likelihood
+    from doxa.method import Method
+    from doxa.model import Model
+    from doxa.posterior import Posterior, PredictiveTransform, SamplePosterior
+
+    kinds = (doxa.Predictive, Posterior, SamplePosterior, PredictiveTransform, Method, Likelihood,
+             Heads, Model)  # fmt: skip
+    ours = {name for kind in kinds for name in (*dir(kind), *kind.__annotations__)}
+    ours |= {"level", "noise", "temperature", "transform"}
+    # These are also attributes of data frames, arrays, layers and functions from outside; a saved
+    # file may name anything as its method, so that it is asked for `prepare`.
+    ours -= {"__dict__", "__name__", "builder", "columns", "dtype", "groups", "kind", "prepare"}
+    faults = []
+    for path in files():
+        for node in ast.walk(parsed(path)):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            asked = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+            name = node.args[1] if asked else None
+            if isinstance(name, ast.Constant) and name.value in ours:
+                faults.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name.value}")
+    assert faults == []

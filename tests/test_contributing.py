@@ -160,10 +160,11 @@ def test_the_prior(tmp_path: Path) -> None:
 
 
 def test_the_score_and_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from doxa.app.report import report, scores
+    from doxa.app.report import report
+    from doxa.evaluate import metrics, table
 
     score, section = block("A score", tmp_path), block("A section of the report", tmp_path)
-    monkeypatch.setattr(scores, "SCORES", (*scores.SCORES, score.ROW))
+    monkeypatch.setattr(table, "SCORES", (*table.SCORES, score.ROW))
     monkeypatch.setattr(report, "SECTIONS", (*report.SECTIONS, section.PART))
     x = np.arange(12.0)[:, None]
     posterior = doxa.fit(nn.Linear(1, 1).double(), (x, 2 * x), "linear", progress=False)
@@ -171,11 +172,12 @@ def test_the_score_and_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     y[5] += 40.0
     error = float((y - posterior.predict(x).mean.numpy()).mean())
     assert score.mean_error(posterior.predict(x), y) == pytest.approx(error)
+    assert metrics(posterior.predict(x), y)["mean_error"] == pytest.approx(error)
     text = report.write(
         posterior, tmp_path / "report.html", test=(x, y), diagnose=False
     ).read_text()
     shown = text.partition('id="errors"')[2]
-    assert "mean error" in text and short(error) in text
+    assert "mean error" in text and short(error) in text and "near 0" in text
     assert "Largest errors" in shown and re.search(r"<t[dh][^>]*>\s*5\s*</t", shown)
 
 

@@ -52,12 +52,12 @@ class Doxa:
         )  # fmt: skip
 
     def predict(self, x: Tensor) -> None:
-        source = self.posterior._jacobians()
+        source = self.posterior.jacobians()
         for rows in source.chunks(len(x)):
             source.spread(x[rows], self.posterior.covariance)
 
     def variance(self, x: Tensor) -> None:
-        source = self.posterior._jacobians()
+        source = self.posterior.jacobians()
         for rows in source.chunks(len(x)):
             source.variance(x[rows], self.posterior.covariance)
 

@@ -90,9 +90,8 @@ def _error(p: Any, name: str) -> str:
 
 def predictive(p: Any) -> Words:
     """A predictive of any form: the number of rows, the likelihood, and the range of moments."""
-    try:
-        heads = p.heads
-    except AttributeError:
+    heads = p.heads
+    if heads == (p,):
         return _one_predictive(p)
     lines = [(f"head {i}", _line(_one_predictive(head))) for i, head in enumerate(heads)]
     return Words(f"Predictive of {len(heads)} heads", "", lines)
@@ -151,7 +150,7 @@ def _listed(names: Sequence[str]) -> str:
 def _method(method: Any) -> str:
     """A method's name, with the settings that are not its defaults."""
     shown = repr(method)
-    name = getattr(method, "name", type(method).__name__)
+    name = method.name
     try:
         plain = type(method)().settings()
         own = {key: value for key, value in method.settings().items() if value != plain[key]}
@@ -184,8 +183,8 @@ def _form(p: Any) -> str:
 
 def _task(p: Any) -> str:
     likelihood = p.base_likelihood
-    parts = getattr(likelihood, "likelihoods", None)
-    if parts is not None:
+    parts = likelihood.heads
+    if parts != (likelihood,):
         return f"{len(parts)} heads: {_listed([part.name for part in parts])}"
     kind = "classification" if likelihood.classifies else "regression"
     scaled = p.scales.x_loc is not None or p.scales.y_loc is not None
@@ -224,8 +223,8 @@ def _held_out(found: dict[str, Any]) -> str:
 def _one_predictive(p: Any) -> Words:
     mean: Tensor = p.mean
     rows, event, name = mean.shape[0], list(mean.shape[1:]), p.likelihood.name
-    moments = p._form.only_moments
-    parts = ", mutual_information" if p._form.splits else ""
+    moments = p.form.only_moments
+    parts = ", mutual_information" if p.splits else ""
     has = f"probs, entropy{parts}, prediction_set"
     if not p.likelihood.classifies:
         facts = [("mean", _range(mean)), ("std", _range(p.std))]

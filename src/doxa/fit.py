@@ -63,6 +63,7 @@ from doxa.model.checks import (
     warn_if_pretrained,
 )
 from doxa.model.model import Network, NoNetwork, Problem
+from doxa.noise import drawing
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior
@@ -441,15 +442,23 @@ def fit(
     method = as_method(method)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
+    if method.own_weights and not fresh and begin is None:
+        raise MethodError(
+            f"{method.name} rewrites the layers of the network, and their weights are not those of "
+            "the given one: use init='fresh', or init=posterior of an earlier fit with it"
+        )
     given = Given.read(data, sample_weight)
     specs = [RunSpec(seed=seed)] if runs is None else runs.for_method(method).expand(seed)
     problem, noise_model, inferred = build_problem(
         model, method, likelihood, prior, subset, given, specs
     )
-    prior_moments = problem.model
-    problem = method.prepare(problem)
-    if prior_moments is not None:
-        device, dtype = device or prior_moments.device, dtype or prior_moments.dtype
+    network = problem.model
+    with drawing("network"):  # what torch draws for layers that the method makes is replaced
+        problem = method.prepare(problem)
+    if network is not None and problem.model is not None and problem.model is not network:
+        problem.model.given_facts = network.facts()
+    if network is not None:
+        device, dtype = device or network.device, dtype or network.dtype
     device = checks.place(device or "cpu")
     dtype = None if dtype is None else checks.floating(dtype)
     if dtype is not None:
@@ -484,7 +493,7 @@ def fit(
     run = replace(run, engine=select_engine(run, engine, method, half))
     if isinstance(problem, Network):
         first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
-        if settings.fresh:
+        if settings.fresh and not method.own_weights:
             warn_if_pretrained(run.net, run.initial[0])
         check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder

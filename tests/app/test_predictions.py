@@ -35,7 +35,7 @@ def classes(probs: list[list[float]]) -> SimpleNamespace:
     p = torch.tensor(probs, dtype=torch.float64)
     entropy = torch.as_tensor(stats.entropy(p.numpy(), axis=1))
     return SimpleNamespace(
-        probs=p, mean=p, entropy=entropy, mutual_information=0.1 * entropy,
+        probs=p, mean=p, entropy=entropy, mutual_information=0.1 * entropy, splits=True,
         log_prob=lambda y: p[torch.arange(len(p)), y.long()].log(),
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_a_bernoulli_gives_two_probabilities() -> None:
 
 def test_the_index_is_carried_over_chunks(monkeypatch) -> None:
     monkeypatch.setattr("doxa.app.predictions.ROWS_AT_ONCE", 4)
-    posterior = SimpleNamespace(predict=lambda x: normal(list(x[:, 0] * 2), 1.0))
+    posterior = SimpleNamespace(predict=lambda x: normal(list(x[:, 0] * 2), 1.0), transform=None)
     frame = pd.DataFrame({"x": np.arange(10.0)}, index=[f"r{k}" for k in range(10)])
     table, notes = predict_table(posterior, REGRESSION, frame)
     assert list(table.index) == list(frame.index)

@@ -207,7 +207,7 @@ def test_held_out_scores_are_those_of_a_row_and_the_kept_step_is_marked(
     assert posterior.validation >= np.mean(means) - 1e-6
     drawing = chart(regression, "Held-out log likelihood")
     assert len(drawing.by_class("two")) == 4 + 1  # a circle a member, and the key
-    assert "Circles: what was kept" in drawing.text
+    assert "Circles mark what was kept" in drawing.text
     assert "nats per row" in drawing.text
 
 
@@ -408,7 +408,7 @@ def test_a_diverged_run_says_so_first_and_its_gaps_are_counted(tmp_path: Path) -
     assert "(status, coverage, error)" in root.all("header")[0].text
     assert "The fit ended as 'diverged'" in root.all("header")[0].text
     assert "smaller learning rate" in root.all("header")[0].text
-    assert "not finite, shown as gaps" in section(root, "training").text
+    assert "Gaps mark values that are not finite (" in section(root, "training").text
 
 
 def test_history_that_is_not_a_series_is_left_out() -> None:

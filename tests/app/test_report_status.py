@@ -18,13 +18,13 @@ from doxa.app import report
 from doxa.app.cli import app
 from doxa.app.report import html
 from doxa.app.report.report import SECTIONS, Part
-from doxa.app.report.scores import SCORES, Score
 from doxa.app.report.subject import HELD_OUT, rows_of_arrays, rows_of_files
 from doxa.app.report.text import percent, points
 from doxa.app.schema import Schema
 from doxa.diagnose.advice import Advice
 from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.finding import Diagnosis, Finding
+from doxa.evaluate.table import SCORES, Score
 from doxa.posterior import Status
 
 pd = pytest.importorskip("pandas")
@@ -152,7 +152,7 @@ def test_there_is_one_overall_status_on_the_page(
     pills = [node.text for node in page.all("header")[0].by_class("mark")]
     assert pills == [headline]
     if verdict != "good":
-        assert "as they should" not in page.all("header")[0].text
+        assert "as expected" not in page.all("header")[0].text
         assert "without trouble" not in page.text
 
 
@@ -280,7 +280,7 @@ def test_intervals_that_are_far_too_wide_are_not_within_chance(rows: int, tmp_pa
                             validation=None)  # fmt: skip
     report.write(posterior, tmp_path / "r.html", (x + 1e-3, y), diagnose=False)
     page, head = root(tmp_path / "r.html").text, header(tmp_path / "r.html")
-    assert "percentage points more than they promise" in page
+    assert "percentage points above the level, beyond chance" in page
     assert "within chance" not in head
     assert "No fault was found" not in head
     assert "too wide" in page
@@ -294,9 +294,9 @@ def test_confidence_is_described_once(tmp_path: Path) -> None:
     assert 0.2 < gap < 0.3
     report.write(posterior, tmp_path / "r.html", (few, label), diagnose=False)
     page, head = root(tmp_path / "r.html").text, header(tmp_path / "r.html")
-    assert f"On the whole overconfident, by {points(gap)}" in page
-    assert f"more confident than right by {points(gap)}" in head
-    assert "as its confidence promises" not in head
+    assert f"Overall it is overconfident, by {points(gap)}" in page
+    assert f"its mean confidence is {points(gap)} above that" in head
+    assert "as its mean confidence says" not in head
     assert "No fault was found" not in head
 
 
@@ -347,7 +347,7 @@ def test_a_score_is_one_row_of_the_table(numbers: Any, monkeypatch: pytest.Monke
     """A new score is in the table and among the tiles, with its explanation."""
     bias = Score("bias", "bias", "lower", "mean of prediction minus target", tile=True,
                  compute=lambda found: float(np.mean(found.mean - found.truth)))  # fmt: skip
-    monkeypatch.setattr("doxa.app.report.scores.SCORES", (*SCORES, bias))
+    monkeypatch.setattr("doxa.evaluate.table.SCORES", (*SCORES, bias))
     posterior, (x, y) = numbers
     subject = report.Subject(posterior, test=rows_of_arrays((x, y), "rows", HELD_OUT, None))
     page, faults = parse(report.render(subject, diagnose=False)[0])

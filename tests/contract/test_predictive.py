@@ -126,7 +126,7 @@ def test_entropy_adds_up(classification: Any) -> None:
     assert torch.allclose(p.probs.sum(1), torch.ones(NEW, device=p.probs.device).double())
     average = (p.weights[:, None, None] * each).sum(0)
     assert torch.allclose(p.entropy, by_hand, atol=1e-10)
-    if isinstance(p._form, Odds):  # the integral that the average is an estimate of
+    if isinstance(p.form, Odds):  # the integral that the average is an estimate of
         assert ((p.probs - average).abs() <= 7 * each.std(0) / math.sqrt(len(each))).all()
         assert torch.allclose(p.expected_entropy, expected, rtol=0.05)
     else:
@@ -227,7 +227,8 @@ def test_draws_are_named_parameters(case: Any) -> None:
         return
     assert all(len(value) == 1 for value in draws.values())
     if case.trains:
-        shapes = {name: tuple(p.shape) for name, p in case.net().named_parameters()}
+        net = posterior.model.net if case.cls.own_weights else case.net()
+        shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
         assert {name: tuple(v.shape[1:]) for name, v in draws.items() if name in shapes} == shapes
 
 

@@ -43,8 +43,17 @@ def held_out_score(posterior: Any, k: int, x: Tensor, y: Tensor) -> float:
     if own is not None:  # what layers learned, of each particle, or of the member
         each_own = own[k].expand(len(params), -1)
         params = [p | model.layers.unflatten(q) for p, q in zip(params, each_own, strict=True)]
-    each = [model.log_likelihood(p, x, y) for p in params]
+    each = [
+        model.log_likelihood(p, x, y, {name: v[k] for name, v in buffers_of(posterior, j).items()})
+        for j, p in enumerate(params)
+    ]
     return float((torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).sum())
+
+
+def buffers_of(posterior: Any, draw: int) -> dict[str, Tensor]:
+    """What the layers of a draw learned besides parameters, [K, ...]."""
+    own = posterior.buffers
+    return {n: v[:, draw] for n, v in own.items()} if getattr(posterior, "per_draw", False) else own
 
 
 @pytest.mark.by_family

@@ -125,7 +125,7 @@ def test_transforms_of_numbers_survive_saving(name: str, regressor: Any, tmp_pat
 
     def ask(posterior: Any) -> list[Tensor]:
         p = posterior.predict(x)
-        level = None if hasattr(p._form, "level") else 0.7
+        level = None if hasattr(p.form, "level") else 0.7
         return [*p.interval(level), p.mean, p.std, p.log_prob(y), p.quantile(0.3)]
 
     check_round_trip(NUMBERS[name](regressor), tmp_path / "run", ask)
@@ -137,7 +137,7 @@ def test_transforms_of_classes_survive_saving(name: str, classifier: Any, tmp_pa
 
     def ask(posterior: Any) -> list[Tensor]:
         p = posterior.predict(x)
-        level = None if hasattr(p._form, "level") else 0.7
+        level = None if hasattr(p.form, "level") else 0.7
         return [p.prediction_set(level), p.probs, p.entropy, p.mutual_information, p.log_prob(y)]
 
     check_round_trip(CLASSES[name](classifier), tmp_path / "run", ask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from metric_cases import TABLES, of_probs, randn
 from torch import Tensor
 
-from doxa.errors import DataError, ShapeError
+from doxa.errors import DataError, ShapeError, Unavailable
+from doxa.evaluate import table
 from doxa.evaluate.calibration import ece
 from doxa.evaluate.scores import (
     accuracy,
@@ -37,8 +39,9 @@ from doxa.likelihoods import (
     StudentT,
 )
 from doxa.predictive import Moments, Predictive
+from doxa.predictive.calibrated import ConformalSet
 
-NUMBERS = ["log_likelihood", "rmse", "mae", "crps", "coverage", "width", "pinball"]
+NUMBERS = ["log_likelihood", "rmse", "mae", "crps", "coverage", "width"]
 CLASSES = ["log_likelihood", "accuracy", "brier", "ece"]
 N = 31
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -65,6 +68,48 @@ def case(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Any, Te
     return f, likelihood, y
 
 
+def declared(p: Predictive, y: Any) -> dict[str, float]:
+    """The scores of the table that are means, one by one."""
+    kind, found = "classes" if p.classifies else "numbers", {}
+    for row in table.SCORES:
+        if row.each is not None and row.of == kind:
+            with suppress(Unavailable):
+                found[row.name] = float(row.each(p, y).mean())
+    return found
+
+
+def test_the_table_declares_what_the_functions_give() -> None:
+    f, likelihood, y = case("gaussian")
+    p = Predictive(f, likelihood)
+    assert declared(p, y)["pinball"] == metrics(p, y)["pinball"] == pytest.approx(pinball(p, y))
+    f, likelihood, y = case("categorical")
+    assert declared(Predictive(f, likelihood), y) == {}  # sets are of conformal predictives
+
+
+@pytest.mark.parametrize("score", [row for row in table.SCORES if row.each], ids=lambda s: s.name)
+def test_scores_of_the_table_are_whole_in_batches(score: table.Score) -> None:
+    """The mean of `each` over all rows is the score, also where rows come in batches."""
+    f, likelihood, y = case("images" if score.of == "numbers" else "categorical")
+    p = Predictive(f, likelihood)
+    if score.at_level:  # of conformal sets
+        sets = p.probs > 0.2
+        p = p.of_form(ConformalSet(p.form, 0.9, lambda: sets))
+    assert score.each is not None
+    each = score.each(p, y)
+    assert len(each) == N and each.dtype == torch.float64
+    assert metrics(p, y)[score.name] == pytest.approx(float(each.mean()), rel=1e-12)
+
+
+def test_conformal_sets_are_scored() -> None:
+    p = Predictive.from_probs(torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.5, 0.1], [0.1, 0.1, 0.8]]))
+    sets = torch.tensor([[True, False, False], [True, True, False], [True, True, False]])
+    conformal = p.of_form(ConformalSet(p.form, 0.9, lambda: sets))
+    found = metrics(conformal, [0, 0, 2])
+    assert found["set_coverage"] == pytest.approx(2 / 3)
+    assert found["set_size"] == pytest.approx(5 / 3)
+    assert "set_size" not in metrics(p, [0, 0, 2])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CASES)
@@ -88,9 +133,10 @@ def test_metrics_are_the_single_functions(name: str, dtype: torch.dtype) -> None
             "crps": crps(p, y),
             "coverage": coverage(p, y, 0.8),
             "width": width(p, 0.8),
-            "pinball": pinball(p, y),
         }
-    assert list(found) == list(expected) == (CLASSES if likelihood.classifies else NUMBERS)
+    assert list(expected) == (CLASSES if likelihood.classifies else NUMBERS)
+    expected |= declared(p, y)
+    assert list(found) == list(expected)
     assert found == pytest.approx(expected, rel=1e-12)
     assert all(type(value) is float for value in found.values())
 
@@ -141,7 +187,9 @@ def test_several_heads() -> None:
     p = Predictive(f, [Gaussian(noise=1.0), Categorical()])
     y = (randn(6, 1, seed=1), torch.arange(6) % 4)
     found = metrics(p, y)
-    assert list(found) == [f"0.{n}" for n in NUMBERS] + [f"1.{n}" for n in CLASSES]
+    of_heads = zip((NUMBERS, CLASSES), p.heads, y, strict=True)
+    names = [[*kind, *declared(head, own)] for kind, head, own in of_heads]
+    assert list(found) == [f"{i}.{name}" for i, each in enumerate(names) for name in each]
     assert found["0.rmse"] == rmse(p.heads[0], y[0])
     assert found["1.brier"] == brier(p.heads[1], y[1])
     with pytest.raises(DataError, match="a tuple of 2"):
@@ -155,7 +203,7 @@ def test_moments_alone() -> None:
     p = Predictive(f, likelihood)
     assert metrics(moments.result(), y) == pytest.approx({"rmse": rmse(p, y), "mae": mae(p, y)})
     matched = metrics(moments.result().moment_matched(), y)
-    assert list(matched) == NUMBERS
+    assert list(matched) == [*NUMBERS, *declared(moments.result().moment_matched(), y)]
     assert matched["crps"] == pytest.approx(crps(p, y, "normal"))
     f, likelihood, y = case("segmentation")
     moments = Moments(likelihood)

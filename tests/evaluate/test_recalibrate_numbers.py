@@ -199,7 +199,7 @@ def test_moments_are_those_of_the_density(noise: float, draws: int, knots: int |
     base = GivenPosterior(Gaussian(noise=noise))
     p = recalibrate(base, (x, y), "quantile", knots=knots).predict(x[:1])
     at = torch.linspace(-20.0, 20.0, 40_001, dtype=torch.float64)
-    mass = p._form.cdf(at[:, None]).flatten().diff()
+    mass = p.form.cdf(at[:, None]).flatten().diff()
     middle = 0.5 * (at[1:] + at[:-1])
     mean = float((mass * middle).sum())
     variance = float((mass * (middle - mean).square()).sum())

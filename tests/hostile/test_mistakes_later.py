@@ -122,7 +122,6 @@ PREDICT: dict[str, Row] = {
     "samples of moments": (
         lambda: numbers().predict(X, keep="moments").samples, Unavailable, "no samples",
     ),
-    "heads of one": (lambda: numbers().predict(X).heads, Unavailable, "one head"),
     "log_prob of too few": (
         lambda: numbers().predict(X).log_prob(Y[:3]), ShapeError, "3 targets.*20 rows",
     ),

@@ -42,7 +42,7 @@ def fit(data: Any, structure: str, *, settings: Any = None, **options: Any) -> A
 def same(full: Any, ours: Any, x: Tensor) -> None:
     """Everything that a covariance can do, and what follows from it."""
     one, other = full.covariance, ours.covariance
-    _, j = full._jacobians()(x)
+    _, j = full.jacobians()(x)
     assert torch.allclose(ours.mean, full.mean, rtol=1e-10)
     assert torch.allclose(other.outer(j), one.outer(j), rtol=1e-8, atol=1e-12)
     assert torch.allclose(other.dense(), one.dense(), rtol=1e-8, atol=1e-11)
@@ -117,7 +117,7 @@ def test_members_with_rows_of_their_own_and_weights(tmp_path: Path) -> None:
 def test_weights_can_be_drawn_and_links_taken() -> None:
     x, _ = data = classes()
     posterior = fit(data, "functional", settings={"link": "probit-marginal"})
-    f, j = posterior._jacobians()(x[:3])
+    f, j = posterior.jacobians()(x[:3])
     variance = posterior.covariance.quad(j)
     logits = f / (1 + torch.pi / 8 * variance).sqrt()
     assert torch.allclose(posterior.predict(x[:3]).probs, logits.softmax(-1).mean(0))

@@ -232,7 +232,7 @@ def test_classification_draws_correlated_logits() -> None:
     )
     p = posterior.predict(x[:4], n=20_000)
     assert torch.equal(p.samples, posterior.functions(x[:4], 20_000))
-    f, j = posterior._jacobians()(x[:4])
+    f, j = posterior.jacobians()(x[:4])
     expected = posterior.covariance.outer(j)[0]
     away = p.samples - f
     ours = torch.einsum("sno,snp->nop", away, away) / 20_000

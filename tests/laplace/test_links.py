@@ -75,7 +75,9 @@ def test_probit_of_classes_is_near_the_average_over_a_million_draws() -> None:
     assert (m.softmax(0) - exact).abs().max() > 0.14
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "low-rank", "functional"])
+@pytest.mark.parametrize(
+    "structure", ["full", "diagonal", "block-diagonal", "kronecker", "low-rank", "functional"]
+)
 def test_every_structure_has_the_probit(structure: str) -> None:
     """That of J Σ Jᵀ held whole, which no structure needs; of two classes, MacKay's of their
     difference."""
@@ -236,7 +238,7 @@ def test_pixels_are_linked_one_by_one(link: str) -> None:
     options: dict[str, Any] = {"likelihood": "categorical", "members": 2, "seed": 0, "steps": 20}
     method = doxa.Laplace(link=link, mean_correction=False)
     posterior = doxa.fit(Places().double(), (x, y), method, **options)
-    f, j = posterior._jacobians()(x)
+    f, j = posterior.jacobians()(x)
     covariance = posterior.covariance.outer(j)
     places = [(f[..., i::2], covariance[..., i::2, i::2]) for i in range(2)]  # [K, N, C], and C, C
     if link == "bridge":
@@ -264,7 +266,7 @@ def test_heads_members_and_files(tmp_path: Path) -> None:
     posterior = doxa.fit(model, (x, (x[:, :1], y)), method, members=2, steps=30, seed=0)
     posterior.save(tmp_path / "run")
     numbers_, classes = posterior.predict(x).heads
-    f, j = posterior._jacobians()(x)
+    f, j = posterior.jacobians()(x)
     covariance = posterior.covariance.outer(j)
     assert torch.allclose(numbers_.mean, f[..., :1].mean(0))
     expected = probs_against_others(f[..., 1:], covariance[..., 1:, 1:]).mean(0)

@@ -111,7 +111,7 @@ class Spelling(nn.Module):
         return self.window(self.norm(self.words(x)).mT).tanh().mean(2)
 
 
-@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "low-rank"])
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "block-diagonal", "low-rank"])
 def test_the_gradient_of_the_pass_is_that_of_autograd(
     structure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

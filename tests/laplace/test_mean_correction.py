@@ -72,7 +72,7 @@ def test_the_average_gradient_is_zero_there(structure: str) -> None:
                          lr=0.05, seed=0, sample_weight=weight, validation=None)  # fmt: skip
     f, j = Jacobians(posterior.network, posterior.at, posterior.network.subset_names)(x)
     keys = [f"{k}/{i}" for k in posterior.ids for i in range(128)]
-    delta = posterior._away(posterior.covariance, keys, seed=0)
+    delta = posterior.draw_deviations(posterior.covariance, keys, seed=0)
     away = torch.einsum("kbop,ksp->ksbo", j, torch.cat([delta, -delta], 1))
 
     def gradient(m: Tensor) -> Tensor:
@@ -109,7 +109,9 @@ def test_a_member_goes_no_further_because_another_does() -> None:
         assert torch.allclose(alone.moved[0], together.moved[k], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "low-rank", "functional"])
+@pytest.mark.parametrize(
+    "structure", ["full", "diagonal", "block-diagonal", "kronecker", "low-rank", "functional"]
+)
 def test_it_is_as_wide_as_its_average_curvature_says(
     structure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +131,7 @@ def test_it_is_as_wide_as_its_average_curvature_says(
         before = fitted()
     f, j = Jacobians(before.network, before.at, before.network.subset_names)(x)
     keys = [f"{k}/{i}" for k in before.ids for i in range(128)]
-    delta = before._away(before.covariance, keys, seed=0)[0]
+    delta = before.draw_deviations(before.covariance, keys, seed=0)[0]
     drawn = before.moved + torch.cat([delta, -delta])
     p = (f[0] + torch.einsum("bop,sp->sbo", j[0], drawn)).softmax(-1)
     c = torch.diag_embed(p.mean(0)) - torch.einsum("sbo,sbk->bok", p, p) / len(p)
@@ -152,7 +154,7 @@ def test_draws_together_are_what_they_are_alone(
     x, y = normal(7, 1, 8), torch.arange(7) % 3
     posterior = doxa.fit(model, (x, y), doxa.Laplace(mean_correction=False), members=2, steps=5,
                          validation=None)  # fmt: skip
-    jacobians = posterior._jacobians()
+    jacobians = posterior.jacobians()
     line = mean_correction.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
     f, j = jacobians(x)
     delta, v = normal(2, 4, j.shape[-1]), normal(2, 7, 3)

@@ -55,7 +55,7 @@ def test_equal_to_laplace_torch(case: str) -> None:
     posterior, x = fitted(case)
     above = 0.5 * posterior.diagnostics["newton_decrement"][0] ** 2
     assert posterior.log_evidence - above == pytest.approx(evidence, rel=1e-8)
-    f, spread = posterior._jacobians().spread(x, posterior.covariance)
+    f, spread = posterior.jacobians().spread(x, posterior.covariance)
     assert np.allclose(f[0], mean, rtol=1e-12)
     assert np.allclose(spread[0], covariance, rtol=1e-7)
     variance = torch.tensor(covariance).diagonal(dim1=-2, dim2=-1)

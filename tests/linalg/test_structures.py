@@ -14,6 +14,7 @@ from torch import Tensor
 
 from doxa.errors import NumericalError, ShapeError, StoreError
 from doxa.linalg import (
+    BlockDiagonal,
     Dense,
     Diagonal,
     Kronecker,
@@ -71,6 +72,21 @@ def dense_precision() -> Case:
     return Case(Dense.from_precision(precision), np.linalg.inv(precision.numpy()))
 
 
+INDEX = [torch.tensor([6, 0, 3]), torch.tensor([5]), torch.tensor([1, 2, 4])]  # of 7 parameters
+
+
+def blocks(of_precisions: bool) -> Case:
+    """By dense algebra: each block put into its rows and columns of a matrix of zeros."""
+    each = [spd(len(index), seed=20 + b) for b, index in enumerate(INDEX)]
+    whole = np.zeros((K, 7, 7))
+    for index, block in zip(INDEX, each, strict=True):
+        for k in range(K):
+            whole[k][np.ix_(index, index)] = block[k].numpy()
+    if of_precisions:
+        return Case(BlockDiagonal.from_precisions(each, INDEX), np.linalg.inv(whole))
+    return Case(BlockDiagonal.from_covariances(each, INDEX), whole)
+
+
 SCALE, DELTA = torch.tensor([1.0, 50.0, 0.1]), torch.tensor([0.5, 1.0, 2.0])
 
 
@@ -111,6 +127,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "dense-covariance": dense_covariance,
     "dense-precision": dense_precision,
     "kronecker": kronecker,
+    "blocks-covariance": lambda: blocks(of_precisions=False),
+    "blocks-precision": lambda: blocks(of_precisions=True),
 }
 
 
@@ -265,6 +283,13 @@ def test_wrong_shapes_are_refused(case: Case) -> None:
                 act(bad)
         with pytest.raises(ShapeError, match="expected"):
             case.structure.quad(bad)
+
+
+@pytest.mark.parametrize("index", [[0, 1, 1], [0, 1, 3], [0, 1]])
+def test_blocks_have_each_parameter_once(index: list[int]) -> None:
+    each, sets = [spd(2, 0), spd(1, 1)], [torch.tensor(index[:2]), torch.tensor(index[2:])]
+    with pytest.raises(ShapeError, match="once"):
+        BlockDiagonal.from_covariances(each, sets)
 
 
 def test_gradients_flow_through_what_variational_methods_use() -> None:

@@ -3,7 +3,7 @@ vmap and in their batched form, and nothing is mutated."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -127,6 +127,62 @@ def test_nothing_is_left_in_the_network() -> None:
         layer = built.net.get_submodule("2")
         assert layer.eps is None
         assert layer.penalty is None
+
+
+class Seen(doxa.method.Method):
+    """Maximum of the log joint with the layer's penalty; compares a pass in training with a frozen
+    one at the last state."""
+
+    name = "test-seen"
+    found: ClassVar[dict[str, Any]] = {}
+
+    def prepare(self, problem: Any) -> Any:
+        return problem.rewrite(lambda name, layer: Batched(6, 2) if name == "3" else None)
+
+    def stages(self, run: Any) -> Any:
+        yield doxa.method.optimise(doxa.method.log_joint, run.steps, over=("theta", "layers"))
+
+    def finish(self, run: Any, state: Any, kept: Any) -> Any:
+        batch, theta = run.all_rows(), state["theta"]
+        self.found.update(
+            state=state, batch=batch, run=run, frozen=run.evaluate(theta, state, batch),
+            trained=run.train(theta, state, batch, None),
+        )  # fmt: skip
+        own = {**run.common(self), **run.shared(state)}
+        return doxa.posterior.SamplePosterior(samples=theta.unsqueeze(1), **own)
+
+
+def frozen_network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+@pytest.mark.parametrize("engine", ["stack", "loop"])
+def test_terms_come_from_a_pass_with_batch_norm_frozen(engine: str) -> None:
+    """By hand from the running statistics of each member. In training they are those of the batch,
+    and the pass changes them."""
+    x = 3 + 2 * torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    doxa.fit(
+        frozen_network(), (x, x[:, :2]), Seen(), likelihood=doxa.Gaussian(0.5), members=M, steps=5,
+        batch_size=8, engine=engine, progress=False,
+    )  # fmt: skip
+    found = Seen.found
+    run, state, frozen, trained = (found[k] for k in ("run", "state", "frozen", "trained"))
+    params, own = run.layout.unflatten(state["theta"]), run.net.layers.unflatten(state["layers"])
+    assert not frozen.changed and "buffer.1.running_mean" in trained.changed
+    for m in range(M):
+        h = x @ params["0.weight"][m].T + params["0.bias"][m]
+        mean, variance = (state[f"buffer.1.running_{kind}"][m] for kind in ("mean", "var"))
+        h = torch.tanh(
+            (h - mean) / (variance + 1e-5).sqrt() * params["1.weight"][m] + params["1.bias"][m]
+        )
+        f = h @ params["3.weight"][m].T + params["3.bias"][m]
+        value = torch.distributions.Normal(f, 0.5).log_prob(x[:, :2]).sum()
+        assert torch.allclose(frozen.terms["3.seen"][m], h.mean(0), rtol=1e-10)
+        assert torch.allclose(frozen.terms["3.penalty"][m], 0.5 * own["3.s"][m].square().sum())
+        assert torch.allclose(frozen.f[m], f, rtol=1e-10)
+        assert torch.allclose(frozen.value[m], value, rtol=1e-10)
+        assert not torch.allclose(trained.terms["3.seen"][m], h.mean(0), rtol=1e-3)
 
 
 class Reshaped(nn.Module):

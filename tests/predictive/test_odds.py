@@ -208,7 +208,7 @@ def test_laplace_has_it_by_default(structure: str, centre: bool, tmp_path: Path)
     params = {k: v[0] for k, v in posterior.layout.unflatten(posterior.maximum).items()}
     middle = posterior.network.forward(params, x)
     if posterior.moved is not None:
-        middle = middle + posterior._jacobians().along(x, posterior.moved[:, None])[1][0, 0]
+        middle = middle + posterior.jacobians().along(x, posterior.moved[:, None])[1][0, 0]
     odds = log_odds(p.samples - p.samples.mean(0) + middle, Categorical())
     by_hand = integral(odds.mean(0), odds.var(0)).exp()
     assert torch.allclose(p.probs, by_hand)
@@ -230,7 +230,7 @@ def test_plain_averages_can_be_asked_for() -> None:
 def test_one_logit_and_several_heads_have_it() -> None:
     y = (torch.arange(30) % 2).double()
     p = fitted(1, y, "bernoulli").predict(normal(8, 2, seed=4))
-    assert isinstance(p._form, Odds) and p.probs.shape == (8,)
+    assert isinstance(p.form, Odds) and p.probs.shape == (8,)
 
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -245,7 +245,7 @@ def test_one_logit_and_several_heads_have_it() -> None:
         Both(), (normal(30, 2), (torch.arange(30) % 3, normal(30, 1, seed=5))),
         doxa.Laplace(train=False), likelihood=("categorical", "gaussian"), init="given",
     )  # fmt: skip
-    first, second = posterior.predict(normal(8, 2, seed=4))._form.heads
+    first, second = posterior.predict(normal(8, 2, seed=4)).form.heads
     assert isinstance(first, Odds) and not isinstance(second, Odds)
 
 

@@ -20,7 +20,7 @@ from doxa.evaluate import conformal, coverage, recalibrate
 from doxa.evaluate.conformal import CLASSES as SETS
 from doxa.evaluate.conformal import NUMBERS as INTERVALS
 from doxa.evaluate.conformal import rows_needed
-from doxa.evaluate.recalibrate import CLASSES, NUMBERS
+from doxa.evaluate.recalibrate import CLASSES, NUMBERS, Temperature
 
 FEWEST = 20  # the smallest number of rows for a recalibration
 KINDS = ("auto", *CLASSES, *NUMBERS)
@@ -118,15 +118,14 @@ def calibrated(
 
 def conformal_level(posterior: Any) -> float | None:
     """The level of a conformal posterior; None for any other posterior."""
-    return getattr(getattr(posterior, "transform", None), "level", None)
+    return None if posterior.transform is None else posterior.transform.guaranteed_level
 
 
 def _recalibration(before: Any, after: Any, x: Array, y: Array, kind: str) -> str:
     """The result as a message."""
     message = f"recalibrated by {kind} on {len(x)} rows"
-    temperature = getattr(after.transform, "temperature", None)
-    if temperature is not None:
-        t = float(temperature)
+    if isinstance(after.transform, Temperature):
+        t = float(after.transform.temperature)
         was = "overconfident" if t > 1 else "underconfident"
         return f"{message}: temperature {t:.2f}, it was {was}"
     if before.base_likelihood.classifies:

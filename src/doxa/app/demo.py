@@ -39,6 +39,7 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     hidden: tuple[int, ...] = ()  # a network of its own
+    point: bool = False  # a point estimate, which has no epistemic uncertainty
 
 
 TRAIN, TEST = 21, 22
@@ -49,7 +50,7 @@ CASES = tuple(
     if "regression" in row.tasks and not row.demo.left_out
 )
 MOONS = (
-    Case("map", "point estimate", {}, {"steps": 2000}),
+    Case("map", "point estimate", {}, {"steps": 2000}, point=True),
     Case("hmc", "posterior", {"draws": 200, "burn_in": 300}, {"members": 4}),
 )
 GRID = np.linspace(-5.0, 5.0, 241)
@@ -227,7 +228,7 @@ def _moons(case: Case, seed: int) -> Fitted:
     )
     shape = (len(PLANE[1]), len(PLANE[0]))
     fields = [(f"{case.method}: {case.note}", probs[:, 1].reshape(shape), "probability")]
-    if case.method != "map":  # a point estimate has no epistemic uncertainty
+    if not case.point:
         title = f"{case.method}: epistemic uncertainty"
         fields.append((title, information.reshape(shape), "information"))
     return Fitted(line, fields)

@@ -22,7 +22,7 @@ from doxa.app.schema import Schema, TableSpec, inferred, read_labelled
 from doxa.data.rows import shuffled
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError
-from doxa.evaluate import Streaming
+from doxa.evaluate import Streaming, table
 from doxa.likelihoods import Bernoulli, Gaussian, Poisson
 from doxa.predictive import Predictive
 
@@ -146,24 +146,13 @@ def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str
     x, y = rows.x, rows.y
     level = conformal_level(posterior) or LEVEL
     stream = Streaming(level=level)
-    inside, sizes = 0.0, 0.0
-    sets = schema.classes is not None and conformal_level(posterior) is not None
     for start in range(0, len(x), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        p = posterior.predict(x[part])
-        stream.update(p, y[part])
-        if sets:
-            chosen = p.prediction_set().reshape(len(x[part]), -1)
-            truth = torch.as_tensor(y[part], device=chosen.device).long().reshape(-1, 1)
-            inside += float(chosen.gather(1, truth).sum())
-            sizes += float(chosen.sum())
-    found = stream.result()
-    if sets:
-        found |= {"set_coverage": inside / len(x), "set_size": sizes / len(x)}
+        stream.update(posterior.predict(x[part]), y[part])
     ground = Streaming(level=level).update(constant(schema, seen, len(y)), y)
     return {
         "file": rows.file, "sha256": rows.sha256, "rows": len(y), "level": level,
-        "scores": found, "constant": ground.result(),
+        "scores": stream.result(), "constant": ground.result(),
     }  # fmt: skip
 
 
@@ -184,15 +173,15 @@ def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
 
 def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(score, value of the run, value of the constant), as text."""
-    from doxa.app.report.scores import SCORES  # imported here: it imports this module
+    from doxa.app.report.scores import title_of  # imported here: it imports this module
 
     rows = []
-    for each in SCORES:
+    for each in table.SCORES:
         if not each.printed or each.name not in found["scores"]:
             continue
         ground = found["constant"].get(each.name)
         beside = "" if ground is None else _number(ground)
-        rows.append((each.title(found["level"]), _number(found["scores"][each.name]), beside))
+        rows.append((title_of(each, found["level"]), _number(found["scores"][each.name]), beside))
     return rows
 
 

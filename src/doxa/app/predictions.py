@@ -70,7 +70,7 @@ def columns(
     labels = np.array(schema.classes, dtype=object)
     table["predicted"] = labels[probs.argmax(axis=1)]
     table["entropy"] = flat(p.entropy)
-    if hasattr(p, "mutual_information"):
+    if p.splits:
         table["mutual_information"] = flat(p.mutual_information)
     if sets:
         chosen = p.prediction_set(level).reshape(len(probs), -1).cpu().numpy()

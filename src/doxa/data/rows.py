@@ -424,6 +424,8 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         kept = positive(weight)
         return (weight, None) if bool(kept.all()) else (weight[kept], kept)
 
+    from doxa.data.tasks import Tasks  # imported here: it imports this module
+
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset):
             raise DataError(
@@ -436,7 +438,7 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = Rows(data, default_collate)
-    elif hasattr(data, "padded"):  # tasks
+    elif isinstance(data, Tasks):
         weight, kept = weighed(len(data))
         x, y = (data if kept is None else data.some(kept)).padded()
         return Read(x, y, None, weight, kept)

@@ -32,7 +32,7 @@ from doxa.decide.batch import batch_bald
 from doxa.errors import DataError, MethodError, ShapeError
 from doxa.likelihoods import Gaussian
 from doxa.noise import generator
-from doxa.posterior import Posterior
+from doxa.posterior import Posterior, SamplePosterior
 from doxa.predictive import Predictive
 
 _NUMBERS = 1 << 22  # samples × rows × outputs of a block, on the CPU
@@ -98,15 +98,15 @@ def kept(posterior: Posterior, n: int | None) -> int | None:
     if n is None:
         return None
     checks.whole("n", n)
-    samples = getattr(posterior, "samples", None)
-    if isinstance(samples, Tensor) and samples.shape[0] * samples.shape[1] < n:
-        return None
+    if isinstance(posterior, SamplePosterior):
+        members, draws, _ = posterior.samples.shape
+        return None if members * draws < n else n
     return n
 
 
 def block_rows(posterior: Posterior, count: int | None) -> int:
     """A block such that its predictions are neither many nor few."""
-    shape = getattr(posterior.model, "output", None)
+    shape = None if posterior.model is None else posterior.model.output
     outputs = math.prod(shape) if shape and all(isinstance(k, int) for k in shape) else 1
     device = posterior.device
     numbers = _NUMBERS if device.type == "cpu" else min(_ON_DEVICE, free_memory(device) // 256)
@@ -125,7 +125,7 @@ def joint(posterior: Posterior, x: Any, n: int | None = 100, seed: int | None = 
     """Functions at all rows at once, for what looks at several rows together; drawn, where the
     posterior predicts in closed form."""
     p = posterior.predict(x, kept(posterior, n), seed)
-    if hasattr(p, "samples"):
+    if p.has_samples:
         return p
     f = posterior.functions(x, n or 100, seed)  # [S, *p.mean.shape]
     if not p.likelihood.is_normal:

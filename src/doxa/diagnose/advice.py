@@ -71,7 +71,7 @@ def calmer(case: DiagnosticData) -> Advice:
         changes["standardize"] = True
         texts.append("standardise x and y")
     method = case.base.method
-    if getattr(method, "uses_rate", False):
+    if method.uses_rate:
         given = case.posterior.metadata.get("asked", {}).get("lr")
         changes["lr"] = float(f"{(given or method.default_rate) / 10:.3g}")
         texts.append("a tenth of the learning rate")
@@ -83,7 +83,7 @@ def calmer(case: DiagnosticData) -> Advice:
 def longer(case: DiagnosticData) -> Advice:
     """More draws for MCMC, more steps for any other method."""
     method = case.base.method
-    lengths = {n: 2 * max(50, getattr(method, n)) for n in ("burn_in", "draws") if has(method, n)}
+    lengths = {n: 2 * max(50, method.settings()[n]) for n in ("burn_in", "draws") if has(method, n)}
     if lengths:
         code = refit(case, written(case, **lengths))
         text = "twice the burn-in and the draws" if len(lengths) == 2 else "twice the draws"
@@ -97,7 +97,7 @@ def longer(case: DiagnosticData) -> Advice:
 def early_stopping(case: DiagnosticData) -> Advice | None:
     """None if the fit already used held-out rows, or if the method does not overfit."""
     method = case.base.method
-    if case.posterior.history.get("validation") or not getattr(method, "overfits", False):
+    if case.posterior.history.get("validation") or not method.overfits:
         return None
     return coded("stop early, on held-out rows", refit(case, validation=0.1))
 
@@ -125,7 +125,7 @@ def ensemble(case: DiagnosticData) -> Advice | None:
     """An ensemble, or more members if the method is an ensemble."""
     if not _has_network(case):
         return None
-    if getattr(case.base.method, "name", "") == "deep-ensemble":
+    if case.base.method.is_ensemble:
         return coded("more members", refit(case, members=2 * case.base.members))
     return coded("an ensemble", refit(case, '"deep-ensemble"'))
 
@@ -135,10 +135,10 @@ def another(case: DiagnosticData, *names: str) -> Advice:
     likelihood = case.posterior.base_likelihood
     task = "classification" if likelihood.classifies else "regression"
     task = "tasks" if _learns_tasks(case) else task
-    own = getattr(case.base.method, "name", "")
+    own = case.base.method.name
     for name in names:
         row = methods()[name]
-        without = row.family in ("exact", "process")  # no network, and Gaussian noise only
+        without = not get_method(name).needs_network  # these have Gaussian noise only
         fits = likelihood.is_normal if without else _has_network(case)
         if name != own and task in row.tasks and fits:
             return coded(f"{name!r}", refit(case, f'"{name}"', network=not without))
@@ -156,7 +156,7 @@ def colder(case: DiagnosticData) -> Advice:
 def smaller_steps(case: DiagnosticData) -> Advice:
     """For a sampler whose trajectories diverge."""
     method = case.base.method
-    target = getattr(method, "target_accept", None)
+    target = method.settings().get("target_accept")
     if target is None or target >= 0.95:
         return longer(case)
     code = refit(case, written(case, target_accept=0.95))
@@ -175,7 +175,7 @@ def other_likelihood(case: DiagnosticData, name: str, text: str, outputs: int = 
     flat = isinstance(shape, list) and len(shape) == 1 and isinstance(shape[0], int)
     if not flat or isinstance(given, Heads):
         return Advice(f"{text}, likelihood={name!r}")
-    made: Any = getattr(case.base.model, "builder", None)
+    made: Any = None if case.base.model is None else case.base.model.builder
     hidden = tuple(made[1]["hidden"]) if made and made[0] == "mlp" else (50,)
     wide = outputs * max(1, case.few.y[:1].numel())
     method = written(case) if _has_network(case) else '"deep-ensemble"'
@@ -225,7 +225,7 @@ def _options(
 def written(case: DiagnosticData, **changes: Any) -> str:
     """The method as Python: its name, or its class with the options that are not the defaults."""
     method: Any = case.base.method
-    row = next((row for row in methods() if row.name == getattr(method, "name", None)), None)
+    row = next((row for row in methods() if row.name == method.name), None)
     if row is None or not dataclasses.is_dataclass(method):
         return "posterior.method"
     known = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
@@ -251,17 +251,17 @@ def call(function: str, arguments: list[str]) -> str:
 
 
 def _has_network(case: DiagnosticData) -> bool:
-    return bool(getattr(case.base.method, "needs_network", True))
+    return bool(case.base.method.needs_network)
 
 
 def _learns_tasks(case: DiagnosticData) -> bool:
     """Whether the method is a neural process: it has its own likelihood, and its data are tasks."""
-    name = getattr(case.base.method, "name", None)
+    name = case.base.method.name
     return any(row.name == name and row.tasks == ("tasks",) for row in methods())
 
 
 def has(method: Any, name: str) -> bool:
-    return isinstance(getattr(method, name, None), (int, float))
+    return isinstance(method.settings().get(name), (int, float))
 
 
 def _likelihood(likelihood: Any) -> str:

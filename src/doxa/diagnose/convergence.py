@@ -80,9 +80,9 @@ def status(case: DiagnosticData) -> Finding:
 
 def _last_layer(case: DiagnosticData) -> Advice:
     """Advice for a posterior over all weights that predicts worse than its MAP estimate."""
-    name = getattr(case.base.method, "name", "")
-    tuned = written(case, tune="validation") if name == "laplace" else written(case)
-    held_out: dict[str, Any] = {"validation": 0.1} if name == "laplace" else {}
+    settings = case.base.method.by_held_out
+    tuned = written(case, **settings)
+    held_out: dict[str, Any] = {"validation": 0.1} if settings else {}
     text = "the last layer only, with its prior chosen on held-out rows"
     code = refit(case, tuned, subset="'last_layer'", **held_out)
     return coded(text if held_out else "the last layer only", code)
@@ -193,9 +193,8 @@ def _functions(case: DiagnosticData, count: int, draws: int) -> Tensor:
     [K, T, entries]. Logits are normalised, since a constant does not change predictions."""
     few = case.train.thinned(_ROWS, case.seed)
     p = case.base.predict(few.x)
-    heads = p.heads if hasattr(p, "heads") else (p,)
     parts = []
-    for head in heads:
+    for head in p.heads:
         f = head.samples.detach().cpu()
         if isinstance(head.likelihood, Categorical):
             f = torch.log_softmax(f, 2)

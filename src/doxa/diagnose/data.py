@@ -294,7 +294,7 @@ class DiagnosticData:
         if isinstance(p.likelihood, Heads):
             pairs = zip(p.heads, sample.y, strict=True)
             return [Scored(head, y, self.seed + i) for i, (head, y) in enumerate(pairs)]
-        closed = p.likelihood.is_normal and not hasattr(p, "samples")
+        closed = p.likelihood.is_normal and not p.has_samples
         if not closed or self.base is not self.posterior:
             return [Scored(p, sample.y, self.seed)]
         return [Scored(p, sample.y, self.seed, lambda n: self.base.functions(sample.x, n))]

@@ -161,7 +161,7 @@ def members(case: DiagnosticData, head: Head) -> Finding:
             coded("different initial weights for each member", refit(case, init="'fresh'")),
             apart,
         )
-    alone = hasattr(head.train.p, "samples")  # a transform may have no draws per member
+    alone = head.train.p.has_samples  # a transform may have no draws per member
     lost = _lost(head.train, count) if alone else 0
     if 0 < lost < count:
         return bad(
@@ -291,9 +291,9 @@ def _epistemic(posterior: Posterior, x: Tensor, head: Head) -> float:
         p = p.heads[int(head.label.strip(" ()").rpartition(" ")[2])]
     if not p.likelihood.classifies:
         return float(p.epistemic.double().mean())
-    if not hasattr(p, "samples") and hasattr(p, "mutual_information"):
+    if not p.has_samples and p.splits:
         return float(p.mutual_information.double().mean())
-    logits = (p.samples if hasattr(p, "samples") else posterior.functions(x, 100)).double()
+    logits = (p.samples if p.has_samples else posterior.functions(x, 100)).double()
     if isinstance(p.likelihood, Categorical):
         logits = logits - logits.mean(2, keepdim=True)  # a constant changes nothing
     return float(logits.var(0, correction=0).mean())

@@ -172,7 +172,7 @@ class Sweep(describe.Described):
                 "the objective lacks the terms that depend on the prior's scale, so it cannot "
                 "choose a prior: select by validation"
             )
-        scores: list[Any] = [getattr(posterior, names[by], None) for posterior in self]
+        scores: list[Any] = [getattr(posterior, names[by]) for posterior in self]
         if any(score is None for score in scores):
             hint = "; pass validation=0.2 to fit" if by == "validation" else ""
             raise Unavailable(f"these runs have no {by}{hint}")

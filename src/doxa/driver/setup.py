@@ -230,7 +230,7 @@ def prepare_data(
                 "and y in memory, or a network"
             )
         output = likelihood.outputs(y) if isinstance(y, Tensor) else (1,)
-    if tasks and getattr(likelihood, "per_output", False):
+    if tasks and likelihood.per_output:
         raise DataError(
             "the points of a task share one noise level: per_output is not available for tasks"
         )
@@ -317,7 +317,7 @@ def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
 
 
 def _check_classes(y: Any, likelihood: Likelihood) -> None:
-    ignored = getattr(likelihood, "ignore_index", None)
+    ignored = likelihood.ignore_index
     for leaf in tree_flatten(y)[0]:
         seen = leaf.unique()
         if ignored is not None:

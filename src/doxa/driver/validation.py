@@ -197,8 +197,8 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
     """All functions at x, shifted to the mean of one member. Gaussians over functions are sampled.
     None if the prediction is not a mixture of functions."""
     try:
-        whole = drawn(posterior.predict(x)._form)
-        own = whole if alone is posterior else drawn(alone.predict(x)._form)
+        whole = drawn(posterior.predict(x).form)
+        own = whole if alone is posterior else drawn(alone.predict(x).form)
     except MemoryBudgetError:
         return None
     if not (type(own) is Mixture and type(whole) is Mixture):
@@ -266,7 +266,7 @@ def _confidence(
     table, y = p.probs.double(), y.long()
     if table.shape == y.shape:  # Bernoulli
         table = torch.stack([1 - table, table], 1)
-    ignored = getattr(likelihood, "ignore_index", None)
+    ignored = likelihood.ignore_index
     counted = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
     likeliest, right = table.amax(1), (table.argmax(1) == y).double()
     truth = table.gather(1, (y * counted).unsqueeze(1)).squeeze(1).clamp_min(_TINY)

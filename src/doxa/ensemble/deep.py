@@ -47,6 +47,7 @@ class DeepEnsemble(MAP):
     """
 
     name: ClassVar[str] = "deep-ensemble"
+    is_ensemble: ClassVar[bool] = True
     default_members: ClassVar[int] = 5
 
     adversarial: float = between(0.0, 0, 1, "[)", per_run=True)

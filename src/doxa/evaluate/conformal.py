@@ -139,6 +139,11 @@ class ByGroup(PredictiveTransform):
 
     thresholds: Tensor
     groups: Groups | None
+    level: float
+
+    @property
+    def guaranteed_level(self) -> float:
+        return self.level
 
     def __call__(self, p: Predictive) -> Predictive:
         if self.groups is not None:
@@ -217,7 +222,7 @@ class Interval(ByGroup):
     groups: Groups | None = None
 
     def _with(self, p: Predictive, t: Tensor) -> Predictive:
-        form = p._form
+        form = p.form
 
         def bounds() -> tuple[Tensor, Tensor]:
             low, high, unit = centre(form, self.score, self.level)
@@ -241,8 +246,8 @@ def fit_interval(
 
 def interval_scores(p: Predictive, y: Any, score: str, level: float) -> Tensor:
     """[N, *event] in float64."""
-    target = p._form.targets(y).double()
-    low, high, unit = centre(p._form, score, level)
+    target = p.form.targets(y).double()
+    low, high, unit = centre(p.form, score, level)
     if not bool((unit > 0).all()):
         raise DataError(
             "a predicted standard deviation is 0 or not a number; use kind='split' unscaled"
@@ -293,7 +298,7 @@ class Sets(ByGroup):
     groups: Groups | None = None
 
     def _with(self, p: Predictive, t: Tensor) -> Predictive:
-        form = p._form
+        form = p.form
 
         def chosen() -> Tensor:
             table = log_probs(form)
@@ -322,7 +327,7 @@ def fit_sets(
     seed: int,
 ) -> Sets:
     """`by` is None for one threshold, "class" for one per class, else a column or function."""
-    check_one_label(p._form)
+    check_one_label(p.form)
     rows = labelled(p, y)
     each = class_scores(score, rows.log_probs, randomized, seed)
     scores = each.gather(1, rows.y.unsqueeze(1)).squeeze(1)
@@ -393,8 +398,12 @@ class JackknifePlus(PredictiveTransform):
     left_out: Tensor  # [patterns, R] of bool: the runs that did not see such rows
     allow_infinite: bool = False
 
+    @property
+    def guaranteed_level(self) -> float:
+        return self.level
+
     def __call__(self, p: Predictive) -> Predictive:
-        form = p._form
+        form = p.form
         if not isinstance(form, Blend) or len(form.parts) != self.left_out.shape[1]:
             raise MethodError(f"jackknife+ needs the mixture of its {self.left_out.shape[1]} runs")
 
@@ -427,7 +436,7 @@ def fit_jackknife(
     sweep: Sweep, x: Any, y: Any, level: float, allow_infinite: bool
 ) -> TransformedPosterior:
     base = MixturePosterior(list(sweep), [1.0] * len(sweep))
-    form = base.predict(x)._form
+    form = base.predict(x).form
     if not isinstance(form, Blend):
         raise MethodError("jackknife+ is for posteriors with one head")
     target = form.targets(y).double()

@@ -82,7 +82,7 @@ def labelled(p: Predictive, y: Any) -> Labelled:
 
 def counted_labels(p: Predictive, label: Tensor) -> Tensor | None:
     """A mask of the labels that are not ignored; None when all count."""
-    ignored = getattr(p.likelihood, "ignore_index", None)
+    ignored = p.likelihood.ignore_index
     if ignored is None:
         return None
     counted = label != ignored

@@ -110,7 +110,7 @@ def segmentation(
         else:
             labels, known = probs.argmax(1), probs.shape[1]
         if ignore_index is None:
-            ignore_index = getattr(predicted.likelihood, "ignore_index", None)
+            ignore_index = predicted.likelihood.ignore_index
         if classes not in (None, known):
             raise DataError(f"the predictive has {known} classes, not {classes}")
         classes = known

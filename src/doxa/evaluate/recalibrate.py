@@ -137,7 +137,7 @@ class ClassMap(PredictiveTransform):
         """[N, C, *site] to [N, C, *site], float64."""
 
     def __call__(self, p: Predictive) -> Predictive:
-        form = p._form
+        form = p.form
         return p.of_form(CalibratedClasses(form, self.map(log_probs(form))))
 
 
@@ -160,20 +160,20 @@ def check_unseen(posterior: Posterior, x: Any, y: Any, instead: str = "") -> Non
 
 
 def check_one_head(p: Predictive) -> None:
-    if isinstance(p._form, HeadsForm):
+    if isinstance(p.form, HeadsForm):
         raise MethodError(
-            f"this posterior has {len(p._form.heads)} heads; only predictions of one head can be "
+            f"this posterior has {len(p.form.heads)} heads; only predictions of one head can be "
             "recalibrated or made conformal"
         )
 
 
 def labelled(p: Predictive, y: Any) -> Labelled:
     """Every label that counts, of all sites, with its probabilities."""
-    table = log_probs(p._form)
+    table = log_probs(p.form)
     bad = ~torch.isfinite(table).reshape(len(table), -1).all(1)
     if bool(bad.any()):
         raise DataError(f"the prediction at calibration row {int(bad.nonzero()[0])} is not finite")
-    target = p.likelihood.prepare_targets(y, tuple(p._form.mean.shape[1:])).to(table.device)
+    target = p.likelihood.prepare_targets(y, tuple(p.form.mean.shape[1:])).to(table.device)
     label = check_rows(target, len(table)).long().flatten()
     rows = table.movedim(1, -1).reshape(len(label), table.shape[1])
     if isinstance(p.likelihood, Categorical) and p.likelihood.ignore_index is not None:
@@ -186,11 +186,11 @@ def labelled(p: Predictive, y: Any) -> Labelled:
 
 def residuals(p: Predictive, y: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, standard deviation) [n, *event] in float64, finite."""
-    mean, std = p._form.mean.double(), p._form.std.double()
+    mean, std = p.form.mean.double(), p.form.std.double()
     bad = ~(torch.isfinite(mean) & torch.isfinite(std)).reshape(len(mean), -1).all(1)
     if bool(bad.any()):
         raise DataError(f"the prediction at calibration row {int(bad.nonzero()[0])} is not finite")
-    return p._form.targets(y).double(), mean, std
+    return p.form.targets(y).double(), mean, std
 
 
 _STEPS, _HALVINGS = 300, 40
@@ -494,7 +494,7 @@ class Variance(PredictiveTransform):
     factor: Tensor
 
     def __call__(self, p: Predictive) -> Predictive:
-        return p.of_form(Rescaled(p._form, self.factor))
+        return p.of_form(Rescaled(p.form, self.factor))
 
 
 def fit_variance(p: Predictive, y: Any) -> Variance:
@@ -521,9 +521,9 @@ class Quantile(PredictiveTransform):
     happened: Tensor  # [E, K]
 
     def __call__(self, p: Predictive) -> Predictive:
-        place = p._form.mean.device
+        place = p.form.mean.device
         curve = PiecewiseLinear(self.said.to(place), self.happened.to(place))
-        return p.of_form(Warped(p._form, curve))
+        return p.of_form(Warped(p.form, curve))
 
 
 def fit_quantile(p: Predictive, y: Any, *, knots: int | None = None) -> Quantile:

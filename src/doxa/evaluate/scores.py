@@ -274,6 +274,26 @@ def brier_decomposition(p: Predictive, y: Any, bins: int = 15) -> BrierParts:
     )
 
 
+def set_coverage_each(p: Predictive, y: Any) -> Tensor:
+    """[L]: whether the conformal set holds the label."""
+    sets, label = _conformal_sets(p, y)
+    return sets.gather(1, label.unsqueeze(1)).squeeze(1).double()
+
+
+def set_size_each(p: Predictive, y: Any) -> Tensor:
+    """[L]: the number of classes in the conformal set."""
+    return _conformal_sets(p, y)[0].sum(1).double()
+
+
+def _conformal_sets(p: Predictive, y: Any) -> tuple[Tensor, Tensor]:
+    """(sets [L, C], labels [L]) of the labels that count."""
+    if p.guaranteed_level is None:
+        raise Unavailable("this predictive has no conformal set: see doxa.evaluate.conformal")
+    sets, label = p.prediction_set().movedim(1, -1), p.targets(y).flatten().long()
+    sets, counted = sets.reshape(len(label), -1), counted_labels(p, label)
+    return (sets, label) if counted is None else (sets[counted], label[counted])
+
+
 Kind = Literal["auto", "closed", "normal", "draws"]
 _BLOCK = 1 << 22  # numbers of one intermediate result
 _TAIL = 9.0  # standard deviations past the outermost mean, where F (1 - F) is below 1e-18
@@ -439,7 +459,7 @@ def _defined(each: Tensor) -> Tensor:
 
 def _by_site(p: Predictive, y: Tensor) -> Tensor:
     """[L]: the log marginal probability of each label, ignored ones included (any value)."""
-    form = p._form
+    form = p.form
     if isinstance(form, ClassTable):
         return form.by_label(y).flatten()
     if not isinstance(form, Mixture):

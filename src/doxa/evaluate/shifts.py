@@ -21,6 +21,7 @@ from doxa.errors import DataError, MethodError, ShapeError, did_you_mean
 from doxa.evaluate.streaming import metrics
 from doxa.noise import generator
 from doxa.posterior import Posterior
+from doxa.predictive import Predictive
 
 Shift = Callable[[Tensor, float, Generator], Tensor]
 
@@ -229,10 +230,15 @@ def sweep(
         moved = shifted(x, shift, level, seed) if isinstance(shift, str) else shift(x, level)
         with torch.no_grad():
             p = posterior.predict(moved if prepare is None else prepare(moved), n)
-        names = ("entropy", "mutual_information") if p.likelihood.classifies else (
-            "epistemic", "aleatoric",
-        )  # fmt: skip
-        known = [name for name in names if hasattr(p, name)]
-        uncertainty = {name: float(getattr(p, name).double().mean()) for name in known}
+        parts = _uncertainty(p)
+        uncertainty = {name: float(values.double().mean()) for name, values in parts.items()}
         table.append({"level": level, **metrics(p, y), **uncertainty})
     return table
+
+
+def _uncertainty(p: Predictive) -> dict[str, Tensor]:
+    """The uncertainties of a predictive by name, those that it has."""
+    if p.classifies:
+        information = {"mutual_information": p.mutual_information} if p.splits else {}
+        return {"entropy": p.entropy, **information}
+    return {"epistemic": p.epistemic, "aleatoric": p.aleatoric} if p.splits else {}

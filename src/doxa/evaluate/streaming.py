@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError, Unavailable
+from doxa.evaluate import table
 from doxa.evaluate.paired import (
     bin_of,
     bin_sums,
@@ -37,9 +38,9 @@ from doxa.evaluate.scores import (
     crps_each,
     interval_and_target,
     log_likelihood_each,
-    pinball_each,
     risk_coverage_of,
 )
+from doxa.likelihoods import Heads
 from doxa.predictive import Predictive
 
 
@@ -47,7 +48,8 @@ def metrics(p: Predictive, y: Any, *, level: float = 0.95, bins: int = 15) -> di
     """The metrics that fit the kind of target, in this order.
 
     Numbers: log_likelihood, rmse, mae, crps, coverage and width of the central interval at
-    `level`, pinball. Classes: log_likelihood, accuracy, brier, ece (top-label, `bins` bins).
+    `level`, pinball. Classes: log_likelihood, accuracy, brier, ece (top-label, `bins` bins); of a
+    conformal posterior set_coverage and set_size. Then any further score of `evaluate/table.py`.
     Several heads: y is a tuple, and the names carry the head's number, "0.rmse". The functions
     of the same names document each. Scores that a predictive does not have are omitted: if only
     moments were kept, all but rmse and mae (`p.moment_matched()` has the rest).
@@ -77,7 +79,7 @@ class Streaming:
     def update(self, p: Predictive, y: Any) -> Streaming:
         """Add a batch. y is a tuple, one entry a head, where the model has several heads."""
         check_predictive(p)
-        if not hasattr(p, "heads"):
+        if not isinstance(p.likelihood, Heads):
             self._update("", p, y)
             return self
         heads = p.heads
@@ -133,6 +135,27 @@ class _Sums:
         """Those of the names that were there."""
         return {n: float(self.totals[n] / self.totals[count]) for n in names if n in self.totals}
 
+    def declared(self) -> dict[str, float]:
+        """The scores of the table that are means of `each`."""
+        found: dict[str, float] = {}
+        for row in table.SCORES:
+            if row.each is not None and row.name in self.totals:
+                found |= self.means([row.name], f"{row.name}.count")
+        return found
+
+
+def means_of(kind: str, p: Predictive, y: Any) -> dict[str, Tensor]:
+    """The sums and counts of the scores that the table declares for a kind of targets."""
+    totals = {}
+    for row in table.SCORES:
+        if row.each is None or row.of != kind:
+            continue
+        with suppress(Unavailable):
+            values = row.each(p, y)
+            totals[row.name] = values.double().sum()
+            totals[f"{row.name}.count"] = torch.tensor(values.numel())
+    return totals
+
 
 class _Numbers(_Sums):
     def update(self, p: Predictive, y: Any) -> None:
@@ -154,10 +177,10 @@ class _Numbers(_Sums):
             lambda: {"log_likelihood": log_likelihood_each(p, y).sum()},
             lambda: {"crps": crps_each(p, y, seed=self.batches).sum()},
             interval,
-            lambda: {"pinball": pinball_each(p, y).sum()},
         ):
             with suppress(Unavailable):
                 totals |= part()
+        totals |= means_of("numbers", p, y)
         kept = {}
         if self.settings.ranks:
             kept = {"loss": error.square(), "uncertainty": p.variance.double()}
@@ -167,7 +190,7 @@ class _Numbers(_Sums):
         squared = float(self.totals["squared"] / self.totals["elements"])
         found = self.means(["log_likelihood"], "rows")
         found["rmse"] = squared**0.5
-        found |= self.means(["mae", "crps", "coverage", "width", "pinball"], "elements")
+        found |= self.means(["mae", "crps", "coverage", "width"], "elements") | self.declared()
         if self.settings.ranks:
             found["aurc"] = risk_coverage_of(self.all("uncertainty"), self.all("loss")).area
         return found
@@ -175,19 +198,20 @@ class _Numbers(_Sums):
 
 class _Classes(_Sums):
     def update(self, p: Predictive, y: Any) -> None:
-        table, bins = labelled(p, y), self.settings.bins
-        confidence, hit = table.confidence, table.hit
+        labels, bins = labelled(p, y), self.settings.bins
+        confidence, hit = labels.confidence, labels.hit
         # Hits minus confidences in each bin: all the ECE needs.
-        ranked = table.comparable(confidence)
+        ranked = labels.comparable(confidence)
         _, gaps = bin_sums(bin_of(ranked, bins), bins, hit - confidence)
         totals = {
             "labels": torch.tensor(len(hit)),
             "accuracy": hit.sum(),
-            "brier": brier_each(table).sum(),
+            "brier": brier_each(labels).sum(),
             "gaps": gaps,
         }
         with suppress(Unavailable):
             totals["log_likelihood"] = log_likelihood_each(p, y).sum()
+        totals |= means_of("classes", p, y)
         kept = {"ranked": ranked, "gap": hit - confidence, "loss": 1.0 - hit}
         self.add(totals, kept if self.settings.ranks else {})
 
@@ -195,6 +219,7 @@ class _Classes(_Sums):
         labels, bins = float(self.totals["labels"]), self.settings.bins
         found = self.means(["log_likelihood", "accuracy", "brier"], "labels")
         found["ece"] = float(self.totals["gaps"].abs().sum()) / labels
+        found |= self.declared()
         if self.settings.ranks:
             ranked = self.all("ranked")
             _, gaps = bin_sums(mass_bin_of(ranked, bins), bins, self.all("gap"))

@@ -209,7 +209,7 @@ class BayesianLinear(Method):
     def _settle(self, run: Run, state: State) -> State:
         """The noise and the prior's scale, for all members at once."""
         likelihood, log_noise = given_noise(run, self)
-        per_output = bool(getattr(likelihood, "per_output", False))
+        per_output = likelihood.per_output
         log_std = None
         if self.prior_std is not None or "prior_std" in run.hyper:
             log_std = run.field(self, "prior_std").double().log()
@@ -245,8 +245,8 @@ class BayesianLinear(Method):
         keep = self._columns(run, state, 0)
         likelihood, _ = given_noise(run, self)
         event = event_of(run)
-        learned = getattr(likelihood, "noise", None) is None
-        own = () if learned and not getattr(likelihood, "per_output", False) else event
+        learned = likelihood.noise is None
+        own = () if learned and not likelihood.per_output else event
         log_noise = state["log_noise"] if own == event else state["log_noise"][:, 0]
         degree = int(run.hyper["degree"][0]) if "degree" in run.hyper else self.degree
         basis = replace(self._basis(run), degree=degree)

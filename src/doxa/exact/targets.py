@@ -15,7 +15,7 @@ from torch import Tensor
 
 from doxa.data import as_tensor, check_finite, rows_of
 from doxa.errors import MethodError, ShapeError
-from doxa.likelihoods import Gaussian, Likelihood
+from doxa.likelihoods import Gaussian
 from doxa.method import Method, Run
 from doxa.posterior import Posterior
 
@@ -33,12 +33,12 @@ def check_gaussian(run: Run, name: str) -> Gaussian:
     return run.likelihood
 
 
-def given_noise(run: Run, method: Method) -> tuple[Likelihood, Tensor | None]:
+def given_noise(run: Run, method: Method) -> tuple[Gaussian, Tensor | None]:
     """The likelihood with the noise the method was given, and log σ of each output in fitted
     units, [M, O], or None where it is learned."""
     likelihood = check_gaussian(run, method.name)
     outputs = math.prod(event_of(run))
-    value = getattr(method, "noise", None)
+    value = method.settings().get("noise")
     if value is None and "noise" not in run.hyper:
         if "log_noise" not in run.constants:
             return likelihood, None

@@ -202,7 +202,7 @@ class GP(Method):
         likelihood, given = given_noise(run, self)
         if given is not None:
             return None
-        return event_of(run) if getattr(likelihood, "per_output", False) else ()
+        return event_of(run) if likelihood.per_output else ()
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if not self.learn_kernel:

@@ -194,7 +194,7 @@ class ImplicitProcessPosterior(WeightPosterior):
             if self.layers is not None:
                 params |= self.network.layers.unflatten(self.layers[each_function])
             buffers = {name: v[each_function] for name, v in self.buffers.items()}
-            f = self._evaluate(FunctionDraws(params, k * s, buffers=buffers), x)
+            f = self.evaluate(FunctionDraws(params, k * s, buffers=buffers), x)
             if not isinstance(f, Tensor):
                 raise ModelError("vip takes networks of one head, and this one has several")
             f = f.unflatten(0, (k, s))

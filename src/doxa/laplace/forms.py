@@ -67,7 +67,8 @@ from doxa.laplace.curvature import (
     output_size,
 )
 from doxa.likelihoods import Gaussian
-from doxa.linalg import Dense, Diagonal, Embedded, LowRankPrecision, Structure
+from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, LowRankPrecision, Structure
+from doxa.linalg.layout import Layout
 from doxa.method import Run, State
 from doxa.method.run import scaled_priors
 from doxa.model import likelihood_parameters
@@ -345,7 +346,8 @@ _WORK = 1e9  # largest number of multiplications for the inverses of one member
 
 
 class Form(ABC):
-    """A structure of the curvature: full, diagonal, Kronecker-factored or low-rank."""
+    """A structure of the curvature: full, block-diagonal, diagonal, Kronecker-factored or
+    low-rank."""
 
     @abstractmethod
     def empty(self, run: Run, groups: int) -> State:
@@ -430,13 +432,17 @@ def added(
     state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int, diagonal: bool
 ) -> State:
     """Add Σ w JᵀCJ of some rows, or its diagonal, for each group, with J [M, B, O, p]."""
-    c, weight = outputs.matrix(flat), outputs.part.weight
+    made = of_groups(j, outputs.matrix(flat), outputs.part.weight, groups, diagonal)
+    return {"curvature": state["curvature"] + made}
+
+
+def of_groups(j: Tensor, c: Tensor, weight: Tensor | None, groups: int, diagonal: bool) -> Tensor:
+    """Σ w JᵀCJ for each group of outputs, [M, g, p, p], or its diagonal, [M, g, p]."""
     if groups == 1:
-        each = [gauss_newton(j, c, weight, diagonal)]
-    else:  # every output has its own noise level
-        own = [(j[:, :, o : o + 1], c[:, :, o : o + 1, o : o + 1]) for o in range(groups)]
-        each = [gauss_newton(*one, weight, diagonal) for one in own]
-    return {"curvature": state["curvature"] + torch.stack(each, 1)}
+        return gauss_newton(j, c, weight, diagonal).unsqueeze(1)
+    # every output has its own noise level
+    own = [(j[:, :, o : o + 1], c[:, :, o : o + 1, o : o + 1]) for o in range(groups)]
+    return torch.stack([gauss_newton(*one, weight, diagonal) for one in own], 1)
 
 
 @dataclass(frozen=True)
@@ -500,6 +506,87 @@ class Matrix(Form):
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
+
+
+@dataclass(frozen=True)
+class Blocks(Form):
+    """The blocks of G of single layers, {"curvature.LAYER": [M, g, s, s]}: a weight is correlated
+    with the other weights and biases of its layer only."""
+
+    def parts(self, layout: Layout) -> dict[str, Tensor]:
+        """The positions of each layer's parameters in the layout, by state entry."""
+        found: dict[str, list[str]] = {}
+        for name in layout.names:
+            found.setdefault(f"curvature.{name.rpartition('.')[0]}", []).append(name)
+        return {key: layout.index(names) for key, names in found.items()}
+
+    def _parts(self, run: Run) -> dict[str, Tensor]:
+        own = self.parts(run.layout.select(run.net.subset_names))
+        return {key: index.to(run.device) for key, index in own.items()}
+
+    def empty(self, run: Run, groups: int) -> State:
+        zeros = lambda n: torch.zeros(run.size, groups, n, n, device=run.device).double()  # noqa: E731
+        return {key: zeros(len(index)) for key, index in self._parts(run).items()}
+
+    def add(
+        self, source: Jacobians, state: State, outputs: Outputs, groups: int
+    ) -> tuple[State, Tensor]:
+        flat, j = source(outputs.part.x, outputs.part.shared)
+        c, weight = outputs.matrix(flat), outputs.part.weight
+        sums = {
+            key: state[key] + of_groups(j[..., index], c, weight, groups, diagonal=False)
+            for key, index in self.parts(source.layout).items()
+        }
+        return sums | slope(state, j, flat, outputs, groups), flat
+
+    def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
+        parts = self._parts(run)
+        each = [
+            _symmetric(state[key].sum(1) + torch.diag_embed(prior[:, index]))
+            for key, index in parts.items()
+        ]
+        return BlockDiagonal.from_precisions(each, list(parts.values()))
+
+    def effective(
+        self, run: Run, state: State, prior: Tensor, scales: Scales
+    ) -> tuple[Effective, int]:
+        parts = self._parts(run)
+        if (
+            scales.sizes is None
+            and run.prior.is_gaussian
+            and state[next(iter(parts))].shape[1] == 1
+        ):
+            values = torch.empty_like(prior)
+            for key, index in parts.items():
+                root = prior[:, index].rsqrt()
+                white = root[:, :, None] * state[key][:, 0] * root[:, None]
+                values[:, index] = torch.linalg.eigvalsh(_symmetric(white)).clamp_min(0.0)
+            return spectral(values[:, None], torch.ones_like(prior), scales), Matrix.rounds
+
+        def blocks(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+            floor = scales.each(tau) * prior
+            share = floor.new_empty(len(floor), ratio.shape[1], floor.shape[1])  # [M, g, p]
+            for key, index in parts.items():
+                each = state[key] / ratio[..., None, None]
+                h = _symmetric(each.sum(1) + torch.diag_embed(floor[:, index]))
+                share[..., index] = (torch.linalg.inv(h).unsqueeze(1) * each).sum(-1)
+            return share.sum(-1), scales.sums(share.sum(1))
+
+        price = sum(len(index) ** 3 for index in parts.values())
+        return blocks, max(10, min(100, int(_WORK / price)))
+
+    def divided(self, state: State, ratio: Tensor) -> State:
+        own = {k: v for k, v in state.items() if k.startswith("curvature.")}
+        return {k: v / ratio[..., None, None] for k, v in own.items()}
+
+    def bytes(self, run: Run, groups: int) -> int:
+        sizes = [len(index) for index in self._parts(run).values()]
+        return 3 * 8 * run.size * groups * sum(size**2 for size in sizes)
+
+    def product(self, run: Run) -> float | None:
+        largest = max(len(index) for index in self._parts(run).values())
+        rows = run.settings.batch_size * output_size(run.net.output)
+        return float(run.size * largest**2 * max(largest, rows))
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ worse, the mean of the Gaussian is corrected for classes (`mean_correction`), or
 it.
 
 Use Laplace where one mode is enough and the evidence is needed. "full" is for up to about 5,000
-weights (2,000 by default), "kronecker" for networks of Linear layers, convolutions and embeddings,
-"low-rank" for few rows. "diagonal" is for any number of weights, but has no correlations. Dropout
-is off and BatchNorm frozen while curvature is computed.
+weights (2,000 by default), "block-diagonal" for as many in each layer, "kronecker" for networks of
+Linear layers, convolutions and embeddings, "low-rank" for few rows. "diagonal" is for any number of
+weights, but has no correlations. Dropout is off and BatchNorm frozen while curvature is computed.
 
 Subnetwork (`Subnetwork`). The weights with the largest variance 1/(G_jj + Λ_jj) under the diagonal
 approximation have a full matrix, and the others are points. They are chosen for each member. Of all
@@ -48,6 +48,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,7 @@ from doxa.laplace.curvature import Jacobians, Outputs, output_size
 from doxa.laplace.forms import (
     CHOSEN,
     NOISE,
+    Blocks,
     Effective,
     Form,
     Hessian,
@@ -215,7 +217,8 @@ class Laplace(Method):
     Parameters
     ----------
     structure : str
-        "full"; "diagonal"; "kronecker": two small factors for each layer; "low-rank": the leading
+        "full"; "diagonal"; "block-diagonal": the full matrix of each layer, without correlations
+        between layers; "kronecker": two small factors for each layer; "low-rank": the leading
         eigenpairs over all layers; "functional": as full, computed with the kernel over rows.
         "auto": full up to 2,000 uncertain weights, functional up to 2,000 rows × outputs, then
         Kronecker factors, where the network has them.
@@ -278,9 +281,12 @@ class Laplace(Method):
         "link": {"odds": "log-odds"},
         "mean_correction": {"mode": False, "mean": True},
     }
+    by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({"tune": "validation"})
     overfits: ClassVar[bool] = True
 
-    structure: str = one_of("auto", "full", "diagonal", "kronecker", "low-rank", "functional")
+    structure: str = one_of(
+        "auto", "full", "diagonal", "block-diagonal", "kronecker", "low-rank", "functional"
+    )
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
@@ -324,7 +330,7 @@ class Laplace(Method):
     def _sums(self) -> statistics.Sums:
         forms: dict[str, Form] = {
             "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
-            "kronecker": Factors(), "low-rank": LowRank(self.rank),
+            "block-diagonal": Blocks(), "kronecker": Factors(), "low-rank": LowRank(self.rank),
             "functional": Kernel(self.kernel_rows, self.curvature),
         }  # fmt: skip
         form = Hessian() if self.curvature == "hessian" else forms[self.structure]

@@ -215,7 +215,7 @@ def nearest(
 ) -> tuple[Tensor, Structure]:
     """m of each member, [M, p] over the uncertain weights, and Σ; `prior` is the diagonal of Λ."""
     batch = Pass(run.rows, run.split_of).batch(0)
-    line = Linearised(posterior._jacobians(), batch)
+    line = Linearised(posterior.jacobians(), batch)
     outputs = Outputs(run.likelihood, run.constants, batch, run.net.output, "ggn")
     spread = posterior.covariance
     if isinstance(spread, Embedded):  # weights outside the subnetwork do not move
@@ -225,7 +225,7 @@ def nearest(
     keys = [f"{k}/{j}" for k in posterior.ids for j in range(half)]
     m = torch.zeros_like(prior, dtype=torch.float64)
     for left in reversed(range(1 if width is None else 1 + _WIDTHS)):
-        f, away = line.along(posterior._away(spread, keys, seed=0))
+        f, away = line.along(posterior.draw_deviations(spread, keys, seed=0))
         average = _Average(outputs, f, torch.cat([away, -away], 1))
         m, at = _lowest(line, average, spread, prior, m)
         if left and width is not None:

@@ -316,7 +316,7 @@ class LaplacePosterior(GaussianPosterior):
             return super()._predict(x, n, seed, keep)
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
-        jacobians = self._jacobians()
+        jacobians = self.jacobians()
         if self.likelihood.integrates_normal:
             pieces = [self._marginal(jacobians, x, r) for r in jacobians.chunks(rows_of(x, "x"))]
             f, variance = (torch.cat(part, 1) for part in zip(*pieces, strict=True))
@@ -343,11 +343,12 @@ class LaplacePosterior(GaussianPosterior):
         if not self.linearised:
             return super()._draw_functions(x, n, seed)
         x = self.check_inputs(x)
-        f, _ = self._functions(self._jacobians(), x, self._split(n), seed)
+        f, _ = self._functions(self.jacobians(), x, self._split(n), seed)
         location: Tensor = self.likelihood.location(f, 1)
         return location
 
-    def _jacobians(self) -> Jacobians:
+    def jacobians(self) -> Jacobians:
+        """The Jacobians of the network at the maximum, of the uncertain weights."""
         kind = Factored if isinstance(self.covariance, Kronecker) else Jacobians
         return kind(self.network, self.maximum, self.network.subset_names, self.buffers)
 
@@ -384,7 +385,7 @@ class LaplacePosterior(GaussianPosterior):
         """Draws of θ − θ*, [K, S, p], the same as in `draw`; where their mean is not zero, it is
         appended."""
         keys = [f"{k}/{j}" for k in self.ids for j in range(max(counts))]
-        away, moved = self._away(self.covariance, keys, seed), self.moved
+        away, moved = self.draw_deviations(self.covariance, keys, seed), self.moved
         if moved is None:
             return away
         return torch.cat([away, torch.zeros_like(away[:, :1])], 1) + moved.unsqueeze(1)

@@ -168,6 +168,26 @@ class Likelihood(ABC):
     held-out rows."""
 
     @property
+    def heads(self) -> tuple[Likelihood, ...]:
+        """The likelihood of each head; the likelihood itself where there is one."""
+        return (self,)
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that counts nowhere; None: all labels count."""
+        return None
+
+    @property
+    def per_output(self) -> bool:
+        """Whether each output learns a noise level of its own."""
+        return False
+
+    @property
+    def assumed(self) -> bool:
+        """Whether it was inferred from y, not given by the user."""
+        return False
+
+    @property
     def is_normal(self) -> bool:
         """y given f is normal with this `mean` and `variance`."""
         return False

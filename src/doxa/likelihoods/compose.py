@@ -148,6 +148,10 @@ class Heads(Likelihood):
             raise ModelError("a model with several heads needs one likelihood for each")
 
     @property
+    def heads(self) -> tuple[Likelihood, ...]:
+        return self.likelihoods
+
+    @property
     def tempered(self) -> bool:
         return any(head.tempered for head in self.likelihoods)
 

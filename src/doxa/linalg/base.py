@@ -142,7 +142,7 @@ class Structure(ABC):
 
 def structure(name: str, state: Mapping[str, Tensor]) -> Structure:
     """The structure called `name` ("diagonal", "low-rank", "low-rank-precision", "kronecker",
-    "dense") from its state."""
+    "block-diagonal", "dense", "embedded") from its state."""
     if name not in Structure._named:
         raise StoreError(f"unknown structure {name!r}; known: {sorted(Structure._named)}")
     try:

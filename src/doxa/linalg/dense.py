@@ -5,6 +5,10 @@ from a precision   Σ⁻¹ = L Lᵀ:    R = L⁻ᵀ, and Σ is never formed
 
 Independent parameters: Σ = diag(v).
 
+Independent blocks of parameters, each with a covariance of its own: Σ = Π diag(Σ_1, …, Σ_B) Πᵀ.
+
+Π puts the elements of the blocks, in their order, into their places.
+
 A covariance of a few parameters, while the others are known: Σ = E Σ_S Eᵀ.
 
 E puts the chosen elements, others for each member, into their places; elsewhere it has zeros.
@@ -12,13 +16,14 @@ E puts the chosen elements, others for each member, into their places; elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from doxa.errors import NumericalError, ShapeError
+from doxa.errors import NumericalError, ShapeError, StoreError
 from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_variances
 
 
@@ -150,6 +155,101 @@ def _lower_solve(factor: Tensor, right: Tensor, left: bool = True) -> Tensor:
     """L⁻¹ X, or X L⁻¹."""
     solution: Tensor = torch.linalg.solve_triangular(factor, right, upper=False, left=left)
     return solution
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDiagonal(Structure):
+    """Blocks of parameters; those of different blocks are independent.
+
+    `order` [P] has the elements of the first block, then those of the second, and so on; they are
+    the same for all members. Build it with `from_covariances` or `from_precisions`.
+    """
+
+    name = "block-diagonal"
+
+    blocks: tuple[Dense, ...]
+    order: Tensor
+
+    def __post_init__(self) -> None:
+        total = sum(block.size for block in self.blocks)
+        if not torch.equal(self.order.sort().values.cpu(), torch.arange(total)):
+            raise ShapeError(
+                f"the blocks have {total} parameters in all, and their index sets must have each "
+                f"of 0 … {total - 1} once"
+            )
+
+    @classmethod
+    def from_covariances(cls, each: Sequence[Tensor], index: Sequence[Tensor]) -> BlockDiagonal:
+        """From covariances [K, S_b, S_b] of the elements `index` [S_b]."""
+        return cls(tuple(map(Dense.from_covariance, each)), torch.cat(list(index)))
+
+    @classmethod
+    def from_precisions(cls, each: Sequence[Tensor], index: Sequence[Tensor]) -> BlockDiagonal:
+        """From inverse covariances [K, S_b, S_b] of the elements `index` [S_b]."""
+        return cls(tuple(map(Dense.from_precision, each)), torch.cat(list(index)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.blocks[0].members, len(self.order)
+
+    def diagonal(self) -> Tensor:
+        return self._placed([block.diagonal() for block in self.blocks])
+
+    def logdet(self) -> Tensor:
+        return torch.stack([block.logdet() for block in self.blocks]).sum(0)
+
+    def scaled(self, t: float | Tensor) -> BlockDiagonal:
+        return BlockDiagonal(tuple(block.scaled(t) for block in self.blocks), self.order)
+
+    def _root(self, rows: Tensor) -> Tensor:
+        return self._placed(self._each(lambda block, own: block._root(own), rows))
+
+    def _half(self, rows: Tensor) -> Tensor:
+        return torch.cat(self._each(lambda block, own: block._half(own), rows), -1)
+
+    def _matmul(self, rows: Tensor) -> Tensor:
+        return self._placed(self._each(lambda block, own: block._matmul(own), rows))
+
+    def _solve(self, rows: Tensor) -> Tensor:
+        return self._placed(self._each(lambda block, own: block._solve(own), rows))
+
+    def _each(self, act: Callable[[Dense, Tensor], Tensor], rows: Tensor) -> list[Tensor]:
+        """A product of each block with its own elements of [K, T, P]."""
+        parts = rows[..., self.order].split([block.size for block in self.blocks], -1)
+        return [act(block, own) for block, own in zip(self.blocks, parts, strict=True)]
+
+    def _placed(self, parts: list[Tensor]) -> Tensor:
+        """Values of the blocks, [..., S_b] each, in the order of the parameters."""
+        return torch.cat(parts, -1)[..., self._place]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        return self.order.argsort()
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> BlockDiagonal:
+        moved = tuple(block.to(device, dtype) for block in self.blocks)
+        return BlockDiagonal(moved, self.order.to(device))
+
+    def state(self) -> dict[str, Tensor]:
+        each = {
+            f"{b}.{name}": value
+            for b, block in enumerate(self.blocks) for name, value in block.state().items()
+        }  # fmt: skip
+        return {"order": self.order.expand(self.shape), **each}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> BlockDiagonal:
+        order = state["order"][0]
+        numbers = {name.partition(".")[0] for name in state if name != "order"}
+        blocks = []
+        for b in map(str, range(len(numbers))):
+            own = {n.partition(".")[2]: v for n, v in state.items() if n.partition(".")[0] == b}
+            blocks.append(Dense.from_state(own))
+        if not blocks or sum(block.size for block in blocks) != len(order):
+            raise StoreError("the state of a block-diagonal structure lacks blocks")
+        return cls(tuple(blocks), order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,7 +126,7 @@ def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
     x, _ = run.rows.take(rows, torch.tensor(run.run_of[0]))
     (draws,) = posterior.groups(None, 0)
     with torch.no_grad():
-        f = posterior._evaluate(draws, x)
+        f = posterior.evaluate(draws, x)
     own = [v.reshape(len(v), -1) for v in draws.theta().values()]
     return torch.cat([*_compared(f, run.likelihood), *own], 1)
 

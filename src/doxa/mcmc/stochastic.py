@@ -155,7 +155,7 @@ def report(run: Run, value: Tensor) -> Info:
 
 def step_size(run: Run, method: Method) -> Number:
     """η, which multiplies ∇Û: the method's `step_size`, or the rate of `fit` over n."""
-    if "step_size" in run.hyper or getattr(method, "step_size", None) is not None:
+    if "step_size" in run.hyper or method.settings().get("step_size") is not None:
         return run.setting(method, "step_size")
     return run.over_n(run.settings.rate)
 

@@ -51,6 +51,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -482,7 +483,11 @@ class Method(metaclass=_Renaming):
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     regression_only: ClassVar[bool] = False
+    is_ensemble: ClassVar[bool] = False  # more members are the way to a wider posterior
+    # The settings with which held-out rows choose the prior scale; empty: they cannot.
+    by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
+    own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap
     copies: ClassVar[float] = 24.0  # copies of all weights at the peak of a fit, as measured
     predicted_draws: ClassVar[int] = 0  # draws of the weights held at once to predict held-out rows
@@ -580,7 +585,12 @@ class Method(metaclass=_Renaming):
         return int(self.copies * particles) + kept + predicting
 
     def prepare(self, problem: Problem) -> Problem:
-        """Replace layers in a copy of the network, or add the method's own modules."""
+        """Replace layers in a copy of the network, or add the method's own modules.
+
+        It is also called when a posterior is loaded, and sees the same then: layers and their
+        shapes, everything that `Model.build` found, the likelihood, prior and subset (names in
+        place of a predicate). The values of weights and buffers are other ones: the result must not
+        depend on them."""
         return problem
 
     def row_weights(self, run: Run) -> Tensor | None:

@@ -60,7 +60,7 @@ AT_REST = NoClock()
 
 
 class Trained(NamedTuple):
-    """The log-likelihood of a batch in training.
+    """The log-likelihood of a batch, in training or with buffers frozen.
 
     Its value [M]; the state entries that the pass changed (BatchNorm and other buffers); the
     additional terms of layers, {name: [M, ...]}; and the outputs f."""
@@ -460,12 +460,22 @@ class Run:
         own = {k: fit.changed[k] for k in shares}
         return {k: v if not v.is_floating_point() else v / shares[k] for k, v in own.items()}
 
+    def evaluate(
+        self, theta: Tensor, params: State, batch: Batch, clock: Clock | None = None,
+        **buffers: Tensor,
+    ) -> Trained:  # fmt: skip
+        """As `train`, with BatchNorm and all other buffers frozen at their values in `params`:
+        nothing is `changed`. For the terms of layers (a KL, activations) in the pass of a sampler
+        or of a curvature. Layers have no noise without a clock."""
+        noise = {} if clock is None else self.layer_noise(clock, batch_rows(batch))
+        each, applied = self._applied(theta, batch, params, {**noise, **buffers}, False)
+        return Trained(_summed(each, batch), {}, applied.terms, applied.f)
+
     def masked_log_likelihood(
         self, theta: Tensor, params: State, batch: Batch, clock: Clock, **buffers: Tensor
     ) -> Tensor:
         """The log-likelihood with the noise of layers and with BatchNorm frozen, [M]."""
-        noise = self.layer_noise(clock, batch_rows(batch))
-        return _summed(self._applied(theta, batch, params, {**noise, **buffers}, False)[0], batch)
+        return self.evaluate(theta, params, batch, clock, **buffers).value
 
     def layer_noise(self, clock: Clock, rows: int) -> Params:
         """The noise of layers in training, one draw per row: {buffer: [M, rows, ...]}."""
@@ -512,7 +522,7 @@ class Run:
             at = clock.select_members(part)
             rows = batch.members(part)
             each.append(differentiated(self.select_members(part), objective, own, rows, at, over))
-        clock._calls[:] = at._calls
+        clock.continue_from(at)
         values, grads, changed = zip(*each, strict=True)
         return torch.cat(values), joined(grads), joined(changed)
 

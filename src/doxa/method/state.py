@@ -88,6 +88,10 @@ class Clock:
         self._calls[0] += 1
         return self.source.rowwise(kind, shape, self.t, self._calls[0])
 
+    def continue_from(self, other: Clock) -> None:
+        """Count the calls that another clock has made in this step as calls of this one."""
+        self._calls[:] = other._calls
+
     def select_members(self, members: slice) -> Clock:
         """The clock of some members. Their random numbers do not depend on the selection."""
         rate = self.rate[members] if self.rate.ndim else self.rate

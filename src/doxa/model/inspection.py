@@ -156,7 +156,7 @@ def watched(net: nn.Module) -> Iterator[Trace]:
 
     hooks = []
     for name, module in net.named_modules():
-        apart = getattr(module, "own", ()) if isinstance(module, MethodLayer) else ()  # no weights
+        apart = module.own if isinstance(module, MethodLayer) else ()  # no weights
         own = [p for leaf, p in module.named_parameters(recurse=False) if leaf not in apart]
         weighted = any(p.requires_grad for p in own) if own else None  # False: frozen
         hooks.append(module.register_forward_hook(partial(after, name)))

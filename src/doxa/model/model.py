@@ -189,6 +189,12 @@ def _matched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return [n for n in names if any(n == p or fnmatchcase(n, p) for p in patterns)]
 
 
+FACTS = (
+    "output", "rows_first", "sites", "masked", "head", "last", "widths", "calls", "written", "drew",
+    "default_prior", "subset",
+)  # fmt: skip
+
+
 class _Turn:
     """A re-entrant lock; a copy of the object gets a new lock."""
 
@@ -271,6 +277,7 @@ class Model:
         self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
         self.written: tuple[str, ...] = ()  # buffers that training writes, besides BatchNorm's
         self.drew = False  # whether a training pass drew random numbers itself
+        self.given_facts: dict[str, Any] | None = None  # `facts` before a method's `prepare`
         trainable = [p for p in self.net.parameters() if p.requires_grad]
         kinds = {p.dtype for p in trainable}
         if len(kinds) > 1:
@@ -280,9 +287,9 @@ class Model:
         self.dtype = kinds.pop() if kinds else torch.get_default_dtype()
         first = next(chain(self.net.parameters(), self.net.buffers()), None)
         self.device = torch.device("cpu") if first is None else first.device
-        self._derive()
+        self.derive()
 
-    def _derive(self) -> None:
+    def derive(self) -> None:
         """Recompute everything that follows from the network alone, after a change of it."""
         self.turn = _Turn()  # a pass puts its tensors into the network: one thread at a time
         self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net)
@@ -296,11 +303,17 @@ class Model:
         for name in names or ("layout", "bound_prior"):
             self.__dict__.pop(name, None)
 
+    def facts(self) -> dict[str, Any]:
+        """What `build` found, and the choices of the user: all that a method's `prepare` may use
+        besides layers, likelihood and prior. A posterior saves them, for `prepare` on loading."""
+        subset = self.subset if isinstance(self.subset, str) else self.subset_names
+        return {name: getattr(self, name) for name in FACTS} | {"subset": subset}
+
     def unseen(self) -> Self:
         """A copy with its own network, before `build`."""
         new = copy.copy(self)
-        new.net, new.output = duplicate(self.net), None
-        new._derive()
+        new.net, new.output, new.given_facts = duplicate(self.net), None, None
+        new.derive()
         return new
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
@@ -313,7 +326,7 @@ class Model:
         moved = copy.copy(self)
         moved.net = duplicate(self.net).to(device=device, dtype=dtype)
         moved.device, moved.dtype = torch.empty(0, device=device).device, dtype
-        moved._derive()
+        moved.derive()
         return moved
 
     def meaning(self, likelihood: Any) -> Self:
@@ -414,7 +427,7 @@ class Model:
         self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
         self.written, self.drew = probe(self.net, self.momenta, two)
-        self._derive()
+        self.derive()
         return self
 
     def _scratch(self) -> Params:
@@ -509,12 +522,18 @@ class Model:
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
         return self.bound_prior.log_prob(self.layout.flatten(params))
 
-    def log_likelihood(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
-        """The log-likelihood per example, [N]."""
+    def log_likelihood(
+        self,
+        params: Mapping[str, Tensor],
+        x: Inputs,
+        y: Any,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The log-likelihood per example, [N]; `buffers` are as in `forward`."""
         given = self.likelihood.constants(self.output, None)
         theta = {k: v.to(self.device, self.dtype) for k, v in given.items()}
         theta |= likelihood_parameters(params)
-        return self.likelihood.log_prob(self.forward(params, x), y, theta)
+        return self.likelihood.log_prob(self.forward(params, x, buffers=buffers), y, theta)
 
     def log_joint(self, params: Mapping[str, Tensor], x: Inputs, y: Any) -> Tensor:
         return self.log_prior(params) + self.log_likelihood(params, x, y).sum()
@@ -543,7 +562,7 @@ class Model:
             else:
                 parent, _, leaf = name.rpartition(".")
                 setattr(changed.net.get_submodule(parent), leaf, new.eval())
-        changed._derive()
+        changed.derive()
         return changed
 
     def freeze(self, subset: Subset) -> Model:
@@ -555,7 +574,7 @@ class Model:
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)
         frozen.output = None  # the last trained layer may be another one
-        frozen._derive()
+        frozen.derive()
         return frozen
 
 
@@ -612,6 +631,16 @@ class Problem:
         own = {name: Functional(module) for name, module in modules.items()}
         return replace(self, modules={**self.modules, **own})
 
+    def rewrite(
+        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
+    ) -> Self:
+        """The problem with replaced layers of its network: see `Model.rewrite`."""
+        return replace(self, model=self.net.rewrite(rule, subset))
+
+    def freeze(self, subset: Subset) -> Self:
+        """The problem with the weights of a subset only: see `Model.freeze`."""
+        return replace(self, model=self.net.freeze(subset))
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Any:
         model = None if self.model is None else self.model.to(device, dtype)
         moved = {name: module.to(device, dtype) for name, module in self.modules.items()}
@@ -623,16 +652,6 @@ class Network(Problem):
     """A network, its likelihood and its prior."""
 
     model: Model = field()  # required
-
-    def rewrite(
-        self, rule: Callable[[str, nn.Module], nn.Module | None], subset: Subset | None = None
-    ) -> Network:
-        """The problem with replaced layers: see `Model.rewrite`."""
-        return replace(self, model=self.model.rewrite(rule, subset))
-
-    def freeze(self, subset: Subset) -> Network:
-        """The problem with the weights of a subset only: see `Model.freeze`."""
-        return replace(self, model=self.model.freeze(subset))
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,8 @@ class Plan:
         if not alone or source.op != "call_module":  # type: ignore[union-attr]
             return None
         module = self._modules[str(source.target)]  # type: ignore[union-attr]
-        fresh = isinstance(module, nn.Linear) and not getattr(module, "gives", ())
+        kept = isinstance(module, MethodLayer) and bool(module.gives)
+        fresh = isinstance(module, nn.Linear) and not kept
         return _IN_PLACE.get(type(self._modules[str(node.target)])) if fresh else None
 
     def _plain(

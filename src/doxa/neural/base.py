@@ -95,10 +95,15 @@ class Amortised(Method):
             return self.at_points(f, batch)
         return self.per_point(f, batch, self.counted(batch))
 
+    @property
+    def autoregressive(self) -> bool:
+        """Whether functions are drawn point by point, each given those before it."""
+        return False
+
     def counted(self, batch: Batch) -> Tensor:
         """Which points count in training: the targets, and the context's where `reconstruct`."""
         assert batch.points is not None
-        if getattr(self, "reconstruct", False):
+        if self.settings().get("reconstruct", False):
             return batch.x["context"] + batch.points
         return batch.points
 

@@ -141,7 +141,7 @@ class NeuralPosterior(Posterior):
         """Draws of whole functions at x, [n, N, outputs], in units of y: by the latent variable,
         or point by point of an autoregressive tnp; else the members' means in turn."""
         seed = self.sampling(n, seed, "samples")
-        if getattr(self.method, "mode", "") == "autoregressive":
+        if self.method.autoregressive:
             return drawn_in_turn(self, x, n, seed)
         f = self.likelihood.location(self._outputs(self._task(x), n, seed), 1)
         if self.method.latent:
@@ -269,7 +269,7 @@ def joint_log_prob(posterior: NeuralPosterior, x: Any, y: Any, n: int, seed: int
     if y.numel() != math.prod(wanted):
         raise ShapeError(f"y must be {list(wanted)}, of every target; it is {list(y.shape)}")
     y = cast(y.reshape(wanted), posterior.device, posterior.dtype)
-    if getattr(posterior.method, "mode", "") == "autoregressive":
+    if posterior.method.autoregressive:
         given = cast(posterior.scales.y(y, posterior.dtype), posterior.device, posterior.dtype)
         f = posterior._call(task, *in_order(posterior, task, given))
     else:

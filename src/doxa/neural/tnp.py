@@ -99,6 +99,10 @@ class TNP(Amortised):
         super().__post_init__()
         divides(self.width, self.heads)
 
+    @property
+    def autoregressive(self) -> bool:
+        return self.mode == "autoregressive"
+
     def network(self, inputs: int, outputs: int) -> nn.Module:
         return TokenNet(inputs, outputs, self.width, self.depth, self.layers, self.heads)
 

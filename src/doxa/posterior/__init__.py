@@ -5,13 +5,14 @@ from doxa.posterior.base import (
     HeldOut,
     HeldOutCalibration,
     Posterior,
+    PredictiveTransform,
     Record,
     Status,
     Stopping,
     register_posterior,
 )
 from doxa.posterior.implicit import ImplicitPosterior
-from doxa.posterior.mixture import MixturePosterior, PredictiveTransform, TransformedPosterior
+from doxa.posterior.mixture import MixturePosterior, TransformedPosterior
 from doxa.posterior.process import ProcessPosterior
 from doxa.posterior.saving import load
 from doxa.posterior.weights import (

@@ -198,6 +198,24 @@ class Record:
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
 
 
+class PredictiveTransform(ABC):
+    """A map from one predictive to another. Subclasses are frozen dataclasses that the store
+    registers."""
+
+    @property
+    def guaranteed_level(self) -> float | None:
+        """The level that the intervals or sets were calibrated for; None if it is not
+        conformal."""
+        return None
+
+    @abstractmethod
+    def __call__(self, p: Predictive) -> Predictive: ...
+
+    def at(self, p: Predictive, x: Any) -> Predictive:
+        """The transform at inputs x, as the caller passed them; only some transforms use x."""
+        return self(p)
+
+
 class Posterior(describe.Described, ABC):
     """The posterior distribution over functions, given the data.
 
@@ -217,6 +235,8 @@ class Posterior(describe.Described, ABC):
         None where the method has no such number.
     columns : list of str or None
         The names of the columns of x, where the fit was given a data frame.
+    transform : PredictiveTransform or None
+        The correction of the predictions, of a recalibrated or conformal posterior.
     scalar_targets : bool or tuple of bool
         True where the fit was given y of shape [N] and the outputs are [N, 1]: predictions then
         have the shape [N]. A tuple, one entry per head, where there are several heads.
@@ -228,8 +248,10 @@ class Posterior(describe.Described, ABC):
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()  # stored tensors; NaN is never allowed
     log_evidence: float | None = None
     elbo: float | None = None
+    objective: float | None = None  # what training maximised, where it is no bound on the evidence
     columns: list[str] | None = None
     scalar_targets: bool | tuple[bool, ...] = False
+    transform: PredictiveTransform | None = None  # a recalibration or a conformal correction
     fitted_rows: FittedRows | None = None  # None: not known, for example for streamed rows
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -16,7 +16,6 @@ posterior are those of its base; the transform does not change them.
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from doxa.errors import DataError, MethodError, ModelError, StoreError
 from doxa.linalg.layout import Params
-from doxa.posterior.base import Posterior, register_posterior
+from doxa.posterior.base import Posterior, PredictiveTransform, register_posterior
 from doxa.posterior.saving import from_artefact, to_artefact
 from doxa.predictive import Predictive
 from doxa.predictive.blend import part_seed
@@ -157,23 +156,12 @@ def _split(n: int, weights: Tensor) -> list[int]:
     return counts.tolist()
 
 
-class PredictiveTransform(ABC):
-    """A map from one predictive to another. Subclasses are frozen dataclasses that the store
-    registers."""
-
-    @abstractmethod
-    def __call__(self, p: Predictive) -> Predictive: ...
-
-    def at(self, p: Predictive, x: Any) -> Predictive:
-        """The transform at inputs x, as the caller passed them; only some transforms use x."""
-        return self(p)
-
-
 @register_posterior
 class TransformedPosterior(Posterior):
     """A base posterior, and a transform of its predictions."""
 
     kind = "transformed"
+    transform: PredictiveTransform
 
     def __init__(self, base: Posterior, transform: PredictiveTransform) -> None:
         super().__init__(

@@ -19,7 +19,7 @@ from doxa.model import Model
 from doxa.model.functional import Functional, made_small
 from doxa.model.inspection import trainable
 from doxa.model.layers import Site
-from doxa.model.model import Network
+from doxa.model.model import FACTS, Network
 from doxa.noise import drawing
 from doxa.posterior.base import Diagnostics, Posterior, Record, Status, leaves, posterior_class
 from doxa.posterior.weights import BUFFERS
@@ -263,13 +263,26 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "structure": [[e.name, list(e.shape)] for e in model.layout.entries],
         "output": store.encode(model.output, "output"),
         "named": store.encode(model.named, "named"),
-        "sites": {name: [s.kind, list(s.shape), s.rows, s.use] for name, s in model.sites.items()},
+        "sites": _sites_meta(model.sites),
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
         "widths": store.encode(model.widths, "widths"),
         "calls": store.encode(model.calls, "calls"),
         "dtype": store.encode(model.dtype, "dtype"),
+        "given": _facts_meta(model.given_facts),
     }
+
+
+def _facts_meta(facts: dict[str, Any] | None) -> dict[str, Any] | None:
+    """`Model.facts` of the network before the method's `prepare`."""
+    if facts is None:
+        return None
+    rest = {name: value for name, value in facts.items() if name != "sites"}
+    return {"sites": _sites_meta(facts["sites"]), "rest": store.encode(rest, "the network's facts")}
+
+
+def _sites_meta(sites: dict[str, Site]) -> dict[str, list[Any]]:
+    return {name: [s.kind, list(s.shape), s.rows, s.use] for name, s in sites.items()}
 
 
 def _rebuild(
@@ -287,12 +300,14 @@ def _rebuild(
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
-        prior_moments = Model(own, likelihood, prior, subset, output=named)
-        prior_moments.head = meta["head"]
-        for name in ("output", "masked", "widths"):
-            setattr(prior_moments, name, store.decode(meta[name], name))
-        prior_moments.calls = _calls(meta)
-        model: Model = method.prepare(Network(prior_moments)).net
+        """The network as the method's `prepare` makes it from what it saw in the fit."""
+        facts = _facts(meta)
+        given = Model(own, likelihood, prior, subset, output=named)
+        for name, value in facts.items():
+            setattr(given, name, value)
+        given.derive()
+        model: Model = method.prepare(Network(given)).net
+        model.given_facts = None if meta.get("given") is None else facts
         return model
 
     if net is None:
@@ -412,6 +427,18 @@ def _sites(meta: dict[str, Any]) -> dict[str, Site]:
     return {f"{layer}.uniform": Site("uniform", tuple(shape)) for layer, shape in old.items()}
 
 
+def _facts(meta: dict[str, Any]) -> dict[str, Any]:
+    """`Model.facts` of the network before the method's `prepare`. Where they are not saved, in an
+    older artefact or because `prepare` changes nothing, those of the prepared network."""
+    if meta.get("given") is None:
+        same = {name: store.decode(meta[name], name) for name in ("output", "masked", "widths")}
+        return same | {"head": meta["head"], "calls": _calls(meta)}
+    facts = store.decode(meta["given"]["rest"], "the network's facts")
+    if not isinstance(facts, dict) or facts.keys() | {"sites"} != {*FACTS}:
+        raise StoreError("the artefact lacks what the method saw of the network")
+    return facts | {"sites": _sites(meta["given"]["sites"])}
+
+
 def _in_prediction(sites: dict[str, Site]) -> dict[str, Site]:
     """The noise sites as prediction uses them: per function, not per training row."""
     return {name: Site(s.kind, s.shape) for name, s in sites.items() if s.use != "training"}
@@ -459,6 +486,6 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
         name for k in tensors if k.startswith(BUFFERS)
         and (name := k[len(BUFFERS) :]) not in model.momenta
     )  # fmt: skip
-    model._derive()
+    model.derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
     return model.to(places.pop() if places else "cpu", dtype)

@@ -155,7 +155,7 @@ class WeightPosterior(Posterior):
         groups = self.groups(n, seed)
         if keep == "moments":
             return self._stream(groups, x)
-        parts = [(self._evaluate(draws, x), self._theta(draws)) for draws in groups]
+        parts = [(self.evaluate(draws, x), self._theta(draws)) for draws in groups]
         f, theta = concatenate([f for f, _ in parts], 0), concatenate([t for _, t in parts], 0)
         return Predictive(f, self.likelihood, theta)
 
@@ -183,7 +183,7 @@ class WeightPosterior(Posterior):
                 f"{budget / 2**30:.3g} GiB; use fewer samples or rows, or keep='moments'"
             )
 
-    def _evaluate(self, draws: FunctionDraws, x: Any) -> Any:
+    def evaluate(self, draws: FunctionDraws, x: Any) -> Any:
         """Outputs of all draws at all rows: [count, N, ...]. The first tile is small and uses one
         thread; the size of its products determines the number of threads of the others."""
         rows = rows_of(x, "x")
@@ -273,7 +273,7 @@ class WeightPosterior(Posterior):
                 theta = self._theta(draws)
                 for start, total in zip(starts, moments, strict=True):
                     piece = each(lambda t, a=start: t[a : a + block], x)
-                    total.update(self._evaluate(draws, piece), theta)
+                    total.update(self.evaluate(draws, piece), theta)
         parts = [total.result() for total in moments]
         return Predictive.concat(parts) if len(parts) > 1 else parts[0]
 
@@ -332,7 +332,7 @@ class WeightPosterior(Posterior):
             draws = FunctionDraws(
                 {**params, **own}, count, frozenset(own), self._own_buffers(k, count)
             )
-            drawn.append(self._evaluate(draws, x))
+            drawn.append(self.evaluate(draws, x))
         f = concatenate(drawn, 0)
         if not isinstance(f, Tensor):
             raise Unavailable("functions of a model with several heads cannot be drawn")
@@ -435,6 +435,15 @@ class SamplePosterior(WeightPosterior):
     def device(self) -> torch.device:
         """The device of predictions; draws on disk are not on it."""
         return self.samples.device if self.model is None else self.model.device
+
+    def select_members(self, some: slice) -> SamplePosterior:
+        """The posterior of some of the members."""
+        part = self.shadow()
+        part.samples = self.samples[some]
+        part.buffers = {name: value[some] for name, value in self.buffers.items()}
+        part.layers = None if self.layers is None else self.layers[some]
+        part._ids = self.ids[some]
+        return part
 
     def check_restored(self) -> None:
         if self.samples.ndim != 3 or not self.samples.shape[1]:
@@ -624,9 +633,9 @@ class GaussianPosterior(CentredPosterior):
 
     def deviations(self, keys: list[str], seed: int, k: int | None = None) -> Tensor:
         covariance = self.covariance if k is None else self.covariance.member(k)
-        return self._away(covariance, keys, seed)
+        return self.draw_deviations(covariance, keys, seed)
 
-    def _away(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
+    def draw_deviations(self, covariance: linalg.Structure, keys: list[str], seed: int) -> Tensor:
         """Deviations from the mean, [K, S, subset], for keys that run over members, then draws."""
         size = (covariance.numbers,)
         eps = repeated("normal", seed, "draws", keys, size, self.device, self.dtype)

@@ -36,6 +36,10 @@ class Blend(Form):
         return all(part.splits for part in self.parts)
 
     @property
+    def has_samples(self) -> bool:
+        return all(part.has_samples for part in self.parts)
+
+    @property
     def mean(self) -> Tensor:
         return self._mix([part.mean for part in self.parts])
 

@@ -33,7 +33,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,20 +44,20 @@ from doxa.likelihoods.gaussian import standard_normal_cdf
 from doxa.noise import generator
 from doxa.predictive.blend import Blend
 from doxa.predictive.classes import ClassTable
-from doxa.predictive.form import Form
+from doxa.predictive.form import Derived, Form, KeepsDraws
 from doxa.predictive.mixture import Mixture
 
 
-class Conformal(Form):
+class Conformal(KeepsDraws):
     """A form whose interval or set was calibrated at one level."""
 
     def __init__(self, base: Form, level: float) -> None:
-        self.base, self.level = base, level
-        self.likelihood = base.likelihood
+        super().__init__(base)
+        self.level = level
 
     @property
-    def splits(self) -> bool:
-        return self.base.splits
+    def guaranteed_level(self) -> float:
+        return self.level
 
     @property
     def mean(self) -> Tensor:
@@ -92,25 +91,11 @@ class Conformal(Form):
     def mutual_information(self) -> Tensor:
         return self.base.mutual_information
 
-    @property
-    def samples(self) -> Tensor:
-        return self.base.samples
-
-    @property
-    def weights(self) -> Tensor:
-        return self.base.weights
-
-    def votes(self) -> Tensor:
-        return self.base.votes()
-
     def class_table(self) -> Tensor:
         return self.base.class_table()
 
     def normals(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.base.normals()
-
-    def targets(self, y: Any) -> Tensor:
-        return self.base.targets(y)
 
     def log_prob(self, y: Tensor) -> Tensor:
         return self.base.log_prob(y)
@@ -208,7 +193,7 @@ def _log_probs(form: Form) -> Tensor:
         each = torch.stack([_log_probs(part) for part in form.parts])
         return _average(each, form.part_weights)
     if isinstance(form, Mixture):
-        chunks = [_average(_log_tables(part), part.weights) for part in form._chunks()]
+        chunks = [_average(_log_tables(part), part.weights) for part in form.chunks()]
         return torch.logsumexp(torch.stack(chunks), 0)
     return form.class_table().log()
 
@@ -228,11 +213,11 @@ def _average(each: Tensor, weights: Tensor) -> Tensor:
     return torch.logsumexp(torch.where(weights > 0, each + weights.log(), -torch.inf), 0)
 
 
-class Rescaled(Form):
+class Rescaled(KeepsDraws):
     """A form of continuous y and its factor s, [*event] or a number."""
 
     def __init__(self, base: Form, factor: Tensor) -> None:
-        self.base, self.likelihood = base, base.likelihood
+        super().__init__(base)
         self.factor = factor.to(base.mean)
 
     @property
@@ -259,16 +244,9 @@ class Rescaled(Form):
     def samples(self) -> Tensor:
         return self.mean + self.factor * (self.base.samples - self.mean)
 
-    @property
-    def weights(self) -> Tensor:
-        return self.base.weights
-
     def normals(self) -> tuple[Tensor, Tensor, Tensor]:
         weights, means, stds = self.base.normals()
         return weights, self.mean + self.factor * (means - self.mean), self.factor * stds
-
-    def targets(self, y: Any) -> Tensor:
-        return self.base.targets(y)
 
     def log_prob(self, y: Tensor) -> Tensor:
         log_factor = self.factor.log().expand(self.mean.shape[1:]).sum()
@@ -339,11 +317,12 @@ def _interpolate(x: Tensor, y: Tensor, values: Tensor) -> Tensor:
     return (y0 + (values.t() - x0) / (x1 - x0) * (y1 - y0)).clamp(0.0, 1.0).t()
 
 
-class Warped(Form):
+class Warped(Derived):
     """A form of continuous y, and R for each output."""
 
     def __init__(self, base: Form, curve: PiecewiseLinear) -> None:
-        self.base, self.curve, self.likelihood = base, curve, base.likelihood
+        super().__init__(base)
+        self.curve = curve
 
     @property
     def mean(self) -> Tensor:
@@ -398,9 +377,6 @@ class Warped(Form):
         mean = (a * zeroth + b * first).sum(0)
         away = a - mean
         return mean, (away.square() * zeroth + 2 * away * b * first + b.square() * second).sum(0)
-
-    def targets(self, y: Any) -> Tensor:
-        return self.base.targets(y)
 
     def log_prob(self, y: Tensor) -> Tensor:
         if math.prod(y.shape[1:]) != 1:

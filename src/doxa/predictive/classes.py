@@ -44,21 +44,17 @@ from torch.nn.functional import logsigmoid
 from doxa.errors import Unavailable
 from doxa.likelihoods import Bernoulli, Categorical, Heads, Likelihood
 from doxa.noise import generator
-from doxa.predictive.form import Form, HeadsForm, check_rows, mix
+from doxa.predictive.form import Derived, Form, HeadsForm, KeepsDraws, check_rows, mix
 from doxa.predictive.mixture import Mixture
 
 
-class ClassTable(Form):
+class ClassTable(Derived):
     """Log-probabilities [N, C, *site] in float64 (of 0 and 1 on axis 1 for Bernoulli), and the form
     from which they were made. Labels of one row are independent."""
 
     def __init__(self, base: Form, log_table: Tensor) -> None:
-        self.base, self.log_table = base, log_table
-        self.likelihood = base.likelihood
-
-    @property
-    def splits(self) -> bool:
-        return self.base.splits
+        super().__init__(base)
+        self.log_table = log_table
 
     @property
     def mean(self) -> Tensor:
@@ -147,24 +143,13 @@ def drawn(form: Form) -> Form:
     return form.base if isinstance(form, Odds) else form
 
 
-class Odds(ClassTable):
+class Odds(KeepsDraws, ClassTable):
     """Functions f [S, N, *output], `counts` of them from each of K Gaussians with given means."""
 
     base: Mixture
 
     def __init__(self, base: Mixture, centres: Tensor, counts: Sequence[int]) -> None:
-        super().__init__(base, _log_table(base, centres, counts))
-
-    @property
-    def samples(self) -> Tensor:
-        return self.base.samples
-
-    @property
-    def weights(self) -> Tensor:
-        return self.base.weights
-
-    def votes(self) -> Tensor:
-        return self.base.votes()
+        ClassTable.__init__(self, base, _log_table(base, centres, counts))
 
     def sample(self, n: int, seed: int) -> Tensor:
         """Labels of one function at all rows, with as few labels drawn again as possible.
@@ -178,9 +163,6 @@ class Odds(ClassTable):
         chance = torch.rand(kept.shape, generator=source, dtype=kept.dtype).to(kept.device)
         others = (ours - drawn).clamp_min(torch.finfo(ours.dtype).tiny).log()
         return torch.where(chance < kept, y, self.labels(others, n, source))
-
-    def targets(self, y: Any) -> Tensor:
-        return self.base.targets(y)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Uses the table for one label per row. Several labels of a row are not independent,
@@ -234,6 +216,10 @@ class _NotDrawn(Mixture):
     def __init__(self, likelihood: Likelihood, logits: Tensor) -> None:
         weights = logits.new_full((len(logits),), 1.0 / len(logits))
         super().__init__(likelihood.untempered(), logits, {}, weights, None)
+
+    @property
+    def has_samples(self) -> bool:
+        return False
 
     @property
     def samples(self) -> Tensor:

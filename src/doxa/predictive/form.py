@@ -110,6 +110,16 @@ class Form:
         return True
 
     @property
+    def guaranteed_level(self) -> float | None:
+        """The level for which conformal prediction calibrated the interval or set, if it did."""
+        return None
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the draws of functions are there: `samples` and their `weights`."""
+        return False
+
+    @property
     def mean(self) -> Tensor:
         raise self.unavailable("mean")
 
@@ -135,7 +145,8 @@ class Form:
 
     @property
     def heads(self) -> tuple[Form, ...]:
-        raise self.unavailable("heads", "the model has one head: use the predictive itself")
+        """One form for each head; the form itself where there is one."""
+        return (self,)
 
     def votes(self) -> Tensor:
         raise self.unavailable("votes", "it is for classification")
@@ -360,6 +371,39 @@ def widen(
     return low, high
 
 
+class Derived(Form):
+    """A form that is made from another one, its base, for the same targets."""
+
+    def __init__(self, base: Form) -> None:
+        self.base, self.likelihood = base, base.likelihood
+
+    @property
+    def splits(self) -> bool:
+        return self.base.splits
+
+    def targets(self, y: Any) -> Tensor:
+        return self.base.targets(y)
+
+
+class KeepsDraws(Derived):
+    """A derived form whose draws of functions are those of the base."""
+
+    @property
+    def has_samples(self) -> bool:
+        return self.base.has_samples
+
+    @property
+    def samples(self) -> Tensor:
+        return self.base.samples
+
+    @property
+    def weights(self) -> Tensor:
+        return self.base.weights
+
+    def votes(self) -> Tensor:
+        return self.base.votes()
+
+
 class Summary(Form):
     """A form that holds a mean, variances and expected entropy."""
 
@@ -473,6 +517,10 @@ class HeadsForm(Form):
     def __init__(self, likelihood: Likelihood, heads: Sequence[Form]) -> None:
         self.likelihood = likelihood
         self._heads = tuple(heads)
+
+    @property
+    def splits(self) -> bool:
+        return False
 
     @property
     def heads(self) -> tuple[Form, ...]:

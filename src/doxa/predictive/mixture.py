@@ -97,6 +97,10 @@ class Mixture(Form):
         return self._weights
 
     @property
+    def has_samples(self) -> bool:
+        return self.f_variance is None
+
+    @property
     def samples(self) -> Tensor:
         if self.f_variance is not None:
             raise self.unavailable(
@@ -197,7 +201,7 @@ class Mixture(Form):
 
     def log_prob(self, y: Tensor) -> Tensor:
         total: Tensor | None = None
-        for part in self._chunks():
+        for part in self.chunks():
             weights = part.weights.unsqueeze(1)
             each = torch.where(weights > 0, part._log_probs(y) + weights.log(), -torch.inf)
             chunk = torch.logsumexp(each, 0)  # [c, N] to [N]
@@ -279,13 +283,13 @@ class Mixture(Form):
     def _average(self, quantity: Callable[[Mixture], Tensor]) -> Tensor:
         """The weighted mean of a quantity [S, ...] over the components, chunk by chunk."""
         total: Tensor | None = None
-        for part in self._chunks():
+        for part in self.chunks():
             chunk = mix(quantity(part), part.weights)
             total = chunk if total is None else total + chunk
         assert total is not None
         return total
 
-    def _chunks(self) -> Iterator[Mixture]:
+    def chunks(self) -> Iterator[Mixture]:
         """Blocks of components of limited size."""
         count = max(1, CHUNK_ELEMENTS // max(1, self.f[0].numel()))
         if count >= self.f.shape[0]:

@@ -97,10 +97,20 @@ class Predictive(describe.Described):
         new._form = form
         return new
 
+    @property
+    def form(self) -> Form:
+        """The representation of this distribution, for transforms and scores inside doxa that need
+        more than the quantities below: draws, log-probabilities, the base of a correction.
+
+        A form always has an output axis, also where y has none; `of_form` makes a predictive of the
+        same targets from another form. The classes of forms may change between versions.
+        """
+        return self._form
+
     def for_targets(self, scalar: bool | tuple[bool, ...]) -> Predictive:
         """The same distribution for targets of shape [N], where `scalar` is True (per head): the
         output axis of the form is then hidden."""
-        new = Predictive.of(self._form)
+        new = Predictive.of(self.form)
         new._scalar = scalar
         return new
 
@@ -146,13 +156,13 @@ class Predictive(describe.Described):
     def mix(cls, parts: Sequence[Predictive], weights: Any = None) -> Predictive:
         """The weighted mixture of predictives at the same rows (model averaging). Their fitted
         units may differ."""
-        mixed = cls.of(blend([part._form for part in parts], weights))
+        mixed = cls.of(blend([part.form for part in parts], weights))
         return mixed.for_targets(_common([part._scalar for part in parts]))
 
     @classmethod
     def concat(cls, parts: Sequence[Predictive]) -> Predictive:
         """Moments of consecutive blocks of rows as one predictive."""
-        joined = cls.of(concatenate([part._form for part in parts]))
+        joined = cls.of(concatenate([part.form for part in parts]))
         return joined.for_targets(_common([part._scalar for part in parts]))
 
     def described(self) -> describe.Words:
@@ -161,78 +171,103 @@ class Predictive(describe.Described):
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood, without class weights."""
-        return self._form.likelihood
+        return self.form.likelihood
+
+    @property
+    def classifies(self) -> bool:
+        """Whether y is a class: `probs` and `entropy` are there, `interval` and `cdf` are not."""
+        return self.likelihood.classifies
+
+    @property
+    def guaranteed_level(self) -> float | None:
+        """The level for which conformal prediction calibrated the interval or set; None for any
+        other predictive."""
+        return self.form.guaranteed_level
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether `samples`, the draws of functions, are there. They are not if only moments were
+        kept, in closed form, and after a recalibration."""
+        return self.form.has_samples
+
+    @property
+    def splits(self) -> bool:
+        """Whether the uncertainty splits into `epistemic` and `aleatoric`, and for classes into
+        `mutual_information` and `expected_entropy`."""
+        return self.form.splits
 
     @property
     def mean(self) -> Tensor:
         """E[y]: [N, *event]; for a categorical the class probabilities [N, C, *site]."""
-        return self._shown(self._form.mean)
+        return self._shown(self.form.mean)
 
     @property
     def aleatoric(self) -> Tensor:
         """E_s Var[y | f_s], in the shape of `mean`: the noise that more data would not remove."""
-        return self._shown(self._form.aleatoric)
+        return self._shown(self.form.aleatoric)
 
     @property
     def epistemic(self) -> Tensor:
         """Var_s E[y | f_s], in the shape of `mean`: the disagreement between functions."""
-        return self._shown(self._form.epistemic)
+        return self._shown(self.form.epistemic)
 
     @property
     def variance(self) -> Tensor:
         """aleatoric + epistemic, where the variance splits; p (1 − p) for classes."""
-        return self._shown(self._form.variance)
+        return self._shown(self.form.variance)
 
     @property
     def std(self) -> Tensor:
-        return self._shown(self._form.std)
+        return self._shown(self.form.std)
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities [N, C, *site]; for Bernoulli P(y = 1), in the shape of y."""
-        return self._shown(self._form.probs)
+        return self._shown(self.form.probs)
 
     @property
     def expected_entropy(self) -> Tensor:
         """E_s H[y | f_s] of each label or element of y, in nats: [N, *event]."""
-        return self._shown(self._form.expected_entropy)
+        return self._shown(self.form.expected_entropy)
 
     @property
     def mutual_information(self) -> Tensor:
         """I[y; f] in nats, never negative: the information of a label about the function."""
-        return self._shown(self._form.mutual_information)
+        return self._shown(self.form.mutual_information)
 
     @property
     def entropy(self) -> Tensor:
         """H[y] in nats: expected_entropy + mutual_information, where the entropy splits."""
-        return self._shown(self._form.entropy)
+        return self._shown(self.form.entropy)
 
     @property
     def variation_ratio(self) -> Tensor:
         """One minus the largest class probability; `votes` gives the variation ratio by
         counting."""
-        return self._shown(self._form.variation_ratio)
+        return self._shown(self.form.variation_ratio)
 
     def votes(self) -> Tensor:
         """The share of the draws that rank each class first: [N, C, *site]; for Bernoulli the
         share above one half. `1 - votes().amax(1)` is the variation ratio by counting."""
-        return self._shown(self._form.votes())
+        return self._shown(self.form.votes())
 
     @property
     def samples(self) -> Tensor:
         """[S, N, ...]: samples[s] is one function at all rows, in units of y; logits for
         classification, log rates for counts."""
-        return self._shown(self._form.samples)
+        return self._shown(self.form.samples)
 
     @property
     def weights(self) -> Tensor:
         """The weight of each sample, [S]; the weights sum to 1."""
-        return self._form.weights
+        return self.form.weights
 
     @property
     def heads(self) -> tuple[Predictive, ...]:
-        """One predictive for each head of a model with several."""
-        heads = self._form.heads
+        """One predictive for each head of a model; the predictive itself where there is one."""
+        if not isinstance(self.form, HeadsForm):
+            return (self,)
+        heads = self.form.heads
         scalar = self._scalar if isinstance(self._scalar, tuple) else (False,) * len(heads)
         each = zip(heads, scalar, strict=True)
         return tuple(Predictive.of(head).for_targets(own) for head, own in each)
@@ -240,22 +275,22 @@ class Predictive(describe.Described):
     def normals(self) -> tuple[Tensor, Tensor, Tensor]:
         """(weights [S], means [S, N, *event], standard deviations) where y is a mixture of
         normals. Closed forms (CRPS) are computed from them."""
-        weights, means, stds = self._form.normals()
+        weights, means, stds = self.form.normals()
         return weights, self._shown(means), self._shown(stds)
 
     def targets(self, y: Any) -> Tensor:
         """y as a tensor on the device, checked against the rows and outputs: [N, *event], the shape
         of `mean`. With one output, y may have the shape [N] or [N, 1]. Classes are int64."""
-        return self._shown(self._form.targets(y))
+        return self._shown(self.form.targets(y))
 
     def cdf(self, y: Any) -> Tensor:
         """P(Y <= y) of each element: [N, *event]. Not for classes."""
-        self._form.check_ordered("cdf")
-        return self._shown(self._form.cdf(self._form.targets(y)))
+        self.form.check_ordered("cdf")
+        return self._shown(self.form.cdf(self.form.targets(y)))
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The q-quantile of each element of y: [N, *event], or [Q, N, *event] for a sequence."""
-        self._form.check_ordered("quantile")
+        self.form.check_ordered("quantile")
         try:
             levels = torch.as_tensor(q, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
@@ -263,37 +298,37 @@ class Predictive(describe.Described):
         if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
             raise DataError(f"quantile levels must lie between 0 and 1, got {q}")
         if levels.ndim == 0:
-            return self._shown(self._form.quantile(float(levels)))
-        return self._shown(torch.stack([self._form.quantile(q) for q in levels.tolist()]))
+            return self._shown(self.form.quantile(float(levels)))
+        return self._shown(torch.stack([self.form.quantile(q) for q in levels.tolist()]))
 
     def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
         """The central interval (low, high) that holds y with probability `level`, 0.95 by default.
         A conformal predictive has only the interval of its calibrated level."""
-        self._form.check_ordered("interval")
-        low, high = self._form.interval(_checked(level))
+        self.form.check_ordered("interval")
+        low, high = self.form.interval(_checked(level))
         return self._shown(low), self._shown(high)
 
     def prediction_set(self, level: float | None = None) -> Tensor:
         """The smallest set of classes that holds y with probability `level`, 0.95 by default: bool
         [N, C, *site]; for Bernoulli [N, 2, *event], of 0 and 1. A conformal predictive has only the
         set of its calibrated level."""
-        return self._shown(self._form.prediction_set(_checked(level)))
+        return self._shown(self.form.prediction_set(_checked(level)))
 
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """n draws of y: [n, N, *event]. Each is one function at all rows plus noise, where the
         functions were kept; otherwise rows are drawn independently."""
         if not isinstance(n, Integral) or n < 1:
             raise DataError(f"n must be a whole number, at least 1, got {n!r}")
-        return self._shown(self._form.sample(n, seed))
+        return self._shown(self.form.sample(n, seed))
 
     def log_prob(self, y: Any) -> Tensor:
         """log p(y) of each row, [N], summed over its outputs; y is in its original units. Class
         weights are not used, and ignored labels contribute 0."""
-        return self._form.log_prob(self._form.targets(y))
+        return self.form.log_prob(self.form.targets(y))
 
     def moment_matched(self) -> Predictive:
         """The Gaussian with this mean and variance, as scored in the deep-ensembles paper."""
-        return self.of_form(moment_matched(self._form))
+        return self.of_form(moment_matched(self.form))
 
 
 def _common(scalar: Sequence[bool | tuple[bool, ...]]) -> bool | tuple[bool, ...]:

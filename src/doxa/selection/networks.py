@@ -32,7 +32,7 @@ from doxa.fit import fit
 from doxa.laplace.laplace import Laplace
 from doxa.method import Method, as_method
 from doxa.posterior import Posterior
-from doxa.priors import Normal, Prior
+from doxa.priors import Hierarchical, Normal, Prior
 from doxa.priors import prior as named_prior
 from doxa.selection.result import Candidate, Evidence, ranked
 from doxa.selection.splits import (
@@ -85,12 +85,18 @@ def prior_label(prior: Any) -> str:
     return repr(prior) if isinstance(prior, Prior) else f"{len(prior)} patterns"
 
 
+def _family(prior: Any) -> Any:
+    """The family of a prior's density; None where it has none of its own, or is given by name."""
+    plain = isinstance(prior, Prior) and not isinstance(prior, Hierarchical)
+    return prior.family if plain else None
+
+
 def likelihood_candidates(prior_candidates: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Groups of priors that can be runs of one fit: of one family, on the same weights."""
     groups: dict[Any, dict[str, Any]] = {}
     for name, prior in prior_candidates.items():
         table = prior if isinstance(prior, Mapping) else {"*": prior}
-        key = tuple((pattern, getattr(p, "family", None)) for pattern, p in table.items())
+        key = tuple((pattern, _family(p)) for pattern, p in table.items())
         groups.setdefault(key, {})[name] = prior
     return list(groups.values())
 

@@ -246,7 +246,8 @@ def _dropout(
                 found[spec.split] = (value, dict(spec.hyper))
         chosen = {field: [found[r][1][field] for r in range(len(held))] for field in every}
         sweep = problem.fit(method, runs=doxa.Runs(rows=problem.train, per_split=chosen), **options)
-        chosen_values = {field: [getattr(v, "std", v) for v in chosen[field]] for field in grid}
+        points = [described({f: chosen[f][r] for f in grid}) for r in range(len(held))]
+        chosen_values = {field: [point[field] for point in points] for field in grid}
         chosen_values["precision"] = [own.noise**-2 for own in chosen["likelihood"]]
         return Answer(list(sweep), masks, {"chosen": chosen_values, **_learned(sweep)})
 
@@ -396,7 +397,7 @@ def _functional(
         tried = list(itertools.product(methods, epochs, (None, 0.1)))
         one, point = best(problem, train, tried, grid, samples and 200, 5)
         sweep = train(problem.train, one, only(point))
-        noise = getattr(one[0], "noise_from", "training")
+        noise = one[0].settings().get("noise_from", "training")
         chosen = {"noise": noise, "epochs": one[1], "held_out": one[2], **described(point)}
         return Answer(list(sweep), samples, {"chosen": chosen})
 

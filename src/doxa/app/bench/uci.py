@@ -217,4 +217,7 @@ def only(point: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def described(point: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a point as numbers: a prior by its standard deviation."""
-    return {name: getattr(value, "std", value) for name, value in point.items()}
+    return {
+        name: value.std if isinstance(value, doxa.Normal) else value
+        for name, value in point.items()
+    }

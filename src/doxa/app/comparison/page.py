@@ -23,12 +23,13 @@ from doxa.app.report import html
 from doxa.app.report.charts import Axis, Line, Mark, Plot, Points, extent
 from doxa.app.report.html import Content, Names, Section, cut
 from doxa.app.report.report import check_place, write_page
-from doxa.app.report.scores import SCORES
+from doxa.app.report.scores import title_of
 from doxa.app.report.text import capitalized, count, duration, listed
+from doxa.evaluate.table import score
 
 __all__ = ["check_place", "render", "write"]
 
-SHARES = {"agreement", "total_variation", *(s.name for s in SCORES if s.share)}  # they end at 1
+_SHARES = {"agreement", "total_variation"}  # they end at 1, as some scores do
 CLEAR = 2.0  # standard errors: a smaller difference may be chance
 BETTER = {"agreement": "higher is closer", "total_variation": "lower is closer",
           "wasserstein2": "lower is closer"}  # fmt: skip
@@ -99,7 +100,7 @@ def _is_behind(found: Comparison, row: Row) -> bool:
 
 def _quality(found: Comparison, names: Names) -> Content:
     shown = compared(found)
-    heads = ["method", *(each.title() for each in shown), "status"]
+    heads = ["method", *(title_of(each) for each in shown), "status"]
     heads.insert(2, "behind the best")
     rows: list[list[Content]] = []
     for row in found.rows:
@@ -123,9 +124,9 @@ def _quality(found: Comparison, names: Names) -> Content:
             if each.right is not None:
                 values = [row.mean(each.name) for row in known]
                 errors = tuple(row.error(each.name) for row in known)
-                title, label = f"Calibration: {each.title()}", each.title()
+                heading, label = f"Calibration: {title_of(each)}", title_of(each)
                 rule = (each.right, "right")
-                charts.append(_dots(each.name, title, label, known, values, errors, rule))
+                charts.append(_dots(each.name, heading, label, known, values, errors, rule))
         parts.append(html.pair(charts))
     return parts
 
@@ -209,7 +210,9 @@ def _end(name: str, low: float, high: float) -> float | None:
     """A share cannot exceed 1, and agreement is read against it; None: the data decide."""
     if name == "agreement":
         return 1.0
-    return 1.0 if name in SHARES and high + 0.05 * (high - low) > 1.0 else None
+    return (
+        1.0 if (name in _SHARES or score(name).share) and high + 0.05 * (high - low) > 1.0 else None
+    )
 
 
 def _dots(

@@ -13,7 +13,6 @@ with the default settings, for parameters × rows up to about 700,000.
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -181,8 +180,8 @@ def floor_of(posterior: SamplePosterior, x: Any) -> Closeness:
     """The distances between the first and the second half of the chains."""
     half = posterior.members // 2
     return closeness(
-        _chains(posterior, slice(0, half)).predict(x),
-        _chains(posterior, slice(half, 2 * half)).predict(x),
+        posterior.select_members(slice(0, half)).predict(x),
+        posterior.select_members(slice(half, 2 * half)).predict(x),
     )
 
 
@@ -192,15 +191,6 @@ def mean_closeness(each: list[Closeness]) -> Closeness:
         return None if values[0] is None else float(torch.tensor(values).double().mean())
 
     return Closeness(*(mean(name) for name in Closeness._fields))
-
-
-def _chains(posterior: SamplePosterior, some: slice) -> SamplePosterior:
-    part = copy.copy(posterior)
-    part.samples = posterior.samples[some]
-    part.buffers = {name: value[some] for name, value in posterior.buffers.items()}
-    part.layers = None if posterior.layers is None else posterior.layers[some]
-    part._ids = posterior.ids[some]
-    return part
 
 
 def _each(task: Task, k: int, posterior: Any) -> Array:

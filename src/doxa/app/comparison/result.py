@@ -16,9 +16,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from doxa.app.comparison.reference import Referred
-from doxa.app.report.scores import SCORES, Score
+from doxa.app.report.scores import title_of
 from doxa.app.tables import Array, import_pandas
+from doxa.evaluate import table
 from doxa.evaluate.reference_distance import Closeness
+from doxa.evaluate.table import Score
 from doxa.selection.splits import standard_error
 
 if TYPE_CHECKING:
@@ -165,7 +167,7 @@ CLOSENESS = {
 
 def compared(found: Comparison) -> list[Score]:
     """The scores that are shown, the log likelihood first; the written table has them all."""
-    shown = [each for each in SCORES if each.compared and each.name in found.score_names]
+    shown = [each for each in table.SCORES if each.compared and each.name in found.score_names]
     return sorted(shown, key=lambda each: each.name != "log_likelihood")
 
 
@@ -209,7 +211,7 @@ def multiple(value: float) -> str:
 
 def _scores(found: Comparison) -> Table:
     shown = compared(found)
-    heads = ["method", *(each.title() for each in shown)]
+    heads = ["method", *(title_of(each) for each in shown)]
     heads.insert(2, "behind the best")
     status_head = Column("status", overflow="fold")
     table = Table(*heads, status_head, title="held-out scores", caption=sizes(found))

@@ -25,11 +25,11 @@ _SMALLEST_GAP = 0.01  # of confidence and accuracy, that is worth a word
 
 
 class Gap(NamedTuple):
-    """How far something is from calibrated, on average, and what chance alone may do.
+    """The mean distance from calibration, and how large chance alone may make it.
 
-    value: positive where intervals hold too much, or confidence is higher than accuracy.
-    chance: the half width of the band that holds a calibrated posterior in 95 % of cases.
-    beyond: whether that band is left.
+    value: positive where intervals contain too many targets, or confidence is above accuracy.
+    chance: the half width of the band in which a calibrated posterior lies in 95 % of cases.
+    beyond: whether it is outside that band.
     """
 
     value: float
@@ -75,16 +75,16 @@ def confidence_gap(found: Evaluation) -> Gap | None:
 
 def describe_coverage(found: Evaluation, gap: Gap) -> str:
     if not gap.beyond:
-        return "Within chance at every level."
-    lean = f"{points(gap.value)} {'more' if gap.value > 0 else 'less'} than they promise"
-    return f"Beyond chance: on average over the levels intervals hold {lean}."
+        return "All deviations are within chance."
+    where = f"{points(gap.value)} {'above' if gap.value > 0 else 'below'} the level"
+    return f"On average over the levels the coverage is {where}, beyond chance."
 
 
 def describe_confidence(gap: Gap) -> str:
     if gap.beyond:
         side = "over" if gap.value > 0 else "under"
-        return f"On the whole {side}confident, by {points(gap.value)}."
-    return "On the whole neither over- nor underconfident, within chance."
+        return f"Overall it is {side}confident, by {points(gap.value)}."
+    return "Overall it is neither over- nor underconfident, within chance."
 
 
 def share_band(share: float, n: int) -> float:
@@ -99,7 +99,7 @@ def calibration_section(subject: Subject) -> Content:
         charts = _of_classes(found, k) if found.kind == "classes" else _of_numbers(found, k)
         if found.truth.size < FEW:
             rows = count(found.truth.size, "row")
-            parts.append(html.paragraph(f"With {rows} chance decides most of what is shown here."))
+            parts.append(html.paragraph(f"With only {rows}, most of what is shown here is chance."))
         why = next(iter(found.missing.values()), "the predictions are not finite")
         parts.append(html.pair(charts) or html.paragraph(f"Not available: {why}."))
     return parts
@@ -147,7 +147,7 @@ def _of_classes(found: Evaluation, k: int) -> list[Content]:
     )
     bins = zip(confidence.tolist(), accuracy.tolist(), number.astype(int).tolist(), strict=True)
     values = html.table("Reliability by bin", ["confidence", "accuracy", "rows"], bins)
-    caption = f"How often the likeliest class came true, by the probability given to it. {lean}"
+    caption = f"How often the likeliest class was the true one, by its probability. {lean}"
     mean = f"The mean gap is the ECE, {percent(error)}."
     return [html.figure(plot, f"{caption} {mean}", values), _confidences(found, k)]
 
@@ -171,7 +171,7 @@ def _confidences(found: Evaluation, k: int) -> Content:
     )
     values = [("from", edges[:-1]), ("right", good), ("wrong", wrong)]
     mistakes = f"{count(int(wrong.sum()), 'prediction')} of {len(top):,} wrong"
-    caption = f"Mistakes should be made with low confidence. {mistakes}."
+    caption = f"Wrong predictions should have a low confidence. {mistakes}."
     return html.figure(plot, caption, values)
 
 
@@ -189,13 +189,13 @@ def _coverage(found: Evaluation, k: int) -> Content:
     assert covered is not None and gap is not None
     lean = describe_coverage(found, gap)
     if found.kind == "counts":
-        lean += " Intervals of counts hold a little more by construction."
+        lean += " Intervals of counts contain a little more than their level by construction."
     at_level = found.scores.get("coverage")
     extra: list[Mark] = []
     if found.conformal and at_level is not None:
         lean = (
-            f"The conformal {percent(found.level)} intervals hold {percent(at_level)}; the curve "
-            "is that of the predictive under them."
+            f"The conformal {percent(found.level)} intervals contain {percent(at_level)}; the "
+            "curve is that of the predictive without the conformal correction."
         )
         place = np.array([found.level]), np.array([at_level])
         extra.append(Points(*place, "two", "conformal", 4.5))
@@ -205,7 +205,7 @@ def _coverage(found: Evaluation, k: int) -> Content:
         f"coverage-{k}",
         "Coverage",
         f"Share of targets inside the central interval against its level. {lean}",
-        Axis("promised", 0.0, 1.0),
+        Axis("nominal level", 0.0, 1.0),
         Axis("observed", 0.0, 1.0),
         [
             Ribbon(x, *band, "rule", "95 % band of chance"),
@@ -215,8 +215,10 @@ def _coverage(found: Evaluation, k: int) -> Content:
             *extra,
         ],
     )
-    values = [("promised", levels), ("observed", covered)]
-    return html.figure(plot, f"How many targets central intervals hold. {lean}", values)
+    values = [("nominal level", levels), ("observed", covered)]
+    return html.figure(
+        plot, f"The share of targets inside central intervals, against their level. {lean}", values
+    )
 
 
 def _pit(found: Evaluation, k: int) -> Content:
@@ -231,8 +233,8 @@ def _pit(found: Evaluation, k: int) -> Content:
     plot = Plot(
         f"pit-{k}",
         "PIT histogram",
-        f"Where targets fall in their predictive distribution, {bins} bins; 1 is calibrated. The "
-        f"outermost bins stand at {outer:.2f} on average.",
+        f"The predicted probability of a smaller value than each target, in {bins} bins; 1 is "
+        f"calibrated. The mean of the two outermost bins is {outer:.2f}.",
         Axis("predicted probability of a smaller value", 0.0, 1.0),
         Axis("density", 0.0),
         [
@@ -241,7 +243,10 @@ def _pit(found: Evaluation, k: int) -> Content:
             Line(ends, np.ones(2), "rule", "calibrated"),
         ],
     )
-    caption = "A flat histogram is calibrated; a U is too narrow, a hump too wide, a slope biased."
+    caption = (
+        "Flat: calibrated. Shape of a U: predictions are too narrow. A hump: too wide. A slope: "
+        "biased."
+    )
     return html.figure(plot, caption, [("from", edges[:-1]), ("density", density)])
 
 
@@ -267,7 +272,7 @@ def _parts(found: Evaluation) -> tuple[Array, Array] | None:
 
 
 def epistemic_share(found: Evaluation) -> float | None:
-    """How much of all uncertainty is epistemic."""
+    """The share of the total uncertainty that is epistemic."""
     split = _parts(found)
     if split is None:
         return None
@@ -284,10 +289,10 @@ def _describe_split(found: Evaluation, share: float | None) -> str:
     what = "entropy" if found.kind == "classes" else "variance"
     text = (
         f"{percent(share)} of the predictive {what} is epistemic (more data of this kind would "
-        f"reduce it) and {percent(1 - share)} aleatoric (noise that would stay)."
+        f"reduce it) and {percent(1 - share)} aleatoric (more data would not reduce it)."
     )
     if found.draws == 1 and share < 1e-9:
-        text += " The method keeps one function, so that it has no epistemic part to show."
+        text += " The method keeps a single function, which has no epistemic uncertainty."
     return text
 
 
@@ -313,8 +318,8 @@ def _split(found: Evaluation, k: int) -> Content:
         [Bars(edges, rows, "one")],
     )
     caption = (
-        f"Each prediction's own split. The median is {middle}; what lies far to the right is "
-        "unlike the training data."
+        f"The epistemic share of each prediction. The median is {middle}. Predictions far to the "
+        "right are at inputs unlike the training data."
     )
     return html.figure(plot, caption, [("from", edges[:-1]), ("predictions", rows)])
 
@@ -345,7 +350,7 @@ def _risk(found: Evaluation, k: int) -> Content:
         return None
     all_rows, half = float(risk[-1]), float(risk[np.searchsorted(kept, 0.5 - 1e-12)])
     show = percent if classes else short
-    summary = f"Keeping the surer half gives {show(half)}, all rows {show(all_rows)}."
+    summary = f"The more certain half has {show(half)}, all rows have {show(all_rows)}."
     risk_name = "share wrong" if classes else "RMSE of those kept"
     plot = Plot(
         f"risk-{k}",
@@ -356,7 +361,7 @@ def _risk(found: Evaluation, k: int) -> Content:
         [
             Line(np.array([0.0, 1.0]), np.full(2, all_rows), "rule", "all rows"),
             Line(share, best, "three", "best possible order"),
-            Line(kept[started], risk[started], "one", "surest first"),
+            Line(kept[started], risk[started], "one", "most certain first"),
         ],
     )
     values = [("kept", kept[started]), (risk_name, risk[started])]

@@ -1,6 +1,7 @@
 """The predictions of a posterior at the scored rows, as plain arrays, of which charts are made.
 
-Rows are predicted in blocks, so that memory stays bounded: a block's predictive is read and let go.
+Rows are predicted in blocks, so that memory stays bounded: the predictive of a block is read and
+then discarded.
 A target may have several elements (outputs, pixels): arrays are flat over rows × elements, and
 `row` says to which row each belongs. What a predictive does not have is noted with its reason.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from doxa.app.calibration import conformal_level
 from doxa.app.report.subject import Array, Rows
 from doxa.errors import DoxaError, MemoryBudgetError, Unavailable
 from doxa.likelihoods import Bernoulli
@@ -62,12 +64,12 @@ class Evaluation:
 
     @property
     def uncertainty(self) -> Array | None:
-        """What rows are ranked by: entropy of classes, the standard deviation of numbers."""
+        """The measure that ranks rows: entropy for classes, standard deviation for numbers."""
         return self.entropy if self.kind == "classes" else self.std
 
     @property
     def head(self) -> str:
-        """What the names of checks of this head end in."""
+        """The suffix of the names of the checks of this head."""
         return f" (head {int(self.label.rpartition(' ')[2]) - 1})" if self.label else ""
 
     def by_row(self, values: Array) -> Array:
@@ -88,7 +90,7 @@ def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
     """One evaluation for each head."""
     from doxa.evaluate import Streaming
 
-    parts = heads(posterior.predict(rows.take(slice(0, 1))))
+    parts = posterior.predict(rows.take(slice(0, 1))).heads
     numbers = max(math.prod(p.mean.shape[1:]) for p in parts)
     draws = max(draws_of(p) for p in parts)
     index = np.arange(rows.count)
@@ -98,14 +100,13 @@ def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
     if most < rows.count:
         index = np.sort(np.random.default_rng(seed).choice(rows.count, most, replace=False))
     size = int(np.clip(BLOCK_NUMBERS // (draws * numbers), 1, 8192))
-    transform = getattr(posterior, "transform", None)
-    conformal = hasattr(transform, "level")
-    level = float(getattr(transform, "level", LEVEL))  # a conformal one has a level of its own
+    guaranteed = conformal_level(posterior)
+    conformal, level = guaranteed is not None, guaranteed or LEVEL
     streams = [Streaming(level=level) for _ in parts]
     blocks: list[list[_Block]] = [[] for _ in parts]
     for start in range(0, len(index), size):
         at = torch.as_tensor(index[start : start + size])
-        for k, p in enumerate(heads(_predict(posterior, rows.take(at)))):
+        for k, p in enumerate(_predict(posterior, rows.take(at)).heads):
             y = rows.y[k] if isinstance(rows.y, tuple) else rows.y
             blocks[k].append(_read(p, y[at], start, streams[k], conformal))
     found = []
@@ -117,14 +118,6 @@ def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
             evaluation.scores = streams[k].result()
         found.append(evaluation)
     return found
-
-
-def heads(p: Any) -> Sequence[Any]:
-    """The predictives of each head; the predictive itself where there is one."""
-    try:
-        return p.heads
-    except Unavailable:
-        return (p,)
 
 
 def kind_of(likelihood: Any) -> str:
@@ -172,7 +165,7 @@ def _predict(posterior: Any, x: Any) -> Any:
 
 
 def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
-    """What a report needs of one predictive; its scores go into `stream`."""
+    """The quantities of one predictive that a report needs; `stream` collects its scores."""
     from doxa.evaluate import pit
 
     if y.is_floating_point():
@@ -224,7 +217,7 @@ def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
 
 
 def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> Evaluation:
-    """Blocks put together; a quantity that one of them lacks is missing."""
+    """Concatenate blocks. A quantity that one block lacks is missing in the result."""
     first = blocks[0]
     truth = np.concatenate([block.truth for block in blocks])
     rows = len(truth)
@@ -247,7 +240,7 @@ def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> E
 
 
 def _drop_ignored(found: Evaluation) -> None:
-    """Elements whose label is no class (an ignored index) count nowhere."""
+    """Drop the elements whose label is not a class (an ignored index)."""
     assert found.probs is not None
     known = (found.truth >= 0) & (found.truth < found.probs.shape[1])
     if known.all():

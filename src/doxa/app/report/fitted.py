@@ -22,12 +22,16 @@ from doxa.app.report.text import (
     settings,
     short,
 )
+from doxa.likelihoods import Gaussian
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
 WINDOW = 7  # records of a running median
 MOST_LINES = 12  # more members are drawn as their range
-RANDOM = {"all": "all weights", "last_layer": "the last layer; the rest is a point"}
+RANDOM = {
+    "all": "all weights",
+    "last_layer": "the last layer; the other weights are point estimates",
+}
 
 
 def fitted_section(subject: Subject) -> Content:
@@ -38,7 +42,7 @@ def fitted_section(subject: Subject) -> Content:
 def _method(subject: Subject) -> Content:
     posterior, name = subject.posterior, subject.method_name
     row = next((row for row in registry.methods() if row.name == name), None)
-    transform = getattr(posterior, "transform", None)
+    transform = posterior.transform
     chosen = [
         (field.replace("_", " "), [describe(value), html.quiet(" (default)") if same else None])
         for field, value, same in settings(posterior.method)
@@ -48,7 +52,7 @@ def _method(subject: Subject) -> Content:
         ("what it is", row.summary if row else None),
         ("paper", row.paper if row else None),
         ("members", posterior.members),
-        ("afterwards", None if transform is None else describe(transform)),
+        ("correction", None if transform is None else describe(transform)),
     ]
     return html.card("Method", pairs + chosen)
 
@@ -59,14 +63,14 @@ def _model(subject: Subject) -> Content:
     if model is None:
         pairs += [("network", "none: the method does not use one")]
     else:
-        builder = getattr(model, "builder", None)
+        builder = model.builder
         own = f"your own ({type(model.net).__name__})"
         chosen = RANDOM.get(model.subset) if isinstance(model.subset, str) else None
         pairs += [
             ("network", describe_network(builder) if builder else own),
             ("weights", f"{sum(entry.size for entry in model.layout.entries):,} per member"),
             ("prior", describe_prior(model.prior)),
-            ("random weights", chosen or "a chosen part of the weights"),
+            ("uncertain weights", chosen or "a chosen part of the weights"),
         ]
     kernel = posterior.diagnostics.get("kernel")
     if isinstance(kernel, dict):
@@ -78,7 +82,8 @@ def _likelihood(posterior: Any) -> str:
     text = describe(posterior.base_likelihood)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
-    learned = getattr(posterior.base_likelihood, "noise", 0.0) is None
+    given = posterior.base_likelihood
+    learned = isinstance(given, Gaussian) and given.noise is None
     return f"{text}, noise learned" if learned else text
 
 
@@ -170,13 +175,13 @@ def _columns(subject: Subject) -> Content:
 SERIES = {
     "loss": ("loss", "The training loss, of the likelihood and the prior together.", 1),
     "validation": ("held-out log likelihood",
-                   "Log likelihood of held-out rows, which training should raise.", -1),
+                   "Log likelihood of held-out rows. It should increase during training.", -1),
     "log_density": ("log density",
                     "Log joint density along the chains: it should be stationary, without a trend.",
                     -1),
     "accept": ("acceptance", "Share of proposals accepted; it should be near the target.", 0),
     "step": ("step size", "Step size of the sampler, adapted during burn-in and then kept.", 0),
-    "elbo": ("ELBO", "Evidence lower bound, which training raises.", -1),
+    "elbo": ("ELBO", "Evidence lower bound. Training increases it.", -1),
 }  # fmt: skip
 
 
@@ -184,7 +189,9 @@ def training_section(subject: Subject) -> Content:
     """The recorded history of the fit, one chart per quantity."""
     found = in_units_of_y(subject.posterior, series(subject.posterior.history))
     if not found:
-        return html.paragraph("The method has no iterations to follow: it is computed in one pass.")
+        return html.paragraph(
+            "The method has no iterations: the posterior is computed in one pass."
+        )
     steps = subject.posterior.diagnostics.get("stopping", {}).get("kept_step")
     kept = None if steps is None else np.asarray(steps, float)
     charts = [_curve(name, *each, kept) for name, each in found.items() if each[1].size]
@@ -230,7 +237,7 @@ def in_units_of_y(
 
 def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Content:
     title, about, sign = SERIES.get(name, (name.replace("_", " "), "", 0))
-    label = f"nats per row{', y in its units' * (name != 'elbo')}" if sign else title
+    label = f"nats per row{', in units of y' * (name != 'elbo')}" if sign else title
     title = capitalized(title)
     members = values.shape[1]
     broken = int((~np.isfinite(values)).sum())
@@ -254,11 +261,11 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
         marks.append(Points(kept, drawn[at, np.arange(members)], "two", "kept", 4.0))
         first, last = int(kept.min()), int(kept.max())
         when = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-        ended = f" Circles: what was kept, the best on the held-out rows ({when})."
+        ended = f" Circles mark what was kept: the best on the held-out rows ({when})."
     known = middle[np.isfinite(middle)]
     ends = (float(known[0]), float(known[-1])) if known.size else (float("nan"),) * 2
-    path = f"From {short(ends[0])} to {short(ends[1])}."
-    gap = f" {count(broken, 'value')} not finite, shown as gaps." if broken else ""
+    path = f"It goes from {short(ends[0])} to {short(ends[1])}."
+    gap = f" Gaps mark values that are not finite ({broken:,})." if broken else ""
     key = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
     plot = Plot(
         f"training-{key}",
@@ -268,7 +275,7 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
         _axis(label, drawn),
         marks,
     )
-    clipped = " The first values are above the chart." if plot.y.high is not None else ""
+    clipped = " The first values are too large for the chart." if plot.y.high is not None else ""
     shown = [("step", steps), ("median", middle)]
     shown += [("lowest", low), ("highest", high)] if members > 1 else []
     return html.figure(plot, f"{about} {path}{gap}{clipped}{ended}", shown)
@@ -326,8 +333,9 @@ def recipe_section(subject: Subject) -> Content:
         parts += [html.heading("Command line"), html.code_block("the command that fitted it", line)]
     parts += [html.heading("Python"), html.code_block("Python that fits it", snippet(subject))]
     parts.append(html.paragraph(
-        f"Seed {posterior.record.seed}. Same seed, machine and engine give the same numbers bit "
-        "for bit; elsewhere they agree up to rounding, which long training amplifies."
+        f"Seed {posterior.record.seed}. The same seed, machine and engine give the same numbers, "
+        "bit for bit. On another machine they differ by rounding errors, which grow in long "
+        "training."
     ))  # fmt: skip
     if versions := _versions(posterior):
         parts.append(html.paragraph(f"Fitted with {versions}."))
@@ -382,7 +390,7 @@ def snippet(subject: Subject) -> str:
     lines += [f"net = {_net(posterior)}"]
     # An inferred likelihood is not given here either; a comment names the one that the fit chose.
     given = posterior.fitted_likelihood
-    inferred = getattr(given, "assumed", False)
+    inferred = given.assumed
     options = [] if inferred else [f"likelihood={_class(given)}"]
     if model is not None and model.prior is not None and not asked:
         options.append(f"prior={_class(model.prior)}")
@@ -406,7 +414,7 @@ def snippet(subject: Subject) -> str:
     if inferred or rows:
         by = f", chosen by {rows:,} held-out rows" if rows else ""
         lines.append(f"# its likelihood: {describe(posterior.base_likelihood)}{by}")
-    if getattr(posterior, "transform", None) is not None:
+    if posterior.transform is not None:
         lines.append(f"# then recalibrated: {type(posterior.transform).__name__}")
     return "\n".join(lines)
 
@@ -437,7 +445,7 @@ def _net(posterior: Any) -> str:
     model = posterior.model
     if model is None:
         return "None  # the method does not use a network"
-    builder = getattr(model, "builder", None)
+    builder = model.builder
     if builder is None:
         return f"...  # your own {type(model.net).__name__}"
     name, options = builder

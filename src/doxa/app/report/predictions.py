@@ -1,4 +1,4 @@
-"""Predictions to look at: against the targets, row by row at both ends of certainty, and as
+"""The sections that show predictions: against the targets, the most and least certain rows, and
 functions along one input."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from doxa.app.report.charts import (
     Segments,
     as_picture,
 )
-from doxa.app.report.evaluation import Evaluation, array, heads, kind_of
+from doxa.app.report.evaluation import Evaluation, array, kind_of
 from doxa.app.report.html import Content, Picture, cut
 from doxa.app.report.subject import Array, Input, Rows, Subject
 from doxa.app.report.text import count, percent, short
@@ -166,8 +166,8 @@ def _some(index: Array, most: int) -> Array:
 
 def _subsample(shown: int, total: int) -> str:
     if shown == total:
-        return f"All {count(total, 'prediction')}." if total > 1 else "The one prediction."
-    return f"{shown} of {total:,} predictions, evenly taken over the rows."
+        return f"All {count(total, 'prediction')}." if total > 1 else "One prediction."
+    return f"{shown} of {total:,} predictions, evenly spaced over the rows."
 
 
 def extreme_rows_section(subject: Subject) -> Content:
@@ -189,8 +189,8 @@ def extreme_rows_section(subject: Subject) -> Content:
     pictures = _picture(subject, rows, 0) is not None
     if pictures and _is_map(found):
         parts.append(html.paragraph(
-            "From above: the input, the prediction, the epistemic uncertainty of each pixel "
-            "(light is high, what was ignored black)."
+            "From top to bottom: the input, the prediction, and the epistemic uncertainty of each "
+            "pixel (light is high; ignored pixels are black)."
         ))  # fmt: skip
     for title, chosen in groups:
         show = _gallery if pictures else _row_table
@@ -334,21 +334,23 @@ def functions_section(subject: Subject) -> Content:
     if not shown:
         return None
     if lines[0].alone:
-        about = "Functions drawn from the posterior, a little beyond the data on both sides."
+        about = "Functions drawn from the posterior, also a little outside the range of the data."
     else:
         about = (
-            "One column varies from its 1st to its 99th percentile, the others rest at their "
+            "One column varies from its 1st to its 99th percentile; the others are fixed at their "
             "median (categories at the commonest one)."
         )
         if subject.rows is None:
             about = (
-                "One column varies by two standard deviations around the training mean, at which "
-                "the others rest."
+                "One column varies by two standard deviations around its training mean; the "
+                "others are fixed at theirs."
             )
         if len(lines) > len(shown):
-            about += f" Shown are the {len(shown)} columns that matter most, of {len(lines)}."
+            about += (
+                f" Of {len(lines)} columns, the {len(shown)} with the largest effect are shown."
+            )
     return [
-        html.paragraph(f"{about} Where draws spread, the data leave the function open."),
+        html.paragraph(f"{about} Where draws differ, the data do not determine the function."),
         html.pair(shown),
     ]
 
@@ -388,7 +390,7 @@ def _ranges(subject: Subject) -> tuple[Array, Array, Array] | None:
             low, high = x.min(axis=0), x.max(axis=0)
     else:
         scales = subject.posterior.scales
-        if not all(hasattr(value, "detach") for value in (scales.x_loc, scales.x_scale)):
+        if not all(isinstance(value, torch.Tensor) for value in (scales.x_loc, scales.x_scale)):
             return None
         share, scale = array(scales.x_loc).reshape(-1), array(scales.x_scale).reshape(-1)
         if share.size != width:
@@ -422,13 +424,13 @@ def function_draws(posterior: Any, x: Array, n: int = DRAWS) -> Array | None:
 
 def _effect(subject: Subject, line: Slice) -> float:
     """How much the mean changes along the slice."""
-    mean = array(heads(subject.posterior.predict(torch.as_tensor(line.x)))[0].mean)
+    mean = array(subject.posterior.predict(torch.as_tensor(line.x)).heads[0].mean)
     change = float(np.ptp(mean.reshape(len(mean), -1), axis=0).max())
     return change if np.isfinite(change) else 0.0
 
 
 def _function_chart(subject: Subject, line: Slice, k: int) -> Content:
-    p = heads(subject.posterior.predict(torch.as_tensor(line.x)))[0]
+    p = subject.posterior.predict(torch.as_tensor(line.x)).heads[0]
     name, mean = cut(line.column.name, 40), array(p.mean)
     draws = function_draws(subject.posterior, line.x)
     if kind_of(p.likelihood) == "classes":
@@ -453,7 +455,7 @@ def _function_chart(subject: Subject, line: Slice, k: int) -> Content:
     axes = Axis(name), y
     about = f"{y.label} against {name}{many}"
     plot = Plot(f"function-{k}", f"Along {name}", about, *axes, drawn)
-    caption = "One function: the method keeps no spread." if draws is None else ""
+    caption = "The method keeps a single function." if draws is None else ""
     return html.figure(plot, caption, [(name, line.grid), *curves], line.alone)
 
 

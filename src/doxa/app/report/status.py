@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from doxa.app.report.calibration import (
 )
 from doxa.app.report.evaluation import LEVEL, Evaluation
 from doxa.app.report.html import Content
-from doxa.app.report.scores import about_rows, baseline, score
+from doxa.app.report.scores import about_rows, baseline, value_of
 from doxa.app.report.subject import Rows, Subject
 from doxa.app.report.text import capitalized, count, describe, listed, percent, points, short
 from doxa.diagnose import Diagnosis, Finding, diagnose
@@ -32,6 +33,7 @@ from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.data import binomial, binomial_upper
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
 from doxa.errors import DoxaError
+from doxa.evaluate.table import score
 
 MOST_ROWS = 20_000  # rows for the diagnostics, to bound their time
 LEAST_ROWS = 20  # with fewer, nothing can be concluded
@@ -168,12 +170,12 @@ def _calibration(subject: Subject, found: Evaluation) -> Finding | None:
     if at_level is not None and at_level.alarms:
         return None  # the same finding
     wide = gap.value > 0
-    held = f"{points(gap.value)} {'more' if wide else 'less'} than nominal"
-    text = f"on average over all levels intervals contain {held}"
+    side = "above" if wide else "below"
+    text = f"on average over all levels the coverage is {points(gap.value)} {side} the level"
     if not gap.beyond:
         return good(f"{text}, within chance", gap.value)
     if wide and subject.test is None:
-        return good(f"{text}, as rows that were trained on often do", gap.value)
+        return good(f"{text}, as is common on training rows", gap.value)
     text = f"intervals are too {'wide' if wide else 'narrow'}: {text}, beyond chance"
     grade = warning if abs(gap.value) > LARGE_GAP else slight
     return grade(text, _recalibrated(subject), gap.value)
@@ -183,13 +185,14 @@ def _confidence(subject: Subject, found: Evaluation) -> Finding | None:
     gap, n = confidence_gap(found), found.truth.size
     if gap is None or "accuracy" not in found.scores:
         return None
-    text = f"it is {points(gap.value)} {'more' if gap.value > 0 else 'less'} confident than right"
+    side = "above" if gap.value > 0 else "below"
+    text = f"the mean confidence is {points(gap.value)} {side} the accuracy"
     if n < LEAST_ROWS:
         return skipped(f"{text} at {count(n, 'row')}: too few to tell", MORE_ROWS)
     if not gap.beyond:
         return good(f"{text}, within chance", gap.value)
     if gap.value < 0 and subject.test is None:
-        return good(f"{text}, as rows that were trained on often are", gap.value)
+        return good(f"{text}, as is common on training rows", gap.value)
     alarming = abs(gap.value) > LARGE_GAP + gap.chance * 3.29 / 1.96  # a level of 0.001
     grade = warning if alarming else slight
     return grade(f"{text}, beyond chance", _recalibrated(subject), gap.value)
@@ -201,7 +204,7 @@ def _error(subject: Subject, found: Evaluation) -> Finding | None:
     if constant is None or found.truth.size < LEAST_ROWS:
         return None
     name, what, ground = constant
-    value, show = found.scores.get(name), score(name).show
+    value, show = found.scores.get(name), partial(value_of, score(name))
     if value is None:
         return None
     advice = any_of("more steps", MORE_ROWS)
@@ -211,7 +214,11 @@ def _error(subject: Subject, found: Evaluation) -> Finding | None:
     text = f"{show(value)} of rows are right; {what} would give {show(ground)}"
     if value < ground - share_band(ground, found.truth.size):
         return warning(text, advice, value)
-    return good(text, value) if value > ground else slight(f"no better: {text}", advice, value)
+    return (
+        good(text, value)
+        if value > ground
+        else slight(f"no better than a constant: {text}", advice, value)
+    )
 
 
 def _classes(subject: Subject, found: Evaluation) -> Finding | None:
@@ -236,8 +243,8 @@ def _classes(subject: Subject, found: Evaluation) -> Finding | None:
         return good("every class with enough rows is recognised in some of them", worst)
     more = f" and {len(missed) - MOST_CLASSES} more classes" if len(missed) > MOST_CLASSES else ""
     advice = any_of(
-        "decide by the costs of mistakes instead of the likeliest class (its probabilities may "
-        "be right all the same)",
+        "choose the class by the costs of mistakes instead of taking the likeliest one (the "
+        "probabilities may still be right)",
         "more rows of such classes",
     )
     return warning(f"{listed(missed[:MOST_CLASSES])}{more}", advice, worst)
@@ -275,8 +282,8 @@ def lead(subject: Subject) -> Content:
             parts.append(f" {percent(share, 0)} of the uncertainty is epistemic.")
     else:
         parts.append(
-            "No rows were given to score it on: pass held-out rows with --test to evaluate its "
-            "predictions and their uncertainty."
+            "No rows were given to evaluate its predictions and their uncertainty: pass held-out "
+            "rows with --test."
         )
     return [*parts, " More in the ", html.link("diagnostics", "diagnostics"), "."]
 
@@ -308,31 +315,31 @@ def _describe_coverage(share: float, found: Evaluation, status: OverallStatus) -
     side = "underconfident" if share > found.level else "overconfident"
     if finding.status != "good":
         more = "more" if share > found.level else "less"
-        return f"{little}{more} than nominal: it is {little}{side}"
+        return f"{little}{more} than their level: it is {little}{side}"
     gap = None if found.conformal else coverage_gap(found)
     if gap is not None and gap.beyond and found.kind == "numbers":
-        held = f"{points(gap.value)} {'more' if gap.value > 0 else 'less'} than nominal"
-        return f"but on average over all levels they contain {held}, beyond chance"
-    return "as they should, within chance"
+        where = f"{points(gap.value)} {'above' if gap.value > 0 else 'below'} the level"
+        return f"but on average over all levels the coverage is {where}, beyond chance"
+    return "as expected, within chance"
 
 
 def _describe_classes(found: Evaluation, status: OverallStatus) -> str:
     accuracy, constant, gap = found.scores.get("accuracy"), baseline(found), confidence_gap(found)
     if accuracy is None or gap is None:
         return "it gives no scores."
-    text = f"it names the right class in {percent(accuracy)} of rows"
+    text = f"it predicts the right class for {percent(accuracy)} of the rows"
     if constant is not None:
-        text += f" (the commonest class alone: {percent(constant[2])})"
+        text += f" (always the commonest class: {percent(constant[2])})"
     finding, missed = (status.find(name + found.head) for name in ("calibration", "classes"))
     if finding is None:
         text += "; too few rows to assess its confidence."
     elif gap.beyond:
-        lean = "more" if gap.value > 0 else "less"
-        text += f", and is {lean} confident than right by {points(gap.value)} on average."
+        side = "above" if gap.value > 0 else "below"
+        text += f"; its mean confidence is {points(gap.value)} {side} that."
     elif finding.status == "good":
-        text += ", about as often as its confidence predicts."
+        text += ", about as often as its mean confidence says."
     else:
-        text += f". {describe_confidence(gap)} Yet {finding.words}."
+        text += f". {describe_confidence(gap)} But {finding.words}."
     if missed is not None and missed.alarms:
         text += f" {capitalized(missed.words)}."
     return text

@@ -1,8 +1,8 @@
-"""What a report is about: a posterior, the rows it is evaluated on, and what things are called.
+"""The subject of a report: a posterior, the rows to evaluate it on, and the names of things.
 
 Rows have a provenance. A run remembers the checksum of its file, and which rows of it
 `doxa fit --split` held out. A file that is given as a test but is the file of the fit holds no new
-rows; nor do rows that stand among those of the fit one by one.
+rows. Single rows that also occur among those of the fit are counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HELD_OUT = "held out from the fit"
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs and targets, and how each row is written for people."""
+    """Inputs and targets, and the label and cells that are shown of each row."""
 
     x: Any
     y: Any  # a tensor, or one for each head
@@ -144,8 +144,7 @@ class Subject:
 
     @property
     def method_name(self) -> str:
-        method = self.posterior.method
-        return str(getattr(method, "name", type(method).__name__))
+        return str(self.posterior.method.name)
 
     def class_names(self, number: int) -> list[str]:
         """What `number` classes are called. The names belong to the only head."""
@@ -246,10 +245,11 @@ def rows_of_files(
         )
         return None, everything, remarks
     new = _split(split, _checksum(whole), whole.name, everything.count)
-    # Rows that it was calibrated on are neither.
+    # Rows that calibrated the posterior are neither new nor rows of the fit.
     used = metadata.get("calibration_rows") or {}
     old = ~new & ~_split(used, _checksum(whole), whole.name, everything.count)
-    remarks.append(f"{count(int(new.sum()), 'row')} of {whole.name}, set aside by --split, scored")
+    rows = count(int(new.sum()), "row")
+    remarks.append(f"the scored rows are the {rows} of {whole.name} that --split set aside")
     return everything.only(new, "set aside by the fit"), everything.only(old, FITTED), remarks
 
 

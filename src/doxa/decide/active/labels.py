@@ -21,6 +21,7 @@ from torch import Tensor
 
 from doxa import store
 from doxa.errors import DataError, MethodError, StoreError
+from doxa.evaluate.table import smaller_is_better
 from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
 
 STATE = "state"  # the artefact in the folder of a session
@@ -78,7 +79,7 @@ class Labels:
         likelihood = self.likelihood
         classifies = not y.is_floating_point() if likelihood is None else likelihood.classifies
         seen = y.unique()
-        ignored = getattr(likelihood, "ignore_index", None)
+        ignored = None if likelihood is None else likelihood.ignore_index
         return classifies and len(seen if ignored is None else seen[seen != ignored]) < 2
 
     def facts(self) -> dict[str, Any]:
@@ -299,12 +300,9 @@ class Learned:
         }  # fmt: skip
 
 
-SMALLER_IS_BETTER = ("rmse", "mae", "crps", "brier", "ece", "pinball", "width")
-
-
 def reaches(metric: str, value: float) -> Callable[[float], bool]:
     """Whether a number is as good as a value of the metric."""
-    if metric in SMALLER_IS_BETTER:
+    if smaller_is_better(metric):
         return lambda found: found <= value
     return lambda found: found >= value
 

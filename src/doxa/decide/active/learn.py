@@ -30,7 +30,6 @@ from doxa import checks, store
 from doxa.data import as_tensor, as_tensors, gathered, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition
 from doxa.decide.active.labels import (
-    SMALLER_IS_BETTER,
     Labels,
     LabelState,
     Learned,
@@ -43,6 +42,7 @@ from doxa.driver.bar import shown
 from doxa.driver.runs import Runs, RunSpec
 from doxa.errors import DataError, MethodError, StoreError
 from doxa.evaluate.streaming import Streaming
+from doxa.evaluate.table import smaller_is_better
 from doxa.fit import fit
 from doxa.likelihoods import likelihood as as_likelihood
 from doxa.method import Method, as_method
@@ -123,7 +123,7 @@ class Stopping:
 
     def reason(self, book: LabelState) -> str:
         """The reason to stop now; "" to continue."""
-        sign = -1.0 if self.metric in SMALLER_IS_BETTER else 1.0
+        sign = -1.0 if smaller_is_better(self.metric) else 1.0
         values = [sign * self._value(found) for found in book.rounds] if self.needs_scores else []
         if self.target is not None and values and values[-1] >= sign * self.target:
             return f"{self.metric} reached {self.target:g}"

@@ -128,7 +128,7 @@ class InfinitelyWide(Method):
         likelihood, given = self._noise(run)
         if given is not None:
             return 0
-        return math.prod(event_of(run)) if getattr(likelihood, "per_output", False) else 1
+        return math.prod(event_of(run)) if likelihood.per_output else 1
 
     def process_prior(self, run: Run) -> ProcessPrior:
         """The kernel that is fitted."""

@@ -208,7 +208,7 @@ class Tangent(ProcessPrior):
         x = self.rows(batch.x, 1 if batch.shared else 2)
         plain = torch.cat([x.new_zeros(run.size, 1), run.start().double()], 1)
         kernel = self.function(plain, x, x)
-        scale = getattr(self.method, "scale", None)
+        scale = self.method.settings().get("scale")
         if scale is not None:
             unit = torch.full_like(kernel[:, 0, 0], math.log(scale))
         else:

@@ -450,7 +450,7 @@ def fit(
             "the given one: use init='fresh', or init=posterior of an earlier fit with it"
         )
     given = Given.read(data, sample_weight)
-    specs = [RunSpec(seed=seed)] if runs is None else runs.expand(seed)
+    specs = [RunSpec(seed=seed)] if runs is None else runs.for_method(method).expand(seed)
     problem, noise_model, inferred = build_problem(
         model, method, likelihood, prior, subset, given, specs
     )

@@ -61,7 +61,7 @@ def status(case: DiagnosticData) -> Finding:
         return replace(own, words=message)
     if outcome == "diverged":
         return bad(message, calmer(case))
-    if outcome in ("worse-than-constant", "learned-nothing"):
+    if outcome in ("worse-than-constant", "prior-collapse"):
         return bad(message, any_of(standardise(case), longer(case), MORE_ROWS))
     if outcome == "overconfident":
         return warning(message, any_of(recalibrate(case.posterior), ensemble(case), MORE_ROWS))

@@ -139,7 +139,7 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
-    """Set the status "learned-nothing" if training rows are predicted no better than by a
+    """Set the status "prior-collapse" if training rows are predicted no better than by a
     constant."""
     split = run.split_of[0]
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
@@ -151,7 +151,7 @@ def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     gain = Scored(_log_prob(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
         posterior.record.status = Status(
-            "learned-nothing",
+            "prior-collapse",
             f"{len(gain.values)} training rows are predicted no better than by a constant "
             f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
             "learning rate or a narrower prior; or there is nothing to learn in the data",

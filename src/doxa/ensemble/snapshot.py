@@ -1,7 +1,7 @@
 """Snapshot ensembles: several networks from one training run with a cyclic rate.
 
-    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / size;   keep θ at each cycle's end
-    p(y | x) = (1/K) Σ_k p(y | x, θ_k)
+    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / K;   keep θ at each cycle's end
+    p(y | x) = (1/K) Σ_k p(y | x, θ_k),   K = snapshots
 
 Huang, Li, Pleiss, Liu, Hopcroft & Weinberger (2017); Loshchilov & Hutter (2017). The rate falls to
 zero in each cycle, so that every snapshot is a trained network. Then the rate starts again at α₀,
@@ -15,7 +15,7 @@ is such a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -51,37 +51,38 @@ class SnapshotEnsemble(Method):
 
     Parameters
     ----------
-    size : int
+    snapshots : int
         The number of cycles per member, and of its networks.
     skip : int
         The number of first snapshots that are dropped, because they are the least trained.
     """
 
     name: ClassVar[str] = "snapshot"
+    renamed: ClassVar[Mapping[str, str]] = {"size": "snapshots"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
-    size: int = whole(5, least=1)
+    snapshots: int = whole(5, least=1)
     skip: int = whole(0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.skip >= self.size:
-            raise MethodError(f"skip={self.skip} of size={self.size} snapshots leaves none")
+        if self.skip >= self.snapshots:
+            raise MethodError(f"skip={self.skip} of snapshots={self.snapshots} leaves none")
 
     @property
     def kept_draws(self) -> int:
-        return self.size
+        return self.snapshots
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if run.steps < self.size:
-            raise MethodError(f"{self.size} snapshots need as many steps, not {run.steps}")
-        cycle = run.steps // self.size
+        if run.steps < self.snapshots:
+            raise MethodError(f"{self.snapshots} snapshots need as many steps, not {run.steps}")
+        cycle = run.steps // self.snapshots
         objective: Objective = log_joint
         if run.free is not None:  # weights outside the subset are points: find them first
             yield optimise(log_joint, run.steps, name="maximum")
             objective = of_subset(log_joint)
-        for k in range(self.size):
+        for k in range(self.snapshots):
             training = optimise(objective, cycle, name=f"cycle {k + 1}")
             begin = training.enter
             assert begin is not None
@@ -107,7 +108,7 @@ class SnapshotEnsemble(Method):
         return run.rates(0.5 * (torch.cos(torch.pi * at) + 1))
 
     def _empty(self, run: Run, state: State) -> State:
-        count = self.size - self.skip
+        count = self.snapshots - self.skip
         room = {
             _KEPT + name: v.unsqueeze(1).repeat(1, count, *(1,) * (v.ndim - 1))
             for name, v in _network(state).items()
@@ -117,7 +118,7 @@ class SnapshotEnsemble(Method):
     def _take(self, run: Run, state: State) -> State:
         """Store the current network as this snapshot and as all later ones, so that a run that is
         stopped has valid snapshots."""
-        count, taken = self.size - self.skip, state["taken"]
+        count, taken = self.snapshots - self.skip, state["taken"]
         free = torch.arange(count, device=run.device) >= taken.unsqueeze(1)  # [M, K]
         new = {"taken": taken + 1}
         for name, v in _network(state).items():

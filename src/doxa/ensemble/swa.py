@@ -14,7 +14,7 @@ with `members`, it is an ensemble of such points.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -45,24 +45,25 @@ class SWA(Method):
 
     Parameters
     ----------
-    share: of the steps, the last ones, whose points are averaged.
+    average: the share of the last steps whose points are averaged.
     cycle: c, the steps between points that are averaged.
     schedule: "constant" or "cyclic".
-    rate: α₁; None: half the rate of `fit`. lowest: α₂, as a share of α₁, of the cyclic schedule.
+    swa_lr: α₁; None: half the rate of `fit`. lowest: α₂, as a share of α₁, of the cyclic schedule.
     """
 
     name: ClassVar[str] = "swa"
+    renamed: ClassVar[Mapping[str, str]] = {"share": "average", "rate": "swa_lr"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
-    share: float = between(0.25, 0, 1, "(]")
+    average: float = between(0.25, 0, 1, "(]")
     cycle: int = whole(10, least=1)
     schedule: str = one_of("constant", "cyclic")
-    rate: float | None = positive(None, per_run=True)
+    swa_lr: float | None = positive(None, per_run=True)
     lowest: float = between(0.01, 0, 1, "(]")
 
     def averaging_steps(self, run: Run) -> int:
-        return max(self.cycle, round(self.share * run.steps))
+        return max(self.cycle, round(self.average * run.steps))
 
     def stages(self, run: Run) -> Iterable[Stage]:
         steps = self.averaging_steps(run)
@@ -83,9 +84,9 @@ class SWA(Method):
             at = torch.arange(steps, dtype=run.dtype, device=run.device)
             done = (at % self.cycle + 1) / self.cycle  # t(i)
             shape = (1 - done) + done * self.lowest
-        if "rate" not in run.hyper and self.rate is None:
+        if "swa_lr" not in run.hyper and self.swa_lr is None:
             return run.rates(0.5 * shape)
-        first = run.setting(self, "rate")
+        first = run.setting(self, "swa_lr")
         return shape[:, None, None] * first if isinstance(first, Tensor) else shape * first
 
     def parameters(self, run: Run, state: State) -> Tensor:

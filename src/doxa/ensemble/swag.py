@@ -5,10 +5,10 @@
 
 Maddox, Izmailov, Garipov, Vetrov & Wilson (2019), on the trajectory of SWA. The rate and the batch
 size determine how far the points are from the optimum, and so the width of the Gaussian: a larger
-`rate` makes it wider. In the paper, the deviation of a point is relative to the mean of the points
-so far (`deviations="running"`). By default it is relative to the mean of all points, which gives a
-sample covariance. With `rank=0` there is only Σ_diag (SWAG-diagonal). With members it is MultiSWAG
-(Wilson & Izmailov, 2020). Learned noise is the mean of the trajectory, without uncertainty. If the
+`swa_lr` makes it wider. In the paper, the deviation of a point is relative to the mean of the
+points so far (`deviations="running"`). By default it is relative to the mean of all points, which
+gives a sample covariance. With `rank=0` there is only Σ_diag (SWAG-diagonal). With members it is
+MultiSWAG (Wilson & Izmailov, 2020). Learned noise is the mean of the trajectory, without uncertainty. If the
 network has BatchNorm, networks are drawn once, at the end, and the statistics are recomputed for
 every draw. Without BatchNorm, if rows are held out, the trajectory ends where its mean predicts
 them best, but after two points at least: on a small table, later points overfit.
@@ -79,7 +79,7 @@ class SWAG(SWA):
         if points < self.rank:
             raise MethodError(
                 f"SWAG of rank {self.rank} needs as many points, and its trajectory has {points} "
-                f"(steps {run.steps} × share {self.share:g} / cycle {self.cycle}): train for "
+                f"(steps {run.steps} × average {self.average:g} / cycle {self.cycle}): train for "
                 "longer, or lower rank or cycle"
             )
         if run.steps > steps:

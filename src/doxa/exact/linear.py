@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -56,9 +56,9 @@ class BayesianLinear(Method):
     degree: of the polynomial. A grid over it compares models of different order.
     count: how many centres or frequencies. lengthscale: their width, in units of fitted x.
     intercept: add a feature that is always 1, under the same prior.
-    prior_std: the weights' prior standard deviation; None: by evidence (1 where fit_by is not).
+    prior_std: the weights' prior standard deviation; None: by evidence (1 where tune is not).
     noise: the noise standard deviation in units of y; None: that of the likelihood, else fitted.
-    fit_by: "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
+    tune: "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
 
     Examples
     --------
@@ -70,6 +70,7 @@ class BayesianLinear(Method):
     """
 
     name: ClassVar[str] = "linear"
+    renamed: ClassVar[Mapping[str, str]] = {"fit_by": "tune"}
     default_batch: ClassVar[int] = 4096
     needs_network: ClassVar[bool] = False
     uses_rate: ClassVar[bool] = False
@@ -85,7 +86,7 @@ class BayesianLinear(Method):
     intercept: bool = flag(True)
     prior_std: float | None = positive(None, per_run=True)
     noise: float | None = positive(None, per_run=True)
-    fit_by: str | None = one_of("evidence", "ml", None)
+    tune: str | None = one_of("evidence", "ml", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +114,7 @@ class BayesianLinear(Method):
             raise MethodError("features and a network were both given: give one of them")
         if run.problem.model is not None:
             _say_network(run)
-        fixed = {"features", "count", "intercept", "fit_by"} & set(run.hyper)
+        fixed = {"features", "count", "intercept", "tune"} & set(run.hyper)
         if fixed or ("degree" in run.hyper and self.features != "polynomial"):
             raise MethodError(
                 f"a grid over {sorted(fixed) or 'degree'} would make runs of different shapes; a "
@@ -214,13 +215,13 @@ class BayesianLinear(Method):
         log_std = None
         if self.prior_std is not None or "prior_std" in run.hyper:
             log_std = run.field(self, "prior_std").double().log()
-        if self.fit_by != "evidence" and log_std is None:
+        if self.tune != "evidence" and log_std is None:
             log_std = torch.zeros_like(state["log_std"])
-        if self.fit_by is None and log_noise is None:
-            raise MethodError("fit_by=None fits nothing: give noise (and prior_std)")
+        if self.tune is None and log_noise is None:
+            raise MethodError("tune=None fits nothing: give noise (and prior_std)")
         if log_noise is None or log_std is None:
             data = Spectrum.of(self._statistics(run, state), run.dtype)
-            if self.fit_by == "ml" and log_noise is None:
+            if self.tune == "ml" and log_noise is None:
                 log_noise = evidence.by_likelihood(data, per_output)
             log_noise, log_std = evidence.by_evidence(data, log_noise, log_std, per_output)
         return {**state, "log_noise": log_noise.expand_as(state["log_noise"]), "log_std": log_std}

@@ -29,7 +29,7 @@ long, and the functions were narrower than those of the target (docs/functional_
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -289,7 +289,7 @@ def functional_prior(
     """
     method = FunctionalPrior(
         target=target, kind=kind, lengthscale=lengthscale, variance=variance, spread=spread,
-        distance=distance, tuning=steps, functions=functions, points=points,
+        distance=distance, prior_steps=steps, functions=functions, points=points,
     )  # fmt: skip
     network = model if isinstance(model, Model) else Model(model)
     rows = torch.as_tensor(x).to(network.device)
@@ -332,11 +332,12 @@ class FunctionalPrior(SGHMC):
     Parameters
     ----------
     target, kind, lengthscale, variance, spread, distance, functions, points: as there.
-    tuning: steps that tune the prior.
-    draws, burn_in, thin, step, friction, gradient_noise, temperature: as in `SGHMC`.
+    prior_steps: steps that tune the prior.
+    draws, burn_in, thin, step_size, friction, gradient_noise, temperature: as in `SGHMC`.
     """
 
     name: ClassVar[str] = "functional-prior"
+    renamed: ClassVar[Mapping[str, str]] = {**SGHMC.renamed, "tuning": "prior_steps"}
 
     target: str | FunctionPrior = one_of(
         *KERNELS, or_a=FunctionPrior, called="a GPPrior or an ImplicitPrior"
@@ -346,7 +347,7 @@ class FunctionalPrior(SGHMC):
     variance: float | None = positive(None)
     spread: float | None = positive(None)
     distance: str = one_of("energy", "sliced")
-    tuning: int = whole(300, least=1)
+    prior_steps: int = whole(300, least=1)
     functions: int = whole(128, least=2)
     points: int = whole(48, least=2)
 
@@ -364,7 +365,7 @@ class FunctionalPrior(SGHMC):
             raise MethodError("lengthscale, variance and spread are for a named target: set "
                               "them in the target itself")  # fmt: skip
         return Matching(
-            target, self.kind, self.distance, self.tuning, self.functions, self.points,
+            target, self.kind, self.distance, self.prior_steps, self.functions, self.points,
         )  # fmt: skip
 
     def _tuned(self, run: Run) -> Matched:

@@ -29,7 +29,8 @@ The spectral Stein estimator is the score of a distribution from its draws only:
 Shi, Sun & Zhu (2018), equations 9 to 13: ψ_j are Nyström's eigenfunctions of the kernel under q,
 here of exp(−‖f − f'‖²/2ℓ²) with ℓ the median distance between draws. At the draws themselves it is
 −(U Λ⁻¹ Uᵀ)_J G with G_t = Σ_s ∇_{f_s} k(f_s, f_t). J is the least number of eigenvalues that make
-up a fraction `share` of their sum. The others are masked, so that shapes do not depend on values.
+up a fraction `eigenvalue_share` of their sum. The others are masked, so that shapes do not depend
+on values.
 
 In many dimensions, the leading eigenfunctions contain less of a score, and the estimate is too
 small: for 40 values of a smooth function and 100 draws, it is about eight tenths of the score. A q
@@ -38,7 +39,7 @@ that is fitted with it is somewhat too narrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -185,35 +186,45 @@ class FunctionalVI(DrawnWeights):
         the network under its (Gaussian) weight prior; or a `doxa.GPPrior` or `doxa.ImplicitPrior`,
         as it is.
     samples: functions per member and step, from which the score of q is estimated.
-    rows: how many rows of the batch are measurement points.
-    points: how many more are drawn around the data; None: 20, and none where x is not an array of
-        real numbers.
+    measured_rows: how many rows of the batch are measurement points.
+    extra_points: how many more are drawn around the data; None: 20, and none where x is not an
+        array of real numbers.
     margin: how much wider than the data their box is on each side, as a share of its range.
     smoothing: the standard deviation of the noise added to functions, in fitted units.
-    share: of the eigenvalues' sum that the Stein estimate keeps: nearer to 1 it shrinks less and is
-        noisier.
+    eigenvalue_share: the share of the eigenvalues' sum that the Stein estimate keeps: nearer to 1
+        it shrinks less and is noisier.
     prior_steps: steps that fit the kernel of a named prior; 0: none.
-    noise: "learned" with the weights, or "evidence": learned Gaussian noise is that of the kernel's
-        fit, in which functions are integrated out. Held-out rows may still correct it.
+    noise_from: where learned Gaussian noise comes from. "training": it is learned with the weights.
+        "evidence": it is that of the kernel's fit, in which functions are integrated out. Held-out
+        rows may still correct it.
     initial_std: the standard deviation each weight starts with.
     temperature: T, the weight of the KL.
     average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
     """
 
     name: ClassVar[str] = "fbnn"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "share": "eigenvalue_share",
+        "noise": "noise_from",
+        "rows": "measured_rows",
+        "points": "extra_points",
+    }
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "noise_from": {"learned": "training"}
+    }
     default_batch: ClassVar[int] = 64
 
     samples: int = whole(64, least=4)
     function_prior: str | FunctionPrior = one_of(
         *KERNELS, "weights", or_a=FunctionPrior, called="a doxa.GPPrior or doxa.ImplicitPrior"
     )
-    rows: int = whole(40, least=1)
-    points: int | None = whole(None, least=0)
+    measured_rows: int = whole(40, least=1)
+    extra_points: int | None = whole(None, least=0)
     margin: float = positive(0.5)
     smoothing: float = positive(0.1)
-    share: float = between(0.99, 0, 1, "()")
+    eigenvalue_share: float = between(0.99, 0, 1, "()")
     prior_steps: int = whole(500, least=0)
-    noise: str = one_of("learned", "evidence")
+    noise_from: str = one_of("training", "evidence")
     initial_std: float = positive(0.05, per_run=True)
 
     def init(self, run: Run) -> State:
@@ -233,8 +244,8 @@ class FunctionalVI(DrawnWeights):
         return state
 
     def _points(self, run: Run) -> int:
-        if self.points is not None:
-            return self.points
+        if self.extra_points is not None:
+            return self.extra_points
         leaves = tree_flatten(run.rows.x)[0]
         return 20 if len(leaves) == 1 and leaves[0].is_floating_point() else 0
 
@@ -242,17 +253,17 @@ class FunctionalVI(DrawnWeights):
         fitted = self.function_prior in KERNELS and self.prior_steps
         if fitted and run.likelihood.scales_targets:
             yield by_evidence(str(self.function_prior), self.prior_steps)
-        where = noise_index(run) if self.noise == "evidence" else None
+        where = noise_index(run) if self.noise_from == "evidence" else None
         main = optimise(
             partial(self._functional, where), run.steps, over=_Q, average=self.average,
             # on a GPU the eigendecomposition waits for the host, so a graph cannot contain it
             capturable=run.device.type == "cpu",
         )  # fmt: skip
-        if self.noise == "evidence":
+        if self.noise_from == "evidence":
             if not fitted or where is None:
                 raise MethodError(
-                    'noise="evidence" is that of a named function_prior, fitted in prior_steps, '
-                    "for Gaussian noise that is learned: leave it out"
+                    'noise_from="evidence" is that of a named function_prior, fitted in '
+                    "prior_steps, for Gaussian noise that is learned: leave it out"
                 )
             main = with_noise_of_evidence(main, "mean", where)
         yield main
@@ -269,7 +280,7 @@ class FunctionalVI(DrawnWeights):
         std = params["rho"].exp()
         eps = clock.expand_particles(s).noise(std.shape[1]).unflatten(0, (-1, s))  # [M, S, subset]
         theta = moved(run, params["mean"].unsqueeze(1), std.unsqueeze(1) * eps)  # [M, S, P]
-        at = measured(params, batch, clock, self.rows, self._points(run))
+        at = measured(params, batch, clock, self.measured_rows, self._points(run))
         f = self._functions(run, params, theta, at)  # [M, S, N, ...]
         if run.net.tracked:  # BatchNorm's statistics are of rows of the data only
             value, changed = self.log_likelihood_at(run, params, batch, theta)
@@ -301,13 +312,13 @@ class FunctionalVI(DrawnWeights):
         """∇ log q − ∇ log p at functions f [M, S, K, O] with noise added, [M, S, K, O]."""
         noisy = f + self.smoothing * clock.noise(*f.shape[1:])
         flat = noisy.flatten(2)
-        ours = stein_score(flat, share=self.share).view_as(f)
+        ours = stein_score(flat, share=self.eigenvalue_share).view_as(f)
         known = self._known_score(params, at, noisy)
         if known is not None:
             return ours - known
         before = self._prior_functions(run, params, at, f, clock)
         drawn = before + self.smoothing * clock.noise(*f.shape[1:])
-        return ours - stein_score(drawn.flatten(2), flat, self.share).view_as(f)
+        return ours - stein_score(drawn.flatten(2), flat, self.eigenvalue_share).view_as(f)
 
     def _known_score(self, params: State, at: Measured, f: Tensor) -> Tensor | None:
         """∇ log p, if the prior has a density."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -92,7 +92,7 @@ class GP(Method):
         starts from its own values and needs a registered builder to be saved.
     noise : float, optional
         Standard deviation of the noise in units of y. None: that of the likelihood, or fitted.
-    fit_hyper : bool
+    learn_kernel : bool
         Fit the hyper-parameters of the kernel and the noise. False keeps the initial values.
     lengthscale, variance : float, optional
         Initial values for a named kernel, in fitted units. None: the root mean square distance
@@ -113,6 +113,7 @@ class GP(Method):
     """
 
     name: ClassVar[str] = "gp"
+    renamed: ClassVar[Mapping[str, str]] = {"fit_hyper": "learn_kernel"}
     default_steps: ClassVar[int] = 0
     default_rate: ClassVar[float] = 0.1
     needs_network: ClassVar[bool] = False
@@ -120,7 +121,7 @@ class GP(Method):
 
     kernel: str | KernelSpec | nn.Module = plain("rbf", (str, nn.Module, KernelSpec), _KERNELS)
     noise: float | None = positive(None, per_run=True)
-    fit_hyper: bool = flag(True)
+    learn_kernel: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
     variance: float | None = positive(None, per_run=True)
     ard: bool | None = flag(None)
@@ -160,7 +161,7 @@ class GP(Method):
         announce(max(map(len, run.rows.rows)), run.size * levels, self.name, run.device)
         theta, low = self._start(run)
         bounds = {"low": low, "high": theta + _WIDE}
-        if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
+        if self.learn_kernel:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.5 * away)
@@ -187,7 +188,7 @@ class GP(Method):
         level = given_noise(run, self)[1]
         n = noise.new_full((run.size,), x.shape[1]) if weight is None else weight.sum(1)
         problem = Problem(kernel, x, y, weight, n, level)
-        if self.fit_hyper:
+        if self.learn_kernel:
             start = best_start(kernel, problem, start, size is None)
         return start, torch.cat([start[:, : kernel.layout.size] - _WIDE, least], 1)
 
@@ -204,7 +205,7 @@ class GP(Method):
         return event_of(run) if likelihood.per_output else ()
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if not self.fit_hyper:
+        if not self.learn_kernel:
             return
         rows = max(map(len, run.rows.rows))
         function = self.function(math.prod(run.rows.x.shape[1:])).to(run.device)

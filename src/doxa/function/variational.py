@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -127,9 +127,9 @@ class VariationalProcess(Method):
         Number of inducing points. None: 100, or the number of rows if that is smaller.
     ard : bool, optional
         One lengthscale (and period) per column of x. None: if there are at most 50 columns.
-    fit_hyper : bool
+    learn_kernel : bool
         Fit the hyper-parameters of the kernel and learned noise. False keeps the initial values.
-    fit_points : bool
+    learn_inducing : bool
         Move the inducing points. False keeps the rows that were chosen first.
     lengthscale, variance : float, optional
         Initial values, in fitted units. None: the distance between inducing points, and the mean
@@ -144,12 +144,16 @@ class VariationalProcess(Method):
     default_rate: ClassVar[float] = 2e-2
     default_batch: ClassVar[int] = 256
     needs_network: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {
+        "fit_hyper": "learn_kernel",
+        "fit_points": "learn_inducing",
+    }
 
     kernel: str = plain("rbf", str, "a kernel's name, or sums and products of names")
     inducing: int | None = whole(None, least=1)
     ard: bool | None = flag(None)
-    fit_hyper: bool = flag(True)
-    fit_points: bool = flag(True)
+    learn_kernel: bool = flag(True)
+    learn_inducing: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
     variance: float | None = positive(None, per_run=True)
     natural: float = between(0.1, 0, 1, "(]")
@@ -175,8 +179,8 @@ class VariationalProcess(Method):
     def moving(self, state: State) -> tuple[str, ...]:
         """The names that the optimiser trains."""
         names = [k for k in state if k.startswith(("inner.", PREFIX)) or k in ("hyper", "points")]
-        kept = ["project", *(() if self.fit_points else ("points",))]
-        kept += [] if self.fit_hyper else ["hyper", *(k for k in names if k.startswith(PREFIX))]
+        kept = ["project", *(() if self.learn_inducing else ("points",))]
+        kept += [] if self.learn_kernel else ["hyper", *(k for k in names if k.startswith(PREFIX))]
         return tuple(name for name in names if not name.endswith(tuple(kept)))
 
     def init(self, run: Run) -> State:

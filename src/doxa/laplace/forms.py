@@ -710,6 +710,6 @@ class Hessian(Matrix):
         if bool((least <= 0).any()):
             raise NumericalError(
                 f"the Hessian of the log joint has the eigenvalue {float(least.min()):.3g}: the "
-                "weights are not at a maximum; train longer, use polish=, or curvature='ggn'"
+                "weights are not at a maximum; train longer, use newton_steps=, or curvature='ggn'"
             )
         return super().covariance(run, state, prior)

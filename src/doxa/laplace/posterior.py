@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from doxa.laplace.laplace import Laplace
 
 
-DRAWN_LINKS = ("odds", "samples")  # links that draw functions; for every likelihood
+DRAWN_LINKS = ("log-odds", "samples")  # links that draw functions; for every likelihood
 
 _TINY = 1e-12  # smallest variance
 _MOST = 600.0  # largest argument of an exponential

@@ -12,7 +12,7 @@ Modes are not weighted by their mass: every cycle has the same weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,11 +37,12 @@ class CyclicalSGMCMC(StochasticGradient):
     draws: kept from each chain in each cycle, `thin` steps apart.
     exploration: the share of a cycle without noise, in [0, 1), before its draws; a cycle has
         draws · thin / (1 − exploration) steps.
-    step: η₀, at the start of each cycle; None: the rate of `fit` over n.
+    step_size: η₀, at the start of each cycle; None: the rate of `fit` over n.
     friction: α of SGHMC. temperature: T.
     """
 
     name: ClassVar[str] = "cyclical"
+    renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
 
     inner: str = one_of("sgld", "sghmc")
@@ -49,7 +50,7 @@ class CyclicalSGMCMC(StochasticGradient):
     draws: int = whole(25, least=1)
     thin: int = whole(10, least=1)
     exploration: float = between(0.8, 0, 1, "[)")
-    step: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     friction: float = between(0.1, 0, 1, "(]")
     temperature: float = positive(1.0, per_run=True)
 

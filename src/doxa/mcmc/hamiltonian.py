@@ -110,7 +110,7 @@ def seek_step(density: ValueAndGrad, state: State, noise: Noise) -> Tensor:
     return step
 
 
-KINDS = ("diagonal", "dense")
+KINDS = ("diagonal", "full")
 
 
 def start_mass(unfixed: Tensor, kind: str) -> State:

@@ -15,9 +15,9 @@ BatchNorm is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,12 +45,13 @@ class HMC(Hamiltonian):
     target_accept: the acceptance rate to which the step size is adapted.
     thin: keep every `thin`-th draw.
     temperature: T.
-    mass: "diagonal" (one scale per parameter) or "dense" (a covariance, for up to some hundreds of
+    mass: "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
         parameters).
     jitter: the shortest trajectory, as a fraction of the longest; 1 for a fixed length.
     """
 
     name: ClassVar[str] = "hmc"
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mass": {"dense": "full"}}
     default_members: ClassVar[int] = 4
 
     draws: int = whole(500, least=1)

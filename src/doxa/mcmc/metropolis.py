@@ -13,6 +13,7 @@ grows with the number of parameters P, and that of HMC with P^{1/4}. For network
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,11 +37,12 @@ class Metropolis(Kernel):
     ----------
     draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
     scale: of the first proposals, in units of 2.38/√P; burn-in adapts it.
-    covariance: the adapted covariance of the proposal, "dense" or "diagonal".
+    covariance: the adapted covariance of the proposal, "full" or "diagonal".
     thin: keep every `thin`-th draw. temperature: T.
     """
 
     name: ClassVar[str] = "metropolis"
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {"covariance": {"dense": "full"}}
     default_members: ClassVar[int] = 4
     tallied: ClassVar[tuple[str, ...]] = ("accept", "undefined")
 
@@ -49,7 +51,7 @@ class Metropolis(Kernel):
     scale: float = positive(1.0, per_run=True)
     thin: int = whole(1, least=1)
     temperature: float = positive(1.0, per_run=True)
-    covariance: str = one_of(*KINDS, default="dense")
+    covariance: str = one_of(*KINDS, default="full")
 
     def own_state(self, run: Run, unfixed: Tensor) -> State:
         moving = unfixed.sum(1).clamp(min=1)

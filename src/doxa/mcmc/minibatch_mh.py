@@ -19,7 +19,7 @@ than the posterior, more so for large moves and small batches. The bias vanishes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -49,19 +49,20 @@ class MinibatchMH(StochasticGradient):
     ----------
     draws: kept from each chain, `thin` transitions apart, after `burn_in` transitions.
     proposal: "langevin" or "walk".
-    step: η; None: starts at the rate of `fit` over n and is adapted in burn-in towards
+    step_size: η; None: starts at the rate of `fit` over n and is adapted in burn-in towards
         `target_accept` (None: 0.574 for "langevin", 0.234 for "walk").
     temperature: T.
     """
 
     name: ClassVar[str] = "minibatch-mh"
+    renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     rows: ClassVar[str] = "independent"
 
     draws: int = whole(500, least=1)
     burn_in: int = whole(1000, least=0)
     thin: int = whole(10, least=1)
     proposal: str = one_of(*_TARGET)
-    step: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     target_accept: float | None = between(None, 0, 1, "()")
     temperature: float = positive(1.0, per_run=True)
 
@@ -80,7 +81,7 @@ class MinibatchMH(StochasticGradient):
         yield replace(sample, enter=_count_anew)
 
     def step_of(self, run: Run, move: Any = None, burning: bool = False) -> Step:
-        adapting = burning and self.step is None and "step" not in run.hyper
+        adapting = burning and self.step_size is None and "step_size" not in run.hyper
         target = self.target_accept or _TARGET[self.proposal]
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:

@@ -31,6 +31,7 @@ from the tree and from the branch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -246,13 +247,14 @@ class NUTS(Hamiltonian):
         transitions diverge.
     max_depth: at most 2^max_depth − 1 leapfrog steps per transition; at most 2^7 − 1 until burn-in
         has estimated a first mass.
-    mass: "diagonal" (one scale per parameter) or "dense" (a covariance, for up to some hundreds of
+    mass: "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
         parameters).
     thin: keep every `thin`-th draw.
     temperature: T.
     """
 
     name: ClassVar[str] = "nuts"
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mass": {"dense": "full"}}
     default_members: ClassVar[int] = 4
     tallied: ClassVar[tuple[str, ...]] = (*Hamiltonian.tallied, "depth", "saturated")
 

@@ -33,6 +33,7 @@ Use it if weights have very different scales.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,21 +62,26 @@ class PSGLD(StochasticGradient):
     Parameters
     ----------
     draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step: η, which multiplies the preconditioned gradient of the full-data potential; None: the
+    step_size: η, which multiplies the preconditioned gradient of the full-data potential; None: the
         rate of `fit` over n, which then means what it means to RMSprop.
-    smoothing: α, the memory of the squared gradients. floor: λ, above 0.
+    beta2: α, the memory of the squared gradients. eps: λ, above 0.
     correction: "freeze", "none" or "gamma", as above.
     temperature: T.
     """
 
     name: ClassVar[str] = "psgld"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "step": "step_size",
+        "smoothing": "beta2",
+        "floor": "eps",
+    }
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)
     thin: int = whole(10, least=1)
-    step: float | None = positive(None, per_run=True)
-    smoothing: float = between(0.99, 0, 1, "[)")
-    floor: float = positive(1e-3)
+    step_size: float | None = positive(None, per_run=True)
+    beta2: float = between(0.99, 0, 1, "[)")
+    eps: float = positive(1e-3)
     correction: str = one_of("freeze", "none", "gamma")
     temperature: float = positive(1.0, per_run=True)
 
@@ -111,16 +117,16 @@ class PSGLD(StochasticGradient):
         return step
 
     def _adapted(self, state: State, mean: Tensor) -> State:
-        square = torch.addcmul(state["square"] * self.smoothing, mean, mean, value=self._fresh)
-        return {"square": square, "weight": state["weight"] * self.smoothing + self._fresh}
+        square = torch.addcmul(state["square"] * self.beta2, mean, mean, value=self._fresh)
+        return {"square": square, "weight": state["weight"] * self.beta2 + self._fresh}
 
     @property
     def _fresh(self) -> float:
-        return 1.0 - self.smoothing
+        return 1.0 - self.beta2
 
     def _preconditioner(self, state: State) -> Tensor:
         """G."""
-        return (_root(state) + self.floor).reciprocal()
+        return (_root(state) + self.eps).reciprocal()
 
     def _gamma(
         self, run: Run, state: State, batch: Batch, clock: Clock, scale: Tensor, mean: Tensor

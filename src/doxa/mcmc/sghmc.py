@@ -21,6 +21,7 @@ directions √(1/ηλ) times faster.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +43,7 @@ class SGHMC(StochasticGradient):
     Parameters
     ----------
     draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step: η, which multiplies the gradient of the full-data potential; None: the rate of `fit`
+    step_size: η, which multiplies the gradient of the full-data potential; None: the rate of `fit`
         over n.
     friction: α in (0, 1], one minus the momentum of SGD.
     gradient_noise: β̂ in [0, α), the share of friction whose noise the mini-batches already bring:
@@ -52,11 +53,12 @@ class SGHMC(StochasticGradient):
     """
 
     name: ClassVar[str] = "sghmc"
+    renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)
     thin: int = whole(10, least=1)
-    step: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     friction: float = between(0.1, 0, 1, "(]", per_run=True)
     gradient_noise: float = between(0.0, 0, 1, "[)")
     temperature: float = positive(1.0, per_run=True)

@@ -21,6 +21,7 @@ which the paper weights them by η_t.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,20 +42,21 @@ class SGLD(StochasticGradient):
     Parameters
     ----------
     draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step: η₀ = a b^−γ, which multiplies the gradient of the full-data potential; None: the rate of
-        `fit` over n.
+    step_size: η₀ = a b^−γ, which multiplies the gradient of the full-data potential; None: the rate
+        of `fit` over n.
     decay: γ in (½, 1], or 0 for a constant step. delay: b, the steps after which it has fallen
         to 2^−γ of η₀.
     temperature: T.
     """
 
     name: ClassVar[str] = "sgld"
+    renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)
     thin: int = whole(10, least=1)
-    step: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     decay: float = between(
         0.55, 0.5, 1, "(]", also=(0,),
         because="a falling step η_t = a (b + t)^−decay needs Σ η_t = ∞ and Σ η_t² < ∞, "

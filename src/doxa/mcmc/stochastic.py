@@ -3,7 +3,7 @@
     Û(θ) = −(n/B) Σ_batch log p(y_i | θ) − log p(θ)
 
 is the full-data potential, estimated on a batch, and a step size η multiplies its gradient. With
-`step=None`, η is the learning rate of `fit` over n. It then moves the weights as stochastic
+`step_size=None`, η is the learning rate of `fit` over n. It then moves the weights as stochastic
 gradient descent on the mean loss does at that rate, so one number suits small and large data sets.
 
 A method of this family implements how θ moves (`move`), and may override the step sizes; its file
@@ -156,9 +156,9 @@ def report(run: Run, value: Tensor) -> Info:
 
 
 def step_size(run: Run, method: Method) -> Number:
-    """η, which multiplies ∇Û: the method's `step`, or the learning rate of `fit` over n."""
-    if "step" in run.hyper or method.settings().get("step") is not None:
-        return run.setting(method, "step")
+    """η, which multiplies ∇Û: the method's `step_size`, or the learning rate of `fit` over n."""
+    if "step_size" in run.hyper or method.settings().get("step_size") is not None:
+        return run.setting(method, "step_size")
     return run.over_n(run.settings.rate)
 
 

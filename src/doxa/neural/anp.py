@@ -30,7 +30,7 @@ class AttentiveNP(Latent):
     ----------
     width: hidden units of every layer, numbers of the code and of z.
     depth: layers of the encoders before attention, plus two; the decoder has one layer less.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     bound: "multi-sample" (importance-weighted), or the "elbo".
     samples: draws of z per task and step.
     reconstruct: whether the bound also counts the points of the context.

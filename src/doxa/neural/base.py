@@ -1,6 +1,6 @@
 """Shared by all neural processes: training on tasks, to predict some points of a task from others.
 
-    maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),   σ = floor + softplus(s)
+    maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),  σ = min_std + softplus(s)
 
 C is the context, drawn again at every step (`doxa.data.tasks`). T are the targets; with
 `reconstruct`, they are all points. The loss is per point, so it does not depend on the size of a
@@ -11,7 +11,7 @@ initial weights.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -28,16 +28,17 @@ from doxa.noise import drawing
 
 class Amortised(Method):
     """A network from a context to predictions. A subclass has `network` and the fields `width`,
-    `depth` and `floor`. It overrides how its network is called in training, if that is special."""
+    `depth` and `min_std`. It overrides how its network is called in training, if need be."""
 
     default_steps: ClassVar[int] = 10_000
     default_rate: ClassVar[float] = 5e-4
     default_batch: ClassVar[int] = 16
     needs_network: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"floor": "min_std"}
     regression_only: ClassVar[bool] = True
     modules_stack: ClassVar[bool] = True
     latent: ClassVar[bool] = False  # whether it draws functions by a latent variable
-    floor: float
+    min_std: float
 
     @abstractmethod
     def network(self, inputs: int, outputs: int) -> nn.Module:
@@ -50,7 +51,7 @@ class Amortised(Method):
 
     @property
     def likelihood(self) -> HeteroscedasticGaussian:
-        return HeteroscedasticGaussian(self.floor)
+        return HeteroscedasticGaussian(self.min_std)
 
     def prepare(self, problem: Problem) -> Problem:
         if not isinstance(problem, NoNetwork):
@@ -69,7 +70,7 @@ class Amortised(Method):
         if not isinstance(given, Gaussian) or given != Gaussian():
             raise MethodError(
                 f"{self.name} predicts the noise of every point; {given!r} would not be used: "
-                "leave the likelihood out (floor= is the least noise)"
+                "leave the likelihood out (min_std= is the least noise)"
             )
         return run.init_modules(given=not run.settings.fresh)
 

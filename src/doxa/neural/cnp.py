@@ -49,7 +49,7 @@ class CNP(Amortised):
     ----------
     width: hidden units of every layer, and numbers of the code of each of two encoders.
     depth: layers of the encoders; the decoder has one layer less.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     reconstruct: whether the points of the context are also predicted in training, as in the paper.
 
     Examples
@@ -66,7 +66,7 @@ class CNP(Amortised):
 
     width: int = whole(128, least=1)
     depth: int = whole(4, least=1)
-    floor: float = positive(0.1)
+    min_std: float = positive(0.1)
     reconstruct: bool = flag(True)
 
     def network(self, inputs: int, outputs: int) -> nn.Module:

@@ -13,6 +13,7 @@ fitted units: for pixels with integer coordinates use density=1 and no standardi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -107,28 +108,30 @@ class ConvCNP(Amortised):
 
     Parameters
     ----------
-    width: channels. layers: residual convolutions. kernel: width of each in lattice points, odd.
+    width: channels. layers: residual convolutions.
+    kernel_size: width of each convolution in lattice points, odd.
     density: lattice points per unit of x, in fitted units.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     """
 
     name: ClassVar[str] = "convcnp"
+    renamed: ClassVar[Mapping[str, str]] = {"floor": "min_std", "kernel": "kernel_size"}
 
     width: int = whole(64, least=1)
     layers: int = whole(6, least=1)
-    kernel: int = whole(9, least=1)
+    kernel_size: int = whole(9, least=1)
     density: float = positive(16.0)
-    floor: float = positive(1e-2)
+    min_std: float = positive(1e-2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kernel % 2 == 0:
-            raise MethodError(f"kernel must be odd, not {self.kernel}")
+        if self.kernel_size % 2 == 0:
+            raise MethodError(f"kernel_size must be odd, not {self.kernel_size}")
 
     def network(self, inputs: int, outputs: int) -> nn.Module:
         if inputs > 2:
             raise DataError(f"convcnp takes x of one or two columns, not {inputs}: tnp takes any")
-        return ConvNet(inputs, outputs, self.width, self.layers, self.kernel, self.density)
+        return ConvNet(inputs, outputs, self.width, self.layers, self.kernel_size, self.density)
 
     def fixed(self, low: Tensor, high: Tensor) -> tuple[Any, ...]:
         extent = (high - low).flatten(0, -2).amax(0).tolist()

@@ -62,14 +62,14 @@ class LatentNet(nn.Module):
         context = task["context_x"], task["context_y"], task["context"]
         target_x = task["target_x"]
         if target_y is None:
-            mean, std = self.belief(*context)  # [B, L]
+            mean, std = self.latent_moments(*context)  # [B, L]
             z = mean.unsqueeze(-2) + std.unsqueeze(-2) * eps
             ratio, kl = torch.zeros_like(z[..., 0]), torch.zeros_like(mean[..., 0])
         else:
             seen = task["context"] + task["targets"]
             everything = target_x, target_y, seen
             both = (torch.stack(parts) for parts in zip(context, everything, strict=True))
-            (mean, own), (std, spread) = self.belief(*both)  # in one pass, [2, B, L]
+            (mean, own), (std, spread) = self.latent_moments(*both)  # in one pass, [2, B, L]
             z = own.unsqueeze(-2) + spread.unsqueeze(-2) * eps
             away = (z - mean.unsqueeze(-2)) / std.unsqueeze(-2)
             logs = (spread / std).log()
@@ -82,7 +82,7 @@ class LatentNet(nn.Module):
                  target_x.unsqueeze(-3).expand(shape))  # fmt: skip
         return Drawn(self.decoder(torch.cat(parts, -1)), ratio, kl)
 
-    def belief(self, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def latent_moments(self, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of z given some points."""
         mean, raw = self.latent(x, y, mask).chunk(2, -1)
         return mean, 0.1 + 0.9 * torch.sigmoid(raw)
@@ -96,7 +96,7 @@ class Latent(Amortised):
 
     width: int = whole(128, least=1)
     depth: int = whole(4, least=1)
-    floor: float = positive(0.1)
+    min_std: float = positive(0.1)
     bound: str = one_of("multi-sample", "elbo")
     samples: int = whole(4, least=1)
     reconstruct: bool = flag(True)
@@ -145,7 +145,7 @@ class NeuralProcess(Latent):
     ----------
     width: hidden units of every layer, numbers of the code and of z.
     depth: layers of the encoders; the decoder has one layer less.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     bound: "multi-sample" (importance-weighted), or the "elbo".
     samples: draws of z per task and step.
     reconstruct: whether the bound also counts the points of the context.

@@ -81,7 +81,7 @@ class TNP(Amortised):
     width: numbers of a token; a layer's hidden units are twice as many.
     depth: layers of the embedding of a point. layers: of the transformer.
     heads: number of attention heads; it divides the width.
-    floor: the least standard deviation of the noise, in fitted units.
+    min_std: the least standard deviation of the noise, in fitted units.
     mode: "diagonal" (TNP-D: points one by one) or "autoregressive" (TNP-A: jointly, by the chain
         rule).
     """
@@ -92,7 +92,7 @@ class TNP(Amortised):
     depth: int = whole(4, least=1)
     layers: int = whole(6, least=1)
     heads: int = whole(4, least=1)
-    floor: float = positive(1e-3)
+    min_std: float = positive(1e-3)
     mode: str = one_of("diagonal", "autoregressive")
 
     def __post_init__(self) -> None:

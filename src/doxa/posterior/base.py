@@ -10,9 +10,8 @@ The registry holds the kinds of posterior by the names under which they are save
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Required, Self, TypedDict
@@ -35,7 +34,7 @@ from doxa.data import (
     warn_far,
 )
 from doxa.engine.engine import default_modes
-from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
+from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
@@ -102,8 +101,21 @@ class Diagnostics(dict[str, Any]):
 
     `posterior.diagnostics.seconds` and `posterior.diagnostics["seconds"]` are the same number. An
     attribute is None where there is no such entry. `own` are the entries of the method, which
-    docs/posterior_diagnostics.md lists.
+    docs/posterior_diagnostics.md lists. An entry that was `renamed` is found by its old name,
+    with a warning.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "centre": "mean_correction", "left_out": "held_out_calibration", "rate": "step_size",
+        "rate_limited": "step_size_limited",
+    }  # fmt: skip
+
+    def __missing__(self, name: str) -> Any:
+        now = self.renamed.get(name)
+        if now is None or now not in self:
+            raise KeyError(name)
+        deprecated(f"diagnostics[{name!r}]", f"diagnostics[{now!r}]")
+        return ("mean" if self[now] else "mode") if name == "centre" else self[now]
 
     @property
     def engine(self) -> str | None:
@@ -159,16 +171,6 @@ class Diagnostics(dict[str, Any]):
     def warnings(self) -> list[str] | None:
         """Messages of a sampler about its chains, the serious ones first."""
         return self.get("warnings")
-
-    def __missing__(self, name: str) -> Any:
-        if name != "left_out" or "held_out_calibration" not in self:
-            raise KeyError(name)
-        warnings.warn(
-            'diagnostics["left_out"] is deprecated: use diagnostics["held_out_calibration"]',
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self["held_out_calibration"]
 
     @classmethod
     def fields(cls) -> dict[str, str]:

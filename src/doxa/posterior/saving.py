@@ -98,8 +98,27 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     return posterior
 
 
+# Statuses that were renamed since artefacts were written.
+_STATUSES = {"learned-nothing": "prior-collapse"}
+
+
+def _current(plain: dict[str, Any]) -> dict[str, Any]:
+    """A saved record by its current names."""
+    status, found = plain["status"], plain.get("diagnostics")
+    if isinstance(status, str):
+        plain = plain | {"status": _STATUSES.get(status, status)}
+    if isinstance(found, dict):
+        moved = found.get("centre")
+        found = found | ({} if moved is None else {"centre": moved == "mean"})
+        plain = plain | {
+            "diagnostics": {Diagnostics.renamed.get(k, k): v for k, v in found.items()}
+        }
+    return plain
+
+
 def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
     """The saved record, with the types of its entries checked."""
+    plain = _current(plain)
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
     if isinstance(record.diagnostics, dict) and "left_out" in record.diagnostics:
         # the key in artefacts of earlier versions

@@ -233,7 +233,7 @@ class _NotDrawn(Mixture):
             quantity,
             instead
             or "its probabilities are averaged over the functions in closed form; draw functions "
-            "with posterior.functions(x, n), or predict with link='odds'",
+            "with posterior.functions(x, n), or predict with link='log-odds'",
         )
 
 

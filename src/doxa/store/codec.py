@@ -209,6 +209,11 @@ def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
     cls: Any = _find_class(name, where)
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     given = {key: item for key, item in data.items() if key != "type"}
+    if hasattr(cls, "current_settings"):  # a method: fields that were renamed since
+        try:
+            given = cls.current_settings(given, warn=False)
+        except DoxaError as error:
+            raise StoreError(f"{_place(where)}: {name!r} cannot be rebuilt: {error}") from error
     unknown = [key for key in given if key not in known]
     if unknown:
         raise StoreError(

@@ -13,7 +13,7 @@ Convolutions mask whole channels. The learned p are in `posterior.diagnostics["p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,7 +75,7 @@ class ConcreteDropout(Method):
 
     Parameters
     ----------
-    initial: the probability to drop that every layer starts with; None: the network's own dropout
+    initial_p: the probability to drop that every layer starts with; None: the network's own dropout
         layers start with theirs, inserted ones with 0.1.
     relaxation: t, the temperature of the relaxed masks.
     insert: as for MC dropout: "hidden" masks the input of every linear and convolutional layer but
@@ -83,16 +83,17 @@ class ConcreteDropout(Method):
     """
 
     name: ClassVar[str] = "concrete-dropout"
+    renamed: ClassVar[Mapping[str, str]] = {"initial": "initial_p"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
-    initial: float | None = between(None, 0, 1, "()")
+    initial_p: float | None = between(None, 0, 1, "()")
     relaxation: float = between(0.1, 0, 10, "(]")
     insert: str = one_of("hidden", "all", "never")
 
     def prepare(self, problem: Problem) -> Problem:
         def make(rate: float, channels: bool) -> MaskedDropout:
-            return ConcreteMask(self.initial or rate or 0.1, channels)
+            return ConcreteMask(self.initial_p or rate or 0.1, channels)
 
         return with_masks(problem, self.insert, make, spatial=True, points=False)
 

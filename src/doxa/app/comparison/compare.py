@@ -40,7 +40,7 @@ from doxa.app.schema import Schema
 from doxa.app.tables import Array
 from doxa.errors import DataError, DoxaError, MemoryBudgetError, MethodError, ModelError
 from doxa.evaluate import metrics
-from doxa.evaluate.closeness import closeness
+from doxa.evaluate.reference_distance import closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.predictive import Predictive
 from doxa.selection.splits import Split, indexable, random_splits, rows_in, worst_status

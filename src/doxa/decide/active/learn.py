@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from doxa import checks, store
 from doxa.data import as_tensor, as_tensors, join_batches, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition
-from doxa.decide.active.book import (
+from doxa.decide.active.labels import (
     Labels,
     LabelState,
     Learned,

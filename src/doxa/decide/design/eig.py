@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from doxa import checks
-from doxa.decide.design.beliefs import Quadrature, Weighted
+from doxa.decide.design.distributions import Quadrature, Weighted
 from doxa.decide.design.draws import EIG, EXACT, LOWER, MOST_OUTCOMES, source
 from doxa.decide.design.experiment import Experiment
 from doxa.decide.design.variational import (

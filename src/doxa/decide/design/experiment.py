@@ -28,7 +28,7 @@ from torch import distributions as D
 from torch.distributions import Bernoulli, Independent, Normal
 
 from doxa import checks
-from doxa.decide.design.beliefs import Belief, as_belief
+from doxa.decide.design.distributions import ParameterDistribution, as_distribution
 from doxa.decide.design.draws import draw, from_uniform, outcomes_of, unchecked, uniform
 from doxa.errors import DataError, MethodError, NumericalError, ShapeError
 
@@ -320,9 +320,9 @@ class Experiment:
 
     Parameters
     ----------
-    prior : Distribution, callable, Tensor or Belief
+    prior : Distribution, callable, Tensor or ParameterDistribution
         A torch distribution; a function (n, generator) -> θ [n, ...]; a tensor of draws; or a
-        `Belief`.
+        `ParameterDistribution`.
     likelihood : callable, optional
         (θ, d) -> a torch distribution over y. Leading axes broadcast.
     simulator : callable, optional
@@ -357,7 +357,7 @@ class Experiment:
     ) -> None:
         if (likelihood is None) == (simulator is None):
             raise MethodError("give a likelihood, or a simulator where there is none: one of them")
-        self.prior: Belief = as_belief(prior, log_prob)
+        self.prior: ParameterDistribution = as_distribution(prior, log_prob)
         self.likelihood, self.simulator = likelihood, simulator
         if space is None:
             raise MethodError("space is missing: Choices([...]), Box(low, high) or a Sequence")
@@ -370,9 +370,9 @@ class Experiment:
     def implicit(self) -> bool:
         return self.likelihood is None
 
-    def given(self, belief: Any) -> Experiment:
+    def given(self, posterior: Any) -> Experiment:
         """The same experiment with another prior, for example the posterior after outcomes."""
-        return Experiment(belief, self.likelihood, simulator=self.simulator, space=self.space)
+        return Experiment(posterior, self.likelihood, simulator=self.simulator, space=self.space)
 
     def designs(self, designs: Any = None, like: Tensor | None = None) -> Tensor:
         """Designs [D, *shape], checked; by default all of a list of choices."""

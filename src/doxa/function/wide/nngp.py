@@ -28,7 +28,7 @@ class NNGP(InfinitelyWide):
         that `fit` is given.
     weight_std, bias_std: σ_w and σ_b where they start: weights have variance σ_w²/n, n inputs.
     noise: standard deviation of the noise in units of y; None: that of the likelihood, or fitted.
-    fit_hyper: fit σ_w, σ_b and the noise by evidence; False keeps the initial ones.
+    learn_kernel: fit σ_w, σ_b and the noise by evidence; False keeps the initial ones.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
 
     Examples

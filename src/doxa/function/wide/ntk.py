@@ -47,7 +47,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError, ShapeError
 from doxa.function.evidence import Problem, Solved, evenly, solve
-from doxa.function.wide.fitting import Belief, InfinitelyWide, Scales
+from doxa.function.wide.fitting import InfinitelyWide, ProcessPrior, Scales
 from doxa.function.wide.posterior import NTKPosterior, WidePosterior, spread_of
 from doxa.laplace.curvature import Jacobians
 from doxa.linalg.layout import Entry, Layout
@@ -193,7 +193,7 @@ class KnownKernel(Scales):
         return thin._replace(x=thin.x[..., columns])
 
 
-class Tangent(Belief):
+class Tangent(ProcessPrior):
     """The prior of a network that is linear around its start."""
 
     def __init__(self, method: InfinitelyWide, run: Run) -> None:
@@ -296,7 +296,7 @@ class NTK(InfinitelyWide):
         at the end of training (time=None).
     time: how long networks are trained, steps times rate on Σ(f − y)²/2n, half the mean
         squared error (on the whole of it, give 2 × steps × rate); None: for ever.
-    fit_hyper: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
+    learn_kernel: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
     kernel: "analytic", of infinite width, or "empirical": s²Θ̂ of the network that `fit` is given,
         any that `Model` takes, at the weights where each member starts.
@@ -335,8 +335,8 @@ class NTK(InfinitelyWide):
             )
         object.__setattr__(self, "needs_network", True)
 
-    def belief(self, run: Run) -> Belief:
-        return Tangent(self, run) if self.kernel == "empirical" else super().belief(run)
+    def process_prior(self, run: Run) -> ProcessPrior:
+        return Tangent(self, run) if self.kernel == "empirical" else super().process_prior(run)
 
     def settled(self, run: Run) -> dict[str, Tensor]:
         if self.time is None and "time" not in run.hyper:

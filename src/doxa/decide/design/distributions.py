@@ -47,7 +47,7 @@ _NEGLIGIBLE = 30.0  # nats below the maximum: 1e-13 of its density
 _DEPTHS = (30.0, 2e3, 1e5, 1e7)  # distances below the prior's maximum up to which θ is searched
 
 
-class Belief(ABC):
+class ParameterDistribution(ABC):
     """A prior or posterior of θ. All kinds have `draw`; some have `log_prob` and `atoms`. `dtype`
     is that of θ, or None if it is not known."""
 
@@ -72,7 +72,7 @@ class Belief(ABC):
         )
 
 
-class Sampled(Belief):
+class Sampled(ParameterDistribution):
     """A sampler (n, generator) -> θ [n, ...], with its log density where that is known."""
 
     def __init__(self, sampler: Sampler, log_prob: Callable[[Tensor], Tensor] | None) -> None:
@@ -91,7 +91,7 @@ class Sampled(Belief):
         return super().log_prob(theta) if self.density is None else self.density(theta)
 
 
-class Distributed(Belief):
+class Distributed(ParameterDistribution):
     """A torch distribution; all of its axes are those of one θ."""
 
     def __init__(self, distribution: D.Distribution) -> None:
@@ -125,7 +125,7 @@ class Distributed(Belief):
         return Quadrature(line, self.log_prob, None, like, nodes)
 
 
-class Weighted(Belief):
+class Weighted(ParameterDistribution):
     """Atoms θ [S, ...] with log weights [S], which need not be normalised."""
 
     def __init__(self, theta: Tensor, log_weight: Tensor | None = None) -> None:
@@ -499,8 +499,10 @@ def _extrapolation(knots: Tensor) -> Tensor:
     return (ends.prod(1, keepdim=True) / (ends * away.prod(1))).T
 
 
-def as_belief(prior: Any, log_prob: Callable[[Tensor], Tensor] | None = None) -> Belief:
-    if isinstance(prior, Belief):
+def as_distribution(
+    prior: Any, log_prob: Callable[[Tensor], Tensor] | None = None
+) -> ParameterDistribution:
+    if isinstance(prior, ParameterDistribution):
         return prior
     if isinstance(prior, D.Distribution):
         return Distributed(prior)
@@ -510,5 +512,5 @@ def as_belief(prior: Any, log_prob: Callable[[Tensor], Tensor] | None = None) ->
         return Sampled(prior, log_prob)
     raise MethodError(
         "prior must be a torch distribution, a function (n, generator) -> draws, a tensor of draws "
-        f"or a Belief, not {prior!r}"
+        f"or a ParameterDistribution, not {prior!r}"
     )

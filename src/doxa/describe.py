@@ -229,7 +229,7 @@ def _one_predictive(p: Any) -> Words:
     if not p.likelihood.classifies:
         facts = [("mean", _range(mean)), ("std", _range(p.std))]
         has = "mean, std, aleatoric, epistemic" + (", moment_matched" if moments else ", interval")
-    elif name == "categorical":
+    elif p.likelihood.class_axis:
         name, event = f"{name}, {plural(event[0], 'class', 'classes')}", event[1:]
         facts = [("likeliest", _range(mean.amax(1)))]
     else:

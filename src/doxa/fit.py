@@ -505,8 +505,8 @@ def fit(
         posterior.columns = None if columns is None else list(columns)
         posterior.scalar_targets = noise_model.scalar_targets(given.y, likelihood_output)
         posterior.fitted_rows = rows
-        if inferred and inferred.said:
-            posterior.metadata["likelihood"] = inferred.said
+        if inferred and inferred.message:
+            posterior.metadata["likelihood"] = inferred.message
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 

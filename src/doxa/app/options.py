@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from doxa.likelihoods import LIKELIHOODS
+
 LEAST_TEXT = 16  # the smallest width of a text column with longer cells
 
 
@@ -103,11 +105,11 @@ DataFile = Annotated[
     ),
 ]
 Target = Annotated[str, typer.Option("--target", "-t", help="The column to predict.")]
+*_FIRST, _LAST = LIKELIHOODS
 Likelihood = Annotated[
     str | None,
     typer.Option(
-        help="The likelihood: gaussian, heteroscedastic, student-t, poisson, bernoulli or "
-        "categorical. Default: inferred from the target.",
+        help=f"The likelihood: {', '.join(_FIRST)} or {_LAST}. Default: inferred from the target.",
         rich_help_panel=TABLE,
     ),
 ]

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from doxa.errors import MethodError, ShapeError, Unavailable, did_you_mean
-from doxa.likelihoods import Bernoulli
 from doxa.noise import generator
 from doxa.predictive import Predictive
 
@@ -39,7 +38,7 @@ from doxa.predictive import Predictive
 def class_probs(p: Predictive) -> tuple[Tensor, Tensor]:
     """(weights [S], probabilities [S, N, C]) in float64; for Bernoulli C = 2, no and yes."""
     logits = p.samples.double()
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         yes = _one_label(logits.sigmoid(), 2)
         return p.weights.double(), torch.stack([1.0 - yes, yes], 2)
     return p.weights.double(), _one_label(logits.softmax(2), 3)
@@ -78,7 +77,7 @@ def predictive_variance(p: Predictive) -> Tensor:
     """Var[y]; for classes the sum over classes of p̄ (1 − p̄)."""
     if not p.likelihood.classifies:
         return _outputs(p.variance)
-    total = 2.0 * p.variance if isinstance(p.likelihood, Bernoulli) else p.variance.sum(1)
+    total = 2.0 * p.variance if p.likelihood.binary else p.variance.sum(1)
     return _labels(total)
 
 
@@ -120,7 +119,7 @@ def variation_ratio(p: Predictive, kind: str = "votes") -> Tensor:
     if kind != "votes":
         raise MethodError(f"kind of a variation ratio is 'votes' or 'mean', not {kind!r}")
     votes = p.votes()
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return _labels(torch.minimum(votes, 1.0 - votes))
     return _labels(1.0 - votes.amax(1))
 
@@ -134,7 +133,7 @@ def mean_std(p: Predictive) -> Tensor:
     """The standard deviation over draws of each class's probability, or of each output's mean: the
     average of them."""
     spread = p.epistemic.clamp_min(0.0).sqrt()
-    if p.likelihood.classifies and not isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.classifies and not p.likelihood.binary:
         spread = spread.mean(1)
     return _labels(spread)
 
@@ -142,7 +141,7 @@ def mean_std(p: Predictive) -> Tensor:
 def margin(p: Predictive) -> Tensor:
     """How close the second class comes to the first: 1 − (p̄₍₁₎ − p̄₍₂₎)."""
     probs = p.probs
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return _labels(1.0 - (2.0 * probs - 1.0).abs())
     first, second = probs.topk(2, 1).values.unbind(1)
     return _labels(1.0 - (first - second))

@@ -49,7 +49,7 @@ from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose, works
 from doxa.engine.engine import Count, undecided
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
-from doxa.likelihoods import Categorical, Gaussian, Likelihood
+from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
 from doxa.method import Clock, FitSettings, Method, Run, log_joint
 from doxa.model import Model
@@ -224,7 +224,7 @@ def prepare_data(
             model.build(tree_map(lambda t: cast(t[:1], device, dtype), x))
         output = model.output
     else:
-        if source is not None and isinstance(likelihood, Categorical):
+        if source is not None and likelihood.class_axis:
             raise DataError(
                 "the number of classes cannot be inferred from the first rows of a stream: pass x "
                 "and y in memory, or a network"
@@ -513,7 +513,7 @@ def _check_likelihood(own: Likelihood, common: Likelihood, output: Any) -> None:
             f"likelihoods of a grid must have the model's family and the same learned parameters: "
             f"{own!r} cannot be combined with {common!r}"
         )
-    if not isinstance(common, Gaussian):
+    if not common.constants_per_run:
         raise MethodError(
             f"a grid of likelihoods may vary the given noise of a Gaussian only: fit once for "
             f"each of {own!r} and {common!r}"

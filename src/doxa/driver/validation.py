@@ -22,8 +22,8 @@ the mixture of all functions f_s, shifted to the mean of member m,
 and the likelihood is calibrated within this mixture, so that the spread between members is not
 counted a second time (`ensemble/map.py` has the same for a noise level, in closed form).
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
-`Likelihood.left_out` estimates them; without clear evidence from the rows, nothing changes. The
-weights of the rows are scaled to add up to their effective number.
+`Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
+changes. The weights of the rows are scaled to add up to their effective number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from doxa.data.rows import effective_rows, per_effective_row, standard_error, we
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
-from doxa.likelihoods.base import LeftOut
+from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
 from doxa.posterior.weights import WeightPosterior
@@ -344,21 +344,21 @@ def calibrate_on_held_out(
     rows = _rows(posterior, held_out_predictions, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
         return
-    found = before.left_out(*rows, stopped=len(held_out_predictions) * stopped)
+    found = before.calibrate_held_out(*rows, stopped=len(held_out_predictions) * stopped)
     if found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in held_out_predictions))}.values():
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.said}
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
     posterior.record.diagnostics["held_out_calibration"] = calibration
-    log.info("likelihood: %s, by %d held-out rows", found.said, len(rows[1]))
+    log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
 
 
-def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
+def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
     """Replace the likelihood of a posterior by the calibrated one."""
-    model = posterior.network.meaning(found.likelihood)
+    model = posterior.network.with_likelihood(found.likelihood)
     posterior.base_likelihood, posterior.model = found.likelihood, model
     for name, more in found.moved.items():
         weights: Tensor = getattr(posterior, posterior.flat)

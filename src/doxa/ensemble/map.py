@@ -29,7 +29,6 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data.rows import weighted_mean
-from doxa.likelihoods import Gaussian
 from doxa.method import (
     Method,
     Run,
@@ -50,7 +49,7 @@ _LEAST = 0.1  # smallest share of σ² that remains, as few rows are unreliable
 def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
     """Weights [M, P] of a run's members with that noise, where it is learned and rows were held
     out; as they are otherwise, and of a member alone."""
-    learned = isinstance(run.likelihood, Gaussian) and _LOG_NOISE in run.layout.names
+    learned = run.likelihood.learns_noise and _LOG_NOISE in run.layout.names
     if run.size == 1 or run.data.validation is None or not learned:
         return theta
     data, splits = run.rows, list(dict.fromkeys(run.split_of))

@@ -96,7 +96,7 @@ from torch import Tensor
 from doxa import checks, store
 from doxa.data import rows_of
 from doxa.errors import DataError, MethodError, did_you_mean
-from doxa.likelihoods import Categorical, Heads, Likelihood
+from doxa.likelihoods import Heads, Likelihood
 from doxa.posterior import Posterior, PredictiveTransform, TransformedPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.calibrated import (
@@ -176,7 +176,7 @@ def labelled(p: Predictive, y: Any) -> Labelled:
     target = p.likelihood.prepare_targets(y, tuple(p.form.mean.shape[1:])).to(table.device)
     label = check_rows(target, len(table)).long().flatten()
     rows = table.movedim(1, -1).reshape(len(label), table.shape[1])
-    if isinstance(p.likelihood, Categorical) and p.likelihood.ignore_index is not None:
+    if p.likelihood.ignore_index is not None:
         counted = label != p.likelihood.ignore_index
         rows, label = rows[counted], label[counted]
     if len(label) == 0:

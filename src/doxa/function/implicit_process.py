@@ -41,7 +41,6 @@ from torch.utils._pytree import tree_map
 from doxa import store
 from doxa.data import Batch, rows_of
 from doxa.errors import MethodError, ModelError, StoreError, Unavailable
-from doxa.likelihoods import Gaussian
 from doxa.linalg.layout import Params
 from doxa.method import (
     Clock,
@@ -82,7 +81,7 @@ def energies(
     """(1/α) log E_q[p(y | f)^α] of each row, [M, B]; E_q log p at α = 0. Gaussian noise: in closed
     form. Otherwise over the draws of a that ε [M, T, S] makes."""
     theta = q["mean"]
-    if isinstance(run.likelihood, Gaussian):
+    if run.likelihood.integrates_normal:
         given = likelihood_parameters(run.layout.unflatten(theta)) | run.constants
         own = shaped(run, f.mean)
         noise = run.likelihood.variance(own, given, lead=1).reshape(f.mean.shape)
@@ -384,7 +383,7 @@ class ImplicitProcess(Method):
             mean = mean.index_copy(1, index, mean[:, index].detach())
         q = {**params, "mean": mean}
         eps = None
-        if not isinstance(run.likelihood, Gaussian):
+        if not run.likelihood.integrates_normal:
             eps = clock.noise(self.samples, self.functions)
         f = self.prior_moments(run, q, batch.x, batch.shared)
         each = energies(run, q, f, batch, self.alpha, eps)
@@ -430,7 +429,7 @@ class ImplicitProcess(Method):
         """The predictive density of held-out rows, or its mean logarithm where classes have
         weights. The mean function alone would be good long before q(a) is narrow enough."""
         q, eps = self._answer(state), None
-        if not isinstance(run.likelihood, Gaussian):
+        if not run.likelihood.integrates_normal:
             eps = run.noise("held-out").normal((_LOOKED_AT_BY, self.functions))
         f = self.prior_moments(run, q, batch.x, batch.shared)
         alpha = 0.0 if run.likelihood.tempered else 1.0
@@ -441,7 +440,7 @@ class ImplicitProcess(Method):
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         q = self._answer(state)
-        gaussian = isinstance(run.likelihood, Gaussian)
+        gaussian = run.likelihood.integrates_normal
         with torch.no_grad():
             if self.exact and gaussian:
                 q |= self._solved(run, q)

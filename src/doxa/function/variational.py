@@ -197,7 +197,7 @@ class VariationalProcess(Method):
         }  # fmt: skip
         for name, value in run.likelihood.parameters(run.output).items():
             own = value.to(points).expand(run.size, *value.shape).clone()
-            if name in ("log_noise", "log_scale"):
+            if name in run.likelihood.log_scales:
                 own += (0.3 * spread).log().reshape(-1, *(1,) * value.ndim)
             state[PREFIX + name] = own
         return inner | state

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from doxa.likelihoods import Categorical, Heads, Likelihood
+from doxa.likelihoods import Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 from doxa.posterior.chains import LEAST_DRAWS, finite, moved, rhat
 
@@ -139,6 +139,6 @@ def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:
     """
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     return [
-        (own.log_softmax(2) if isinstance(head, Categorical) else own).flatten(1)
+        (own.log_softmax(2) if head.class_axis else own).flatten(1)
         for own, head in zip(tree_flatten(f)[0], heads, strict=True)
     ]

@@ -42,7 +42,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from doxa import likelihoods, nets
-from doxa.errors import DoxaError, MethodError, ModelError
+from doxa.errors import DoxaError, MethodError, ModelError, deprecated
 from doxa.likelihoods import Heads
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.functional import Functional
@@ -329,12 +329,17 @@ class Model:
         moved.derive()
         return moved
 
-    def meaning(self, likelihood: Any) -> Self:
+    def with_likelihood(self, likelihood: Any) -> Self:
         """A copy with another likelihood."""
         changed = copy.copy(self)
         changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
         changed.forget()
         return changed
+
+    def meaning(self, likelihood: Any) -> Self:
+        """Deprecated: `with_likelihood`."""
+        deprecated("Model.meaning", "Model.with_likelihood")
+        return self.with_likelihood(likelihood)
 
     @cached_property
     def layout(self) -> Layout:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from doxa import linalg, store
 from doxa.data import Batch
 from doxa.errors import MemoryBudgetError, MethodError, ModelError
-from doxa.likelihoods import Categorical, Gaussian
+from doxa.likelihoods import Categorical
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Objective, Problem, Run, State, of_subset
 from doxa.method.method import one_of, whole
@@ -184,7 +184,7 @@ class LastLayerVI(GaussianVI):
         return value + run.field(self, "temperature") * self.entropy(run, params), fit.changed
 
     def exact_log_likelihood(self, run: Run, q: State, state: State) -> Tensor | None:
-        if not isinstance(run.likelihood, Gaussian):
+        if not run.likelihood.integrates_normal:
             return None
         output, mean = output_map(run, self.features), q["mean"]
         each_row = run.size * dict(run.net.widths)[run.net.head or ""] * self.numbers(q)
@@ -203,11 +203,11 @@ class LastLayerVI(GaussianVI):
 
     def _closed(self, run: Run) -> bool:
         """Whether the expected log-likelihood, or a bound on it, is in closed form."""
-        return isinstance(run.likelihood, Gaussian) or self._bounded(run)
+        return run.likelihood.integrates_normal or self._bounded(run)
 
     def _bounded(self, run: Run) -> bool:
         likelihood = run.likelihood
-        plain = isinstance(likelihood, Categorical) and len(run.net.output) == 1
+        plain = likelihood.class_axis and len(run.net.output) == 1
         return self.softmax == "bound" and plain and likelihood == Categorical()
 
     def _lost(
@@ -216,7 +216,7 @@ class LastLayerVI(GaussianVI):
         """log p(y | f_μ) − E_q log p(y | f) of each row, or a bound on it, [M, B], of the outputs
         f_μ [M, B, ...]."""
         variance = self._variance(run, params, features, output, f.shape[1])
-        if not isinstance(run.likelihood, Gaussian):
+        if not run.likelihood.integrates_normal:
             return lost_to_softmax(f, variance)
         given = likelihood_parameters(run.layout.unflatten(params["mean"])) | dict(run.constants)
         noise = given["log_noise"].reshape(run.size, 1, -1)
@@ -265,7 +265,7 @@ def output_map(run: Run, features: str) -> Tensor | None:
     if found is None or not probe.agrees(found):
         found = probe.matrix()
         if found is None or not probe.agrees(found):
-            other = "softmax='sampled', or " if isinstance(run.likelihood, Categorical) else ""
+            other = "softmax='sampled', or " if run.likelihood.class_axis else ""
             raise ModelError(
                 f"the network's output is no affine function of that of its last layer, {name!r}, "
                 "with the same factor for all rows and weights (an activation after it? a factor "

@@ -327,9 +327,9 @@ def _width(x: Any) -> int:
 
 
 def _outputs(y: Any, likelihood: Any) -> int:
-    if likelihood.name == "categorical":
+    if likelihood.class_axis:
         return int(torch.as_tensor(y).max()) + 1
-    return 2 if likelihood.name == "heteroscedastic" else 1
+    return int(likelihood.outputs(torch.empty(1))[0])
 
 
 def _chains(options: Mapping[str, Any], method: Any) -> int:

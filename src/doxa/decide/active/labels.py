@@ -69,7 +69,7 @@ class Labels:
         return self.output[0] if several and self.output is not None else 0
 
     def _words(self, likelihood: Likelihood) -> str:
-        if isinstance(likelihood, Categorical) and self._classes:
+        if likelihood.class_axis and self._classes:
             return f" of classes 0 … {self._classes - 1}"
         return ""
 

@@ -437,7 +437,7 @@ def _outcomes(p: Predictive) -> tuple[Callable[[Tensor, Tensor], D.Distribution]
             f"{list(samples.shape[2:])}"
         )
     flat = samples.reshape(samples.shape[:2])
-    if likelihood.discrete and likelihood.name != "bernoulli":
+    if likelihood.discrete and not likelihood.binary:
         raise MethodError(f"labels of {likelihood.name} are not supported: classes or numbers")
     if likelihood.discrete:
         return lambda s, row: D.Bernoulli(logits=flat[s, row], validate_args=False), flat.shape[1]

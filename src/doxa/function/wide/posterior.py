@@ -41,7 +41,7 @@ from doxa.exact.targets import event_of, new_targets
 from doxa.function.evidence import Solved, by_level, sample_rows
 from doxa.function.process import GPPosterior
 from doxa.function.wide.architecture import WideFunction
-from doxa.likelihoods import Bernoulli, Categorical, Likelihood
+from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
 from doxa.method import Run
 from doxa.noise import Noise
@@ -54,7 +54,7 @@ _TIMES = torch.logspace(0.0, 3.0, 61, dtype=torch.float64)  # the least temperat
 
 def outputs_of(run: Run) -> tuple[int, ...]:
     """The shape of one function value."""
-    if not isinstance(run.likelihood, Categorical):
+    if not run.likelihood.class_axis:
         return event_of(run)
     output = tuple(run.output)
     if len(output) != 1 or run.likelihood.ignore_index is not None or run.likelihood.tempered:
@@ -70,10 +70,10 @@ def as_numbers(run: Run, y: Tensor, lead: int = 1) -> Tensor:
 
 
 def coded(y: Tensor, likelihood: Likelihood, outputs: tuple[int, ...], lead: int = 1) -> Tensor:
-    if isinstance(likelihood, Categorical):
+    if likelihood.class_axis:
         return torch.nn.functional.one_hot(y.long(), outputs[0]).double() - 1.0 / outputs[0]
     y = y.reshape(*y.shape[:lead], -1).double()
-    return 2.0 * y - 1.0 if isinstance(likelihood, Bernoulli) else y
+    return 2.0 * y - 1.0 if likelihood.binary else y
 
 
 def spread_of(run: Run) -> Tensor:
@@ -101,7 +101,7 @@ def temperatures(solved: Solved, log_noise: Tensor, likelihood: Likelihood) -> T
     found = []
     for t in tried:
         logits = mean / (t.square()[:, None, None] + math.pi / 8 * variance).sqrt()
-        if isinstance(likelihood, Bernoulli):
+        if likelihood.binary:
             each = torch.nn.functional.logsigmoid(y * logits).sum(-1)
         else:
             each = (logits * (y > 0)).sum(-1) - logits.logsumexp(-1)

@@ -6,7 +6,7 @@ All inherit `DoxaError` and the built-in exception a caller would expect.
 from __future__ import annotations
 
 import difflib
-import sys
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 
@@ -91,8 +91,9 @@ class MissingExtra(DoxaError, ImportError):
 def deprecated(old: str, new: str) -> None:
     """Warn that `old` is deprecated. The warning points at the caller outside doxa."""
     ours = ("doxa", "contextlib")  # decorators of doxa's functions are in contextlib
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
+    here = inspect.currentframe()
+    frame, level = here and here.f_back, 1
+    while frame and frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     message = f"{old} is deprecated, and will be removed in doxa 0.3: use {new}"
     warnings.warn(message, DoxaDeprecationWarning, stacklevel=level + 1)

@@ -15,7 +15,6 @@ and `significant_gain` decides whether the improvement is statistically signific
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from doxa.errors import DataError, ModelError, ShapeError, Unavailable
+from doxa.errors import DataError, ModelError, ShapeError, Unavailable, deprecated
 
 if TYPE_CHECKING:
     from doxa.predictive.form import Form
@@ -263,11 +262,7 @@ class Likelihood(ABC):
 
     def left_out(self, *rows: Any, **options: Any) -> CalibratedLikelihood | None:
         """Deprecated: `calibrate_held_out`."""
-        warnings.warn(
-            "Likelihood.left_out is deprecated: use calibrate_held_out",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        deprecated("Likelihood.left_out", "calibrate_held_out")
         return self.calibrate_held_out(*rows, **options)
 
     @abstractmethod

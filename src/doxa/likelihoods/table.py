@@ -20,14 +20,13 @@ user gives is never checked against these rules.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from doxa.errors import ModelError, ShapeError
+from doxa.errors import ModelError, ShapeError, deprecated
 from doxa.likelihoods.base import Likelihood
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Heads
@@ -90,9 +89,7 @@ class Inferred(NamedTuple):
     @property
     def said(self) -> str:
         """Deprecated: `message`."""
-        warnings.warn(
-            "Inferred.said is deprecated: use Inferred.message", DeprecationWarning, stacklevel=2
-        )
+        deprecated("Inferred.said", "Inferred.message")
         return self.message
 
 

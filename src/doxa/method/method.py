@@ -406,7 +406,7 @@ def _unknown(function: str, name: str, value: Any, method: Any, known: Sequence[
     message = f"doxa.{function} has no keyword {name!r}"
     cls = _class(method)
     own = [] if cls is None else list(inspect.signature(cls).parameters)
-    renamed: Mapping[str, str] = getattr(cls, "renamed", {})
+    renamed = cls.renamed if cls is not None and issubclass(cls, Method) else {}
     now = renamed.get(name, name)
     if cls is not None and now in own:
         return f"{message}: it is a setting of the method, doxa.{cls.__name__}({now}={value!r})"
@@ -422,9 +422,9 @@ def _class(method: Any) -> type | None:
     return method if isinstance(method, type) else type(method)
 
 
-def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]) -> None:
+def check_settings(cls: type[Method], values: Sequence[Any], settings: Mapping[str, Any]) -> None:
     """Check that the class of a method has all the given settings."""
-    parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    parameters = inspect.signature(cls.__init__).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     known = [name for name in parameters if name != "self"]
     if inspect.Parameter.VAR_KEYWORD in kinds:
@@ -437,8 +437,7 @@ def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]
             if name in _TAKEN[function]:
                 message += f": give it to doxa.{function}(..., {name}={value!r})"
                 raise UnknownSetting(message)
-        renamed = getattr(cls, "renamed", {})
-        raise UnknownSetting(f"{message}{did_you_mean(name, known, renamed=renamed)}")
+        raise UnknownSetting(f"{message}{did_you_mean(name, known, renamed=cls.renamed)}")
     if len(values) > len(known) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise UnknownSetting(
             f"{cls.__name__} has {len(known)} settings, but {len(values)} values were given: pass "

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -43,7 +42,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from doxa import likelihoods, nets
-from doxa.errors import DoxaError, MethodError, ModelError
+from doxa.errors import DoxaError, MethodError, ModelError, deprecated
 from doxa.likelihoods import Heads
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.functional import Functional
@@ -349,11 +348,7 @@ class Model:
 
     def meaning(self, likelihood: Any) -> Self:
         """Deprecated: `with_likelihood`."""
-        warnings.warn(
-            "Model.meaning is deprecated: use Model.with_likelihood",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        deprecated("Model.meaning", "Model.with_likelihood")
         return self.with_likelihood(likelihood)
 
     @cached_property

@@ -120,9 +120,6 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
     """The saved record, with the types of its entries checked."""
     plain = _current(plain)
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
-    if isinstance(record.diagnostics, dict) and "left_out" in record.diagnostics:
-        # the key in artefacts of earlier versions
-        record.diagnostics["held_out_calibration"] = record.diagnostics.pop("left_out")
     kinds: dict[str, Any] = {
         "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
     }  # fmt: skip

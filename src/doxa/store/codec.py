@@ -18,8 +18,8 @@ import importlib
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -205,11 +205,20 @@ def _decode_number(item: Any) -> bool | int | float:
     return item
 
 
+@runtime_checkable
+class _Renames(Protocol):
+    """A class that also reads fields by the names that they had in earlier versions: a method."""
+
+    def current_settings(
+        self, settings: Mapping[str, Any], given: Iterable[str] = (), warn: bool = True
+    ) -> dict[str, Any]: ...
+
+
 def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
     cls: Any = _find_class(name, where)
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     given = {key: item for key, item in data.items() if key != "type"}
-    if hasattr(cls, "current_settings"):  # a method: fields that were renamed since
+    if isinstance(cls, _Renames):
         try:
             given = cls.current_settings(given, warn=False)
         except DoxaError as error:

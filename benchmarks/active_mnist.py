@@ -248,7 +248,7 @@ def equal(args: argparse.Namespace) -> None:
     for steps in args.budgets:
         methods: dict[str, tuple[Any, dict[str, Any]]] = {
             "MC dropout": (doxa.MCDropout(), {"steps": steps}),
-            "snapshots": (doxa.SnapshotEnsemble(size=MEMBERS), {"steps": steps}),
+            "snapshots": (doxa.SnapshotEnsemble(snapshots=MEMBERS), {"steps": steps}),
             "deep ensemble": (
                 doxa.DeepEnsemble(), {"steps": steps // MEMBERS, "members": MEMBERS},
             ),

@@ -30,7 +30,7 @@ NETS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "resnet20": (doxa.nets.resnet20, (3, 32, 32), 8),
     "resnet20-frn": (lambda: doxa.nets.resnet20(norm="frn"), (3, 32, 32), 8),
 }
-METHODS: dict[str, Any] = {"map": "map", "batch-ensemble": doxa.BatchEnsemble(size=4)}
+METHODS: dict[str, Any] = {"map": "map", "batch-ensemble": doxa.BatchEnsemble(components=4)}
 
 
 def step_seconds(

@@ -94,7 +94,7 @@ def cases() -> dict[str, Callable[[], Fitted]]:
         doxa.MAP(), doxa.DeepEnsemble(), doxa.SWA(), doxa.SVGD(particles=4), doxa.MCDropout(),
         doxa.MeanField(), doxa.Laplace(structure="diagonal"), doxa.SGLD(**chain),
         doxa.SGHMC(**chain), doxa.PSGLD(**chain), doxa.HMC(draws=60, burn_in=60, leapfrog=10),
-        doxa.NUTS(draws=40, burn_in=60, mass="dense", max_depth=4),
+        doxa.NUTS(draws=40, burn_in=60, mass="full", max_depth=4),
     ]  # fmt: skip
     for method in longer:
         found[f"{method.name}, 600 steps"] = partial(fitted, method, steps=600)

@@ -417,13 +417,13 @@ def visit(case: Case, seed: int) -> dict[str, Any]:
     fitted = time.process_time()
     diagnosis = doctor(posterior, train, test)
     seconds = time.process_time() - fitted
-    alarms = {finding.check: finding.verdict for finding in diagnosis.alarms}
+    alarms = {finding.check: finding.status for finding in diagnosis.alarms}
     found = any(check in case.reasons for check in alarms)
     return {
         "run": case.name, "fault": case.fault, "seed": seed, "reasons": list(case.reasons),
         "alarms": alarms, "found": found, "ok": diagnosis.ok, "fit_seconds": fitted - start,
         "doctor_seconds": seconds,
-        "findings": {f.check: [f.verdict, f.value, f.words] for f in diagnosis.alarms},
+        "findings": {f.check: [f.status, f.value, f.words] for f in diagnosis.alarms},
     }  # fmt: skip
 
 

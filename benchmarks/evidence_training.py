@@ -54,7 +54,7 @@ def fitted(problem: Problem, way: str, structure: str, asked: dict[str, Any]) ->
     if way == "grid":
         runs = doxa.Runs(rows=problem.train, grid={"prior": [doxa.Normal(s) for s in SCALES]})
         return problem.fit(doxa.Laplace(structure), runs=runs, **asked).select(by="evidence")
-    settings = {} if way == "after" else {"evidence_steps": STEPS, "prior_scale": way}
+    settings = {} if way == "after" else {"evidence_steps": STEPS, "tuned_scale": way}
     return problem.fit(doxa.Laplace(structure, tune="evidence", **settings), **asked)
 
 

@@ -42,10 +42,11 @@ def vip_cases() -> list[Case]:
 
 def fbnn_cases() -> list[Case]:
     made: list[Case] = []
-    base = {"samples": 16, "rows": 20}
+    base = {"samples": 16, "measured_rows": 20}
     for own, options in (
-        ({}, {}), ({}, {"validation": 0.1}), ({"samples": 64}, {}), ({"points": 5}, {}),
-        ({"samples": 64, "rows": 40}, {}), ({"smoothing": 0.3}, {}), ({"share": 0.999}, {}),
+        ({}, {}), ({}, {"validation": 0.1}), ({"samples": 64}, {}), ({"extra_points": 5}, {}),
+        ({"samples": 64, "measured_rows": 40}, {}), ({"smoothing": 0.3}, {}),
+        ({"eigenvalue_share": 0.999}, {}),
         ({"margin": 0.1}, {}), ({"samples": 64}, {"validation": 0.1}),
         ({"initial_std": 0.2}, {}), ({"samples": 64, "smoothing": 0.02}, {}),
     ):  # fmt: skip

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 import doxa
 from benchmarks.image_data import Images, Settings
 from doxa.errors import MethodError
-from doxa.evaluate.closeness import agreement, total_variation
 from doxa.evaluate.ood import features
+from doxa.evaluate.reference_distance import agreement, total_variation
 from doxa.likelihoods import Categorical
 from doxa.posterior import Status
 from doxa.predictive import Predictive
@@ -42,12 +42,20 @@ Fit = Callable[[Images, Settings, int], Any]
 PRIOR = 1.0  # the standard deviation of every weight, as in all image tables
 # What is compared with the chains, on the same features.
 HEADS: dict[str, Any] = {
-    "laplace": doxa.Laplace(structure="full", train=False, centre="mode"),
-    "laplace-polished": doxa.Laplace(structure="full", train=False, polish=10, centre="mode"),
-    "laplace-probit": doxa.Laplace(structure="full", link="probit", train=False, centre="mode"),
-    "laplace-bridge": doxa.Laplace(structure="full", link="bridge", train=False, centre="mode"),
-    "laplace-last-kronecker": doxa.Laplace(structure="kronecker", train=False, centre="mode"),
-    "laplace-last-diagonal": doxa.Laplace(structure="diagonal", train=False, centre="mode"),
+    "laplace": doxa.Laplace(structure="full", train=False, mean_correction=False),
+    "laplace-polished": doxa.Laplace(
+        structure="full", train=False, newton_steps=10, mean_correction=False
+    ),
+    "laplace-probit": doxa.Laplace(
+        structure="full", link="probit", train=False, mean_correction=False
+    ),
+    "laplace-bridge": doxa.Laplace(
+        structure="full", link="bridge", train=False, mean_correction=False
+    ),
+    "laplace-last-kronecker": doxa.Laplace(
+        structure="kronecker", train=False, mean_correction=False
+    ),
+    "laplace-last-diagonal": doxa.Laplace(structure="diagonal", train=False, mean_correction=False),
 }
 
 
@@ -99,7 +107,7 @@ def sample_last_layer(
     """Chains on the last layer of a fitted network, at its training rows."""
     z = features(trunk, x).double()
     layer = last_layer_of(trunk, int(y.max()) + 1)
-    exact = doxa.Laplace(structure="full", train=False, polish=10, centre="mode")
+    exact = doxa.Laplace(structure="full", train=False, newton_steps=10, mean_correction=False)
     approximate = head(layer.double(), z, y, exact, seed)
     mean = approximate.mean[0]  # [P]
     root = torch.linalg.cholesky(approximate.covariance.dense()[0])
@@ -220,12 +228,12 @@ def _swag(data: Images, s: Settings) -> doxa.SWAG:
     is short of one where rows do not fill its batches."""
     steps = -(-len(data.x) // s.batch)
     rank = min(20, s.epochs - 1) if s.epochs > 2 else 0
-    return doxa.SWAG(share=0.5, cycle=steps, rank=rank, samples=s.samples)
+    return doxa.SWAG(average=0.5, cycle=steps, rank=rank, samples=s.samples)
 
 
 def _last_layer(structure: str, link: str = "samples") -> Fit:
     """About the mode, as it is published."""
-    method = doxa.Laplace(structure=structure, link=link, centre="mode")
+    method = doxa.Laplace(structure=structure, link=link, mean_correction=False)
     return _with(lambda data, s: method, subset="last_layer")
 
 
@@ -272,10 +280,10 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "snapshot": Protocol(
         "one network, {members} cycles in as many epochs as MAP has",
-        _with(lambda data, s: doxa.SnapshotEnsemble(size=s.members)),
+        _with(lambda data, s: doxa.SnapshotEnsemble(snapshots=s.members)),
     ),
     "batch-ensemble": Protocol(
-        _COMPONENTS, _with(lambda data, s: doxa.BatchEnsemble(size=4), pieces=4)
+        _COMPONENTS, _with(lambda data, s: doxa.BatchEnsemble(components=4), pieces=4)
     ),
     "swag": Protocol(_TRAJECTORY, _with(_swag, length=2), True),
     "multiswag": Protocol(
@@ -298,7 +306,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "mnf": Protocol("T = 1, all weights, {samples} samples", _with(lambda data, s: "mnf"), True),
     "rank1": Protocol(
         f"{_COMPONENTS}; factors N(1, .3²), {{samples}} samples",
-        _with(lambda data, s: doxa.Rank1(size=4), pieces=4), True,
+        _with(lambda data, s: doxa.Rank1(components=4), pieces=4), True,
     ),
     "ivon": Protocol(
         "T = 1, all weights, the defaults, {samples} samples; on CIFAR the rate, .1, .3 or 1, and "
@@ -313,7 +321,7 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "concrete-dropout": Protocol(
         "p learned, from .1, on the inputs of every layer but the first, {samples} masks",
-        _with(lambda data, s: doxa.ConcreteDropout(initial=0.1)), True,
+        _with(lambda data, s: doxa.ConcreteDropout(initial_p=0.1)), True,
     ),
     "laplace": Protocol(
         "last layer, full Gauss–Newton, linearised, {samples} samples", _last_layer("full"), True

@@ -35,7 +35,7 @@ from benchmarks.image_methods import PROTOCOLS, REGRESSION_ONLY
 from doxa.app.bench.cells import Result, Store, Table, Task, mean_of, plus_minus
 from doxa.app.bench.uci import data_folder
 from doxa.errors import DataError, MissingExtra, did_you_mean
-from doxa.evaluate.closeness import agreement, total_variation
+from doxa.evaluate.reference_distance import agreement, total_variation
 from doxa.evaluate.shifts import SHIFTS
 from doxa.predictive import Predictive
 

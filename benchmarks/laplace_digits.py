@@ -96,7 +96,9 @@ def ours(
             for tune, seen in (
                 (None, None), ("evidence", None), ("auto", held), ("validation", held),
             ):  # fmt: skip
-                method = doxa.Laplace(structure, predictive, tune=tune, train=False, centre="mode")
+                method = doxa.Laplace(
+                    structure, predictive, tune=tune, train=False, mean_correction=False
+                )
                 began = time.monotonic()
                 posterior = doxa.fit(
                     net, train, method, likelihood="categorical", subset=subset, init="given",
@@ -126,14 +128,14 @@ def moved(net: nn.Module, train: Split, held: Split, test: Split) -> Iterator[di
         ("all", "diagonal"),
     ):  # fmt: skip
         for words, settings, seen in (
-            ("evidence", {"link": "probit", "centre": "mode"}, None),
-            ("evidence", {"link": "probit-marginal", "centre": "mode"}, None),
-            ("evidence, by tensor", {"prior_scale": "layer", "centre": "mode"}, None),
-            ("evidence, centre='auto'", {}, None),
-            ("default, held-out rows, centre='auto'", {}, held),
-            ("evidence, centre='mean'", {"centre": "mean"}, None),
-            ("evidence, centre='mean'", {"centre": "mean", "link": "probit"}, None),
-            ("default, held-out rows, centre='mean'", {"centre": "mean"}, held),
+            ("evidence", {"link": "probit", "mean_correction": False}, None),
+            ("evidence", {"link": "probit-marginal", "mean_correction": False}, None),
+            ("evidence, by tensor", {"tuned_scale": "layer", "mean_correction": False}, None),
+            ("evidence, mean_correction='auto'", {}, None),
+            ("default, held-out rows, mean_correction='auto'", {}, held),
+            ("evidence, mean_correction=True", {"mean_correction": True}, None),
+            ("evidence, mean_correction=True", {"mean_correction": True, "link": "probit"}, None),
+            ("default, held-out rows, mean_correction=True", {"mean_correction": True}, held),
         ):  # fmt: skip
             tune = "auto" if seen else "evidence"
             began = time.monotonic()
@@ -165,7 +167,7 @@ def during(train: Split, test: Split) -> Iterator[dict[str, Any]]:
         ("all", "kronecker", "layer", 200), ("all", "full", "shared", 200),
     ):  # fmt: skip
         method = doxa.Laplace(
-            structure, tune="evidence", prior_scale=kind, centre="mode",
+            structure, tune="evidence", tuned_scale=kind, mean_correction=False,
             evidence_steps=20 if epochs < 200 else 40,
         )  # fmt: skip
         began = time.monotonic()
@@ -249,14 +251,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         "their own weights, whose NLL is in brackets). What is wrong is its place: rows told "
         "apart with hardly a doubt leave the posterior skewed, and a Gaussian at its maximum "
         "reaches as far into doubt as away from it. Moved to where its average gradient is zero "
-        "(`centre='mean'`), as wide as its average curvature says, it costs little. The default "
-        "moves it where it would be worse than the weights alone; rows that name no centre are "
-        "about the maximum. There held-out rows choose the narrowest scale there is to choose, "
-        "or nearly: hardly wider than the weights alone. The probit link is nearer to samples "
-        "than `probit-marginal`, laplace-torch's, and mends no width. Not blind: that a standard "
-        "error decides, and not two, was settled after a look at two thirds of these test rows, "
-        "where two gave 1.11 times the weights' NLL (all weights, full); and that the mean is "
-        "the place was found on these test rows, with nothing to choose in it. laplace-torch "
+        "(`mean_correction=True`), as wide as its average curvature says, it costs little. The "
+        "default moves it where it would be worse than the weights alone; rows that name no "
+        "correction are about the maximum. There held-out rows choose the narrowest scale there "
+        "is to choose, or nearly: hardly wider than the weights alone. The probit link is nearer "
+        "to samples than `probit-marginal`, laplace-torch's, and mends no width. Not blind: that a "
+        "standard error decides, and not two, was settled after a look at two thirds of these "
+        "test rows, where two gave 1.11 times the weights' NLL (all weights, full); "
+        "and that the mean "
+        "is the place was found on these test rows, with nothing to choose in it. laplace-torch "
         "searches nine scales from 0.01 to 100.",
         "",
         "| who | weights | matrix | predictive | prior | scale | accuracy | NLL | of the weights' "

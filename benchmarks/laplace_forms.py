@@ -20,12 +20,12 @@ import doxa
 
 SPLITS = 5
 ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("full", {"polish": 0}),
+    ("full", {"newton_steps": 0}),
     ("functional", {"structure": "functional"}),
-    ("functional, 200 rows", {"structure": "functional", "rows": 200}),
-    ("functional, 100 rows", {"structure": "functional", "rows": 100}),
-    ("functional, 50 rows", {"structure": "functional", "rows": 50}),
-    ("functional, 25 rows", {"structure": "functional", "rows": 25}),
+    ("functional, 200 rows", {"structure": "functional", "kernel_rows": 200}),
+    ("functional, 100 rows", {"structure": "functional", "kernel_rows": 100}),
+    ("functional, 50 rows", {"structure": "functional", "kernel_rows": 50}),
+    ("functional, 25 rows", {"structure": "functional", "kernel_rows": 25}),
     ("subnetwork of 300", {"subnetwork": 300}),
     ("subnetwork of 100", {"subnetwork": 100}),
     ("kronecker", {"structure": "kronecker"}),

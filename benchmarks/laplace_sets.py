@@ -41,6 +41,7 @@ RULES = {
     "trained": "trained by doxa, its defaults",
 }
 CENTRES = ("mode", "mean", "auto")
+CORRECTIONS: dict[str, bool | str] = {"mode": False, "mean": True, "auto": "auto"}
 PLACE = ("set", "seed", "rule", "subset", "structure", "centre")
 
 
@@ -138,9 +139,11 @@ def fitted(
     }  # fmt: skip
     if rule == "trained":  # the rows that a person would give: none of them held out by hand
         both = tuple(torch.cat(pair) for pair in zip(own.train, own.held, strict=True))
-        return doxa.fit(own.net(), both, doxa.Laplace(structure, centre=centre), **common)
+        method = doxa.Laplace(structure, mean_correction=CORRECTIONS[centre])
+        return doxa.fit(own.net(), both, method, **common)
     tune = "evidence" if rule == "evidence" else "auto"
-    method = doxa.Laplace(structure, tune=tune, train=False, centre=centre)
+    moves = CORRECTIONS[centre]
+    method = doxa.Laplace(structure, tune=tune, train=False, mean_correction=moves)
     seen = None if rule == "evidence" else own.held
     return doxa.fit(net, own.train, method, init="given", validation=seen, **common)
 
@@ -151,8 +154,9 @@ def table(made: list[dict[str, Any]]) -> str:
         "",
         "Made by `python -m benchmarks.laplace_sets`: what is compared is in its first lines. NLL "
         "of test rows over that of the weights alone (below 1 is better than they are), its "
-        "geometric mean over the seeds; ECE and accuracy are means. `centre='auto'`, the default, "
-        "is the mode's Gaussian, or the mean's where the mode's would be \"worse-than-map\".",
+        "geometric mean over the seeds; ECE and accuracy are means. `mean_correction='auto'`, the "
+        "default, is the mode's Gaussian, or the mean's where the mode's would be "
+        '"worse-than-map".',
         "",
         "The mean costs little wherever the mode costs much, and gains less where the weights are "
         "overconfident and the mode's surplus of doubt makes up for it: neither is better nearly "

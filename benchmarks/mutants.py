@@ -116,7 +116,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "replicates = _REPLICATES if self.random_bound(run) else 2",
     ): "a bound that is not random is the same from two copies of a row",
     (
-        "evaluate/closeness.py",
+        "evaluate/reference_distance.py",
         "agreement(p, q)",
         "agreement(q, p)",
     ): "an agreement is symmetric",

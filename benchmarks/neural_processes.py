@@ -222,7 +222,7 @@ def mnist_job(name: str, args: argparse.Namespace) -> tuple[Any, TaskSampler]:
     with np.load(args.data / "mnist.npz") as file:
         images = torch.tensor(file["x_train"]).reshape(-1, 28, 28) / 255
     draw = pixel_tasks(images, PIXELS, (3, 300), 1 / STEP)
-    settings = {"density": STEP, "kernel": 5} if name == "convcnp" else {}
+    settings = {"density": STEP, "kernel_size": 5} if name == "convcnp" else {}
     return doxa.get_method(name)(**settings), TaskSampler(draw, look=64)
 
 

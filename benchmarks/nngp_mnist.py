@@ -105,7 +105,7 @@ def chosen(train: Rows, count: int, device: str, minutes: Any) -> tuple[dict[str
 
 
 def fixed(settings: dict[str, Any]) -> NNGP:
-    return NNGP(bias_std=0.1, fit_hyper=False, **settings)
+    return NNGP(bias_std=0.1, learn_kernel=False, **settings)
 
 
 def convolutional() -> nn.Module:
@@ -150,7 +150,7 @@ def main() -> None:
     if args.conv and minutes() < 0.8:
         train, (u, v) = digits(conv=True)
         some, few = (train[0][: args.conv], train[1][: args.conv]), (u[: args.test], v[: args.test])
-        method = NNGP(bias_std=0.1, weight_std=2**0.5, noise=settings["noise"], fit_hyper=False)
+        method = NNGP(bias_std=0.1, weight_std=2**0.5, noise=settings["noise"], learn_kernel=False)
         made = evaluated(method, some, few, args.device, convolutional())
         found["results"].append({"net": "conv 3 × (3 × 3), flattened"} | made)
         print(found["results"][-1], flush=True)

@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--method", default="nuts", choices=["nuts", "hmc", "metropolis"])
-    parser.add_argument("--mass", default="dense", choices=["diagonal", "dense"])
+    parser.add_argument("--mass", default="full", choices=["diagonal", "full"])
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--burn-in", type=int, default=1000)

@@ -83,7 +83,11 @@ def answers(problem: Problem, steps: int = 1500) -> dict[str, Any]:
     # measurement points wherever the figure looks
     margin = float((3 - problem.x.abs().max()) / (problem.x.max() - problem.x.min()))
     functional = doxa.FunctionalVI(
-        function_prior=problem.prior, samples=32, margin=max(margin, 0.7), rows=24, points=30
+        function_prior=problem.prior,
+        samples=32,
+        margin=max(margin, 0.7),
+        measured_rows=24,
+        extra_points=30,
     )
     return {
         "mean-field VI": fitted(problem, doxa.MeanField(samples=4), steps),

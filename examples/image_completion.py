@@ -39,7 +39,7 @@ def digits(part: str) -> Tensor:
 
 
 def trained(steps: int) -> Any:
-    method = doxa.ConvCNP(width=16, layers=4, kernel=5, density=1.0)
+    method = doxa.ConvCNP(width=16, layers=4, kernel_size=5, density=1.0)
     data = TaskSampler(pixel_tasks(digits("x_train"), 250, (3, 200)), look=16)
     return doxa.fit(None, data, method, steps=steps, batch_size=4, lr=2e-3)
 

@@ -82,7 +82,7 @@ def draw(path: Path, widths: Sequence[int], found: dict[str, list[float]]) -> No
     grid = torch.linspace(-4, 4, 200, dtype=torch.float64)[:, None]
     settings: dict[str, Any] = {
         "depth": 2, "activation": "erf", "weight_std": WEIGHT_STD, "bias_std": BIAS_STD,
-        "noise": 0.05, "fit_hyper": False,
+        "noise": 0.05, "learn_kernel": False,
     }  # fmt: skip
     figure = Figure(figsize=(13, 3.9), layout="constrained")
     FigureCanvasAgg(figure)

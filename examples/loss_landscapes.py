@@ -34,7 +34,7 @@ def main(path: str = "loss_landscapes.png") -> None:
     x, y, x_test, y_test = digits()
     way = trajectories(x, y, x_test)  # [time, member, rows, classes]
     around = {
-        "SWAG": draws(doxa.SWAG(share=0.5, cycle=20), x, y, x_test),
+        "SWAG": draws(doxa.SWAG(average=0.5, cycle=20), x, y, x_test),
         "dropout": draws(doxa.MCDropout(p=0.05), x, y, x_test),
     }
     every = torch.cat([way.flatten(0, 1), *around.values()])

@@ -76,13 +76,13 @@ def measured(draws: int = 40) -> Bias:
     for batch in BATCHES:
         for share in STEPS:
             gap = int(np.clip(3 / share, 5, 30))
-            method = doxa.MinibatchMH(draws, 4 * gap, gap, "walk", step=share * variance)
+            method = doxa.MinibatchMH(draws, 4 * gap, gap, "walk", step_size=share * variance)
             found = sampled(method, batch)
             walk.setdefault(batch, []).append(ratio(found))
             if share == 0.3:
                 kept[batch] = found
     calm = [
-        doxa.SGLD(draws, 4 * gap, gap, step=share * variance, decay=0.0)
+        doxa.SGLD(draws, 4 * gap, gap, step_size=share * variance, decay=0.0)
         for share in STEPS
         for gap in [int(np.clip(3 / share, 5, 30))]
     ]

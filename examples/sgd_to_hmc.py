@@ -76,8 +76,11 @@ def walks(draws: int = 800, path: int = 60) -> list[Walk]:
         settled = doxa.fit(model(), classes(), long, **options).samples[0]
         return Walk(name, note, torch.cat([start, first]), settled)
 
-    cold, quiet = {"step": STEP, "decay": 0.0, "temperature": 1e-12}, {"decay": 0.0, "step": STEP}
-    moving = {"step": STEP / 4, "friction": FRICTION}
+    cold, quiet = (
+        {"step_size": STEP, "decay": 0.0, "temperature": 1e-12},
+        {"decay": 0.0, "step_size": STEP},
+    )
+    moving = {"step_size": STEP / 4, "friction": FRICTION}
     return [
         run("SGD", "to the maximum", doxa.SGLD(path, 0, 1, **cold),
             doxa.SGLD(draws, 500, 5, **cold)),

@@ -55,9 +55,9 @@ def samplers(n: int) -> dict[str, Any]:
     """On mini-batches of n rows, 12,000 steps each, and NUTS."""
     length: dict[str, Any] = {"draws": 200, "burn_in": 4000, "thin": 40}
     return {
-        "sgld": doxa.SGLD(**length, step=4e-3 / n, decay=0.0),
+        "sgld": doxa.SGLD(**length, step_size=4e-3 / n, decay=0.0),
         "psgld": doxa.PSGLD(**length),
-        "sghmc": doxa.SGHMC(**length, step=4e-3 / n),
+        "sghmc": doxa.SGHMC(**length, step_size=4e-3 / n),
         "cyclical": doxa.CyclicalSGMCMC(cycles=4, draws=50, thin=12),
         "constant-sgd": doxa.ConstantSGD(**length),
         "nuts": doxa.NUTS(draws=200, burn_in=200, max_depth=6),

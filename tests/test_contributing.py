@@ -191,10 +191,10 @@ def test_the_diagnosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     y = x + 0.3 * rng.normal(size=(200, 1))
     posterior = doxa.fit(nn.Linear(1, 1).double(), (x[:100], y[:100]), "linear", progress=False)
     train = (x[:100], y[:100])
-    assert doctor(posterior, train, (x[100:], y[100:]))["bias"].verdict == "good"
+    assert doctor(posterior, train, (x[100:], y[100:]))["bias"].status == "good"
     shifted = doctor(posterior, train, (x[100:], y[100:] + 0.3))["bias"]
-    assert shifted.verdict == "bad" and shifted.value == pytest.approx(1.0, abs=0.4)
-    assert doctor(posterior, train)["bias"].verdict == "not checked"
+    assert shifted.status == "bad" and shifted.value == pytest.approx(1.0, abs=0.4)
+    assert doctor(posterior, train)["bias"].status == "not checked"
 
 
 def test_the_acquisition_function(tmp_path: Path) -> None:

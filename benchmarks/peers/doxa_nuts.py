@@ -65,7 +65,8 @@ def main():
     torch.set_num_threads(1)
     kind = torch.float64 if settings["double"] else torch.float32
     data = {k: torch.as_tensor(v, dtype=kind) for k, v in arrays.items()}
-    lengths = {k: settings[k] for k in ("draws", "burn_in", "target_accept", "mass")}
+    lengths = {k: settings[k] for k in ("draws", "burn_in", "target_accept")}
+    lengths["mass"] = "full" if settings["mass"] == "dense" else "diagonal"
     if settings["method"] == "hmc":
         method = doxa.HMC(**lengths, leapfrog=settings["leapfrog"])
     else:

@@ -45,7 +45,7 @@ class Doxa:
 
         status.evaluation_rows = lambda run: None  # type: ignore[assignment]  # no predictions yet
         model = doxa.Model(lenet(outputs), "categorical", doxa.Normal(1.0))
-        method = doxa.Laplace("kronecker", train=False, centre="mode")
+        method = doxa.Laplace("kronecker", train=False, mean_correction=False)
         self.posterior: Any = doxa.fit(
             model, (x, y), method, init="given", validation=None, batch_size=250,
             device=self.device,

@@ -70,7 +70,7 @@ def posterior(p: Any) -> Words:
         facts.append(("fitted to", fitted))
     if held := p.diagnostics.get("held_out"):
         facts.append(("held out", _held_out(held)))
-    if left := p.diagnostics.get("left_out"):
+    if left := p.diagnostics.get("held_out_calibration"):
         facts.append(
             ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'held-out row')}")
         )
@@ -229,7 +229,7 @@ def _one_predictive(p: Any) -> Words:
     if not p.likelihood.classifies:
         facts = [("mean", _range(mean)), ("std", _range(p.std))]
         has = "mean, std, aleatoric, epistemic" + (", moment_matched" if moments else ", interval")
-    elif name == "categorical":
+    elif p.likelihood.class_axis:
         name, event = f"{name}, {plural(event[0], 'class', 'classes')}", event[1:]
         facts = [("likeliest", _range(mean.amax(1)))]
     else:

@@ -6,7 +6,9 @@ All inherit `DoxaError` and the built-in exception a caller would expect.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "CorruptedArtefact",
@@ -54,6 +56,10 @@ class UnknownSetting(MethodError, TypeError):
     """A keyword that nothing takes; the message says what was probably meant."""
 
 
+class DoxaDeprecationWarning(DeprecationWarning):
+    """A deprecated name of doxa is used; the message names the one that replaces it."""
+
+
 class MemoryBudgetError(DoxaError, MemoryError):
     """The result would not fit the memory budget; the message gives its size."""
 
@@ -82,12 +88,28 @@ class MissingExtra(DoxaError, ImportError):
     """An optional dependency is needed; the message names the extra."""
 
 
-def did_you_mean(word: str, known: Iterable[str], most: int = 12) -> str:
-    """'; did you mean 'mlp'?' for a near miss, else '; known: a, b, c'."""
+def deprecated(old: str, new: str) -> None:
+    """Warn that `old` is deprecated. The warning points at the caller outside doxa."""
+    ours = ("doxa", "contextlib")  # decorators of doxa's functions are in contextlib
+    here = inspect.currentframe()
+    frame, level = here and here.f_back, 1
+    while frame and frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
+        frame, level = frame.f_back, level + 1
+    message = f"{old} is deprecated, and will be removed in doxa 0.3: use {new}"
+    warnings.warn(message, DoxaDeprecationWarning, stacklevel=level + 1)
+
+
+def did_you_mean(
+    word: str, known: Iterable[str], most: int = 12, renamed: Mapping[str, str] | None = None
+) -> str:
+    """'; did you mean 'mlp'?' for a near miss, else '; known: a, b, c'. A near miss of an old name
+    in `renamed` suggests the new one."""
     names = [str(name) for name in known]
     lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=0.6)
+    every = {old.lower(): new for old, new in (renamed or {}).items()} | lower
+    close = difflib.get_close_matches(word.lower(), every, n=2, cutoff=0.6)
     if close:
-        return f"; did you mean {' or '.join(repr(lower[name]) for name in close)}?"
+        meant = dict.fromkeys(every[name] for name in close)
+        return f"; did you mean {' or '.join(map(repr, meant))}?"
     listed = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
     return f"; known: {listed}" if listed else ""

@@ -15,7 +15,7 @@ import pytest
 from shell import doxa
 
 from doxa.app.tables import read_table
-from doxa.decide.active.book import load, save
+from doxa.decide.active.labels import load, save
 
 pd = pytest.importorskip("pandas")
 

@@ -14,7 +14,7 @@ import pytest
 from shell import doxa
 
 from doxa.decide.active import LabelState
-from doxa.decide.active.book import load
+from doxa.decide.active.labels import load
 
 pd = pytest.importorskip("pandas")
 

@@ -196,7 +196,7 @@ def test_a_method_is_shown_as_its_row_describes_it() -> None:
         ),
         (
             ["fit", "{csv}", "-t", "y", "-m", "nuts", "--set", "mass=x"],
-            "'diagonal', 'dense', not 'x'",
+            "'diagonal', 'full', not 'x'",
         ),
         (["fit", "{csv}", "-t", "y", "--likelihood", "normal"], "unknown likelihood 'normal'"),
         (["fit", "{csv}", "-t", "y", "--epochs", "2", "--steps", "3"], "not both"),

@@ -33,7 +33,7 @@ from doxa.app.comparison import (
 from doxa.app.comparison.reference import Referred, floor_of, too_dear
 from doxa.app.comparison.result import Cost, ranked, with_error
 from doxa.errors import DataError, MethodError, ModelError
-from doxa.evaluate.closeness import Closeness
+from doxa.evaluate.reference_distance import Closeness
 
 pd = pytest.importorskip("pandas")
 

@@ -30,8 +30,8 @@ def test_a_simulated_person_in_two_sittings_is_one_in_one(tmp_path: Path) -> Non
     study = Study(working_memory())
     for trial in trials(tmp_path / "a"):
         study.tell(trial["length"], trial["outcome"])
-    assert f"span {float(study.belief.mean):.2f} ± {float(study.belief.std):.2f}" in whole
-    assert float(study.belief.std) < 1.0
+    assert f"span {float(study.posterior.mean):.2f} ± {float(study.posterior.std):.2f}" in whole
+    assert float(study.posterior.std) < 1.0
 
 
 def test_a_person_types_digits(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from families import of_rows, one_of_each_quick
 from hostile_names import HOSTILE
 from html_page import Node, parse
+from likelihood_rows import outputs_of
 from short import short
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from doxa.app import report
 from doxa.app.cli import app
 from doxa.app.report.fitted import series
 from doxa.errors import DataError, ShapeError, StoreError, Unavailable
+from doxa.likelihoods import LIKELIHOODS
 
 pd = pytest.importorskip("pandas")
 
@@ -260,7 +262,11 @@ def test_every_method_has_a_report(method: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "target", "outputs"),
-    [("heteroscedastic", "y", 2), ("student-t", "y", 1), ("poisson", "counts", 1)],
+    [
+        (name, "counts" if kind.counts else "y", outputs_of(name, 1)[0])
+        for name, kind in LIKELIHOODS.items()
+        if not kind.classifies and name != "gaussian"
+    ],
 )
 def test_every_likelihood_has_a_report(
     likelihood: str, target: str, outputs: int, tmp_path: Path

@@ -259,7 +259,7 @@ def test_classes_that_are_recognised_raise_no_finding(tmp_path: Path) -> None:
     posterior = library.fit(library.nets.mlp(2, 2, ()), (x, y), "map", likelihood="categorical",
                             steps=400, lr=0.05, progress=False)  # fmt: skip
     found = assess_of(posterior, (x + 1e-4, y)).find("classes")
-    assert found is not None and found.verdict == "good"
+    assert found is not None and found.status == "good"
 
 
 def assess_of(posterior: Any, rows: tuple[Any, Any], **options: Any) -> Any:
@@ -302,9 +302,9 @@ def test_confidence_is_described_once(tmp_path: Path) -> None:
 
 def test_a_small_probability_is_not_called_good() -> None:
     found = evaluated_coverage(0.88, 0.95, 0.002, "88 % lie in their interval", Advice(""))
-    assert found.verdict == "slight" and "p = 0.002" in found.words
+    assert found.status == "slight" and "p = 0.002" in found.words
     assert not found.alarms
-    assert evaluated_coverage(0.93, 0.95, 0.2, "93 % lie in it", Advice("")).verdict == "good"
+    assert evaluated_coverage(0.93, 0.95, 0.2, "93 % lie in it", Advice("")).status == "good"
 
 
 def test_the_recipe_names_the_likelihood_that_the_fit_chose(tmp_path: Path) -> None:

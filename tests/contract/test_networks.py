@@ -67,7 +67,7 @@ def test_a_network_without_batched_layers_is_recorded(
     kind: str, name: str, assert_close: Check, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = folded_rows()
-    method = doxa.SGLD(draws=10, burn_in=10, thin=1, step=1e-4) if name == "sgld" else name
+    method = doxa.SGLD(draws=10, burn_in=10, thin=1, step_size=1e-4) if name == "sgld" else name
     fits = [
         doxa.fit(
             NO_PLAN[kind](), (x, y), method, members=3, steps=30, engine=f"stack:{mode}",

@@ -38,8 +38,8 @@ def fit(case: Any, mode: str = "graph", settings: Any = None, **options: Any) ->
     if case.device != "cpu":
         pytest.skip("test_a_cuda_graph has it, on the GPU itself")
     lengths = {name: 4 for name in ("draws", "burn_in") if name in defaults(case.cls)}
-    if "centre" in defaults(case.cls):  # forward derivatives see through what is pretended
-        lengths["centre"] = "mode"
+    if "mean_correction" in defaults(case.cls):  # forward derivatives see through what is pretended
+        lengths["mean_correction"] = False
     short = {"engine": f"stack:{mode}", "members": 2, "steps": 4, "device": pretend.DEVICE}
     return case.fit(settings=lengths | (settings or {}), **short, **options)
 

@@ -156,11 +156,11 @@ def test_the_methods_own_checks_hold_in_a_grid(case: Any) -> None:
 def rate_of(case: Any) -> dict[str, Any] | None:
     """The settings under which a method's steps are those of `fit`'s `lr`; None where no setting
     makes them so. Methods that optimise use it as it is, and samplers on mini-batches where their
-    own `step` is not given; samplers with an acceptance test find theirs in burn-in."""
+    own `step_size` is not given; samplers with an acceptance test find theirs in burn-in."""
     settings = case.cls().settings()
     if case.row.family != "mcmc":
         return {} if case.cls.needs_network or case.cls.uses_rate else None
-    return {"step": None} if "step" in settings else {} if "rate" in settings else None
+    return {"step_size": None} if "step_size" in settings else None
 
 
 @pytest.mark.by_family

@@ -25,7 +25,7 @@ def network(case: Any) -> Any:
 def still(case: Any) -> dict[str, Any]:
     """The method's own step sizes made tiny, in its shortest run."""
     known = case.cls().settings()
-    tiny = {name: STILL for name in ("step", "rate", "scale") if name in known}
+    tiny = {name: STILL for name in ("step_size", "swa_lr", "scale") if name in known}
     short = {"leapfrog": 1, "max_depth": 1, "probes": 2}
     short = {name: value for name, value in short.items() if name in known}
     return {**case.fast.one_step, **short, **tiny}
@@ -49,8 +49,8 @@ def test_the_fit_starts_where_the_network_is(trained: Any) -> None:
     names = [n for n in posterior.layout.names if not n.startswith("likelihood.")]
     weights = posterior.layout.select(names).flatten(posterior.layout.unflatten(theta))
     settings = trained.method().settings()
-    own = not {"step", "scale"} & set(settings) and trained.row.family == "mcmc"
-    loose = 1.0 if own and "rate" not in settings else 0.2 if trained.method().width > 1 else 1e-4
+    own = not {"step_size", "scale"} & set(settings) and trained.row.family == "mcmc"
+    loose = 1.0 if own else 0.2 if trained.method().width > 1 else 1e-4
     assert float((weights.cpu() - given(trained)).abs().max()) < loose
     fresh = trained.fit(members=2, steps=2, lr=STILL, settings=still(trained)).point()
     assert float((fresh[:, : weights.shape[1]].cpu() - given(trained)).abs().mean()) > 0.5 * AWAY

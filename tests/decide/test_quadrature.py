@@ -35,7 +35,7 @@ from doxa.decide.design import (
     rehearse,
     working_memory,
 )  # fmt: skip
-from doxa.decide.design.beliefs import Line
+from doxa.decide.design.distributions import Line
 from doxa.errors import DataError, NumericalError
 
 Log = Callable[[float], float]
@@ -87,10 +87,12 @@ def test_a_posterior_after_200_lists(std: float) -> None:
                 )
                 return -0.5 * ((theta - 7) / std) ** 2 + sum(likelihood)
 
-            mean, width = moments(log_p, float(study.belief.mean), std, -math.inf, math.inf)
-            assert float(study.belief.mean) == pytest.approx(mean, abs=1e-8)
-            assert float(study.belief.std) == pytest.approx(width, abs=1e-8)
-            assert float(study.belief.mean_error) < 1e-8 and float(study.belief.std_error) < 1e-8
+            mean, width = moments(log_p, float(study.posterior.mean), std, -math.inf, math.inf)
+            assert float(study.posterior.mean) == pytest.approx(mean, abs=1e-8)
+            assert float(study.posterior.std) == pytest.approx(width, abs=1e-8)
+            assert (
+                float(study.posterior.mean_error) < 1e-8 and float(study.posterior.std_error) < 1e-8
+            )
     assert float(study.gains().values.max()) == pytest.approx(0.0027, abs=2e-4)  # and not 0
 
 
@@ -106,11 +108,11 @@ def test_a_posterior_of_numbers_is_the_conjugate_one() -> None:
             study.tell(noise, y)
         precision = 0.25 + count / noise**2
         mean = (7 * 0.25 + float(seen.sum()) / noise**2) / precision
-        assert float(study.belief.mean) == pytest.approx(
+        assert float(study.posterior.mean) == pytest.approx(
             mean, abs=max(1e-9 * precision**-0.5, 4e-15)
         )
-        assert float(study.belief.std) == pytest.approx(precision**-0.5, rel=1e-8)
-        assert float(study.belief.std_error) < 1e-8 * precision**-0.5
+        assert float(study.posterior.std) == pytest.approx(precision**-0.5, rel=1e-8)
+        assert float(study.posterior.std_error) < 1e-8 * precision**-0.5
 
 
 PRIORS: list[tuple[Distribution, float, float]] = [
@@ -134,9 +136,9 @@ def test_priors_of_any_support(prior: Distribution, low: float, high: float) -> 
             around = -0.5 * sum(((y - theta) / 0.05) ** 2 for y in seen)
             return float(prior.log_prob(double(theta))) + around
 
-        mean, std = moments(log_p, float(study.belief.mean), 0.03, low, high)
-        assert float(study.belief.mean) == pytest.approx(mean, abs=1e-8)
-        assert float(study.belief.std) == pytest.approx(std, abs=1e-8)
+        mean, std = moments(log_p, float(study.posterior.mean), 0.03, low, high)
+        assert float(study.posterior.mean) == pytest.approx(mean, abs=1e-8)
+        assert float(study.posterior.std) == pytest.approx(std, abs=1e-8)
 
 
 def test_two_modes_and_an_edge() -> None:
@@ -146,16 +148,16 @@ def test_two_modes_and_an_edge() -> None:
     square = Study(Experiment(normal, lambda t, d: Normal(t.square(), 0.01 * d), space=wide))
     square.tell(double(1.0), double(0.81))
     share = 1 / (1 + math.exp(-2 * 0.9 * 0.1))  # of the mode at .9, by the prior's ratio
-    at = float(square.belief.weight[square.belief.theta > 0].sum())
+    at = float(square.posterior.weight[square.posterior.theta > 0].sum())
     assert at == pytest.approx(share, abs=1e-4)
-    assert float(square.belief.mean_error) < 1e-8
+    assert float(square.posterior.mean_error) < 1e-8
 
     cut = Study(Experiment(normal, lambda t, d: Uniform(t - d / 2, t + d / 2), space=wide))
     for y in (0.9, 1.15):
         cut.tell(double(1.0), double(y))
     exact = stats.truncnorm(0.65 - 0.1, 1.4 - 0.1, loc=0.1)
-    assert float(cut.belief.mean) == pytest.approx(exact.mean(), abs=1e-9)
-    assert float(cut.belief.std) == pytest.approx(exact.std(), abs=1e-9)
+    assert float(cut.posterior.mean) == pytest.approx(exact.mean(), abs=1e-9)
+    assert float(cut.posterior.std) == pytest.approx(exact.std(), abs=1e-9)
     with pytest.raises(DataError, match="impossible"):
         cut.tell(double(1.0), double(3.0))
     assert len(cut.history) == 2
@@ -221,7 +223,7 @@ def test_a_discrete_theta_is_a_sum_without_error() -> None:
         study.tell(1.0, y)
     chance = double([0.25, 0.5, 0.75])
     weight = double([0.2, 0.3, 0.5]) * chance.square() * (1 - chance)
-    torch.testing.assert_close(study.belief.weight, weight / weight.sum())
+    torch.testing.assert_close(study.posterior.weight, weight / weight.sum())
 
 
 def test_a_long_rehearsal_is_the_study() -> None:
@@ -231,8 +233,8 @@ def test_a_long_rehearsal_is_the_study() -> None:
     study = Study(working_memory())
     for row, y in zip(run.designs[:, 1], run.outcomes[:, 1], strict=True):
         study.tell(study.candidates[row], float(y))
-    assert float(run.mean[-1, 1]) == pytest.approx(float(study.belief.mean), abs=1e-8)
-    assert float(run.std[-1, 1]) == pytest.approx(float(study.belief.std), abs=1e-8)
+    assert float(run.mean[-1, 1]) == pytest.approx(float(study.posterior.mean), abs=1e-8)
+    assert float(run.std[-1, 1]) == pytest.approx(float(study.posterior.std), abs=1e-8)
     before = 0.5 * math.log(2 * math.pi * math.e * 4)  # entropy of N(7, 2²)
     torch.testing.assert_close(run.entropy[0], torch.full((3,), before).double())
     after = 0.5 * (2 * math.pi * math.e * run.std[-1].square()).log()  # nearly Gaussian by now
@@ -244,7 +246,7 @@ def test_draws_of_a_quadrature_are_not_its_nodes() -> None:
     some tens of nodes can tell apart."""
     likelihood = lambda t, d: Normal(t * d, double(0.01))  # noqa: E731
     sharp = Experiment(Normal(double(0.0), double(1.0)), likelihood, space=Box(0.0, 1.0))
-    now = sharp.given(Study(sharp).belief)
+    now = sharp.given(Study(sharp).posterior)
     found = eig(now, double([1.0]), "pce", outer=2000, inner=5000)
     assert float(found.values) == pytest.approx(4.605, abs=4 * float(found.errors) + 0.05)
 
@@ -290,7 +292,7 @@ def test_float64_is_not_rounded_on_the_way() -> None:
         study.tell(0.1, 0.7)
         assert study.history == [(double(0.1), double(0.7))]
         assert float(study.candidates[0]) == 0.1 and float(study.candidates[-1]) == 0.3
-        assert study.belief.theta.dtype == study.gains().values.dtype == torch.float64
+        assert study.posterior.theta.dtype == study.gains().values.dtype == torch.float64
     tenth = Experiment(prior, lambda t, d: Bernoulli(logits=t - d), space=Box(0.0, 1.0))
     found = eig(tenth, [0.1], "exact").values
     torch.testing.assert_close(found, eig(tenth, double([0.1]), "exact").values, atol=0, rtol=0)

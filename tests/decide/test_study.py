@@ -43,12 +43,12 @@ def test_the_exact_posterior_after_three_lists() -> None:
     assert float(study.next()) == 7.0
     for length, outcome in zip((5, 7, 9), (1, 1, 0), strict=True):
         study.tell(length, outcome)
-    assert float(study.belief.mean) == pytest.approx(7.745, abs=1e-3)
-    assert float(study.belief.std) == pytest.approx(1.229, abs=1e-3)
+    assert float(study.posterior.mean) == pytest.approx(7.745, abs=1e-3)
+    assert float(study.posterior.std) == pytest.approx(1.229, abs=1e-3)
     drawn = Study(working_memory(), "importance", draws=20_000)
     for design, outcome in study.history:
         drawn.tell(design, outcome)
-    assert float(drawn.belief.mean) == pytest.approx(7.745, abs=0.04)  # 4 errors of 8,000 draws
+    assert float(drawn.posterior.mean) == pytest.approx(7.745, abs=0.04)  # 4 errors of 8,000 draws
 
 
 def test_a_study_refuses_what_cannot_be() -> None:
@@ -76,12 +76,12 @@ def test_an_outcome_counts_once_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -
     for inference in ("importance", "sample"):
         study = Study(slopes(), inference, draws=100)
         sampler = module.sample
-        before = study.belief
+        before = study.posterior
         monkeypatch.setattr(module, "sample", fails)
         for _ in range(2):
             with pytest.raises(NumericalError, match="diverged"):
                 study.tell([1.0, 0.0], 4.5)  # few draws of the prior explain it
-        assert study.history == [] and study.renewed == 0 and study.belief is before
+        assert study.history == [] and study.renewed == 0 and study.posterior is before
         monkeypatch.setattr(module, "sample", sampler)
 
 
@@ -104,8 +104,8 @@ def test_draws_are_renewed_by_a_sampler() -> None:
     exact = torch.linalg.solve(precision, x.T @ y / 0.09)
     std = torch.linalg.inv(precision).diagonal().sqrt()
     assert study.inference == "importance" and study.renewed >= 1
-    assert ((study.belief.mean - exact) / std).abs().max() < 0.3
-    assert (study.belief.std / std - 1).abs().max() < 0.25
+    assert ((study.posterior.mean - exact) / std).abs().max() < 0.3
+    assert (study.posterior.std / std - 1).abs().max() < 0.25
 
 
 def test_a_sampler_draws_from_prior_and_outcomes() -> None:
@@ -114,7 +114,7 @@ def test_a_sampler_draws_from_prior_and_outcomes() -> None:
     study = Study(slopes(1.0), "sample", draws=400, sampler=doxa.Metropolis(100, 400, 10))
     study.tell([1.0, 0.0], 3.0)
     assert study.renewed == 1
-    mean, std = study.belief.mean.tolist(), study.belief.std.tolist()
+    mean, std = study.posterior.mean.tolist(), study.posterior.std.tolist()
     assert mean == pytest.approx([1.5, 0.0], abs=0.35)
     assert std == pytest.approx([2**-0.5, 1.0], rel=0.25)
 
@@ -209,7 +209,7 @@ def test_adaptive_beats_fixed_beats_random() -> None:
     ):
         assert float(one.next()) == float(one.candidates[row])
         one.tell(one.candidates[row], float(y))
-    torch.testing.assert_close(one.belief.mean, found["adaptive"].mean[-1, 3])
+    torch.testing.assert_close(one.posterior.mean, found["adaptive"].mean[-1, 3])
 
 
 def test_noise_is_no_information() -> None:
@@ -346,8 +346,8 @@ def test_an_outcome_of_two_answers_is_checked_as_a_whole() -> None:
         pairs.tell(7, outcome)
         for one in outcome:
             singles.tell(7, one)
-    assert float(pairs.belief.mean) == pytest.approx(float(singles.belief.mean), abs=1e-4)
-    assert float(pairs.belief.std) == pytest.approx(float(singles.belief.std), abs=1e-4)
+    assert float(pairs.posterior.mean) == pytest.approx(float(singles.posterior.mean), abs=1e-4)
+    assert float(pairs.posterior.std) == pytest.approx(float(singles.posterior.std), abs=1e-4)
 
 
 def test_the_rate_of_a_policys_training_falls_as_a_cosine() -> None:

@@ -13,6 +13,7 @@ from short import LENGTHS, short
 import doxa
 from doxa.diagnose import Diagnosis, Finding, advice, convergence, doctor, inputs, spread
 from doxa.diagnose.data import DiagnosticData
+from doxa.errors import DoxaDeprecationWarning
 from doxa.posterior import Status
 
 TASKS = {
@@ -21,7 +22,7 @@ TASKS = {
     "counts": ("poisson", 1),
 }
 STATUSES = ("diverged", "stopped", "not-converged", "overconfident", "underconfident",
-            "worse-than-constant", "worse-than-map", "degenerate", "learned-nothing")  # fmt: skip
+            "worse-than-constant", "worse-than-map", "degenerate", "prior-collapse")  # fmt: skip
 
 
 def rows(task: str, n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,11 +212,13 @@ def test_one_verdict_the_worst_first() -> None:
 
 
 def test_old_names_still_work() -> None:
-    """`doctor` is `diagnose`; `Diagnosis.verdict` is `Diagnosis.status`, with a warning."""
+    """`doctor` is `diagnose`; `verdict` is `status`, with a warning."""
     assert doctor is doxa.diagnose.diagnose
     found = Diagnosis([Finding("a", "good", 1.0, "fine"), Finding("b", "bad", 1.0, "no")])
-    with pytest.warns(FutureWarning, match=r"use Diagnosis\.status"):
+    with pytest.warns(DoxaDeprecationWarning, match=r"use Diagnosis\.status"):
         assert found.verdict == found.status == "bad"
+    with pytest.warns(DoxaDeprecationWarning, match=r"use Finding\.status"):
+        assert found["b"].verdict == found["b"].status == "bad"
 
 
 def test_snippets_for_a_neural_process_are_for_tasks() -> None:

@@ -30,14 +30,14 @@ def linear(data: Any, **options: Any) -> Any:
 
 
 def verdicts(posterior: Any, data: Any, test: Any = None) -> dict[str, str]:
-    return {finding.check: finding.verdict for finding in doctor(posterior, data, test)}
+    return {finding.check: finding.status for finding in doctor(posterior, data, test)}
 
 
 def test_an_exact_posterior_passes_everything() -> None:
     data, test = line(), line(seed=1)
     diagnosis = doctor(linear(data), data, test)
     assert diagnosis.ok, str(diagnosis)
-    assert {f.check for f in diagnosis if f.verdict == "not checked"} == {
+    assert {f.check for f in diagnosis if f.status == "not checked"} == {
         "training", "chains", "weights", "energy", "members"
     }  # fmt: skip
 
@@ -58,10 +58,10 @@ def test_a_known_noise_that_is_wrong() -> None:
     data, test = line(), line(seed=1)
     for noise, ratio in ((0.125, 16.0), (2.0, 1 / 16)):
         diagnosis = doctor(linear(data, likelihood=doxa.Gaussian(noise)), data, test)
-        assert diagnosis["noise level"].verdict == "bad"
+        assert diagnosis["noise level"].status == "bad"
         assert diagnosis["noise level"].value == pytest.approx(ratio, rel=0.4)
-        assert diagnosis["coverage"].verdict in ("warning", "bad")
-        assert diagnosis["calibration"].verdict in ("warning", "bad")
+        assert diagnosis["coverage"].status in ("warning", "bad")
+        assert diagnosis["calibration"].status in ("warning", "bad")
 
 
 def test_coverage_is_the_share_inside() -> None:
@@ -72,17 +72,17 @@ def test_coverage_is_the_share_inside() -> None:
     share = float(((y >= low) & (y <= high)).double().mean())
     found = doctor(posterior, data, test, level=0.8)["coverage"]
     assert found.value == pytest.approx(share)
-    assert found.verdict == "good"
+    assert found.status == "good"
 
 
 def test_training_rows_alone_cannot_show_that_intervals_are_too_wide() -> None:
     data = line()
     wide = linear(data, likelihood=doxa.Gaussian(2.0))
     alone = doctor(wide, data)
-    assert alone["coverage"].verdict == "good"
-    assert alone["calibration"].verdict == "not checked"
+    assert alone["coverage"].status == "good"
+    assert alone["calibration"].status == "not checked"
     narrow = linear(data, likelihood=doxa.Gaussian(0.1))
-    assert doctor(narrow, data)["coverage"].verdict == "bad"
+    assert doctor(narrow, data)["coverage"].status == "bad"
 
 
 def test_degrees_of_freedom_are_found() -> None:
@@ -105,12 +105,12 @@ def test_tails_and_noise_that_depends_on_the_input() -> None:
     spread = (0.8 * data[0][:, 0]).exp()
     uneven = data[0], data[0].sum(1) + 0.5 * spread * torch.randn(200, generator=g).double()
     found = doctor(linear(uneven), uneven)["noise by input"]
-    assert found.verdict == "warning"
+    assert found.status == "warning"
     assert found.value is not None and found.value > 4
     heavy = data[0], data[0].sum(1) + torch.tensor(stats.t.rvs(2, size=200, random_state=3))
-    assert doctor(linear(heavy), heavy)["noise tails"].verdict == "warning"
+    assert doctor(linear(heavy), heavy)["noise tails"].status == "warning"
     straight = doctor(linear(data), data, test)
-    assert straight["noise by input"].verdict == straight["noise tails"].verdict == "good"
+    assert straight["noise by input"].status == straight["noise tails"].status == "good"
 
 
 def test_targets_that_are_classes_or_counts() -> None:
@@ -132,7 +132,7 @@ def test_counts_that_vary_more_than_a_poisson() -> None:
         y = torch.poisson(rate * extra, generator=g)
         data, test = (x[:200], y[:200]), (x[200:], y[200:])
         posterior = doxa.fit(net, data, "map", likelihood="poisson", steps=300, progress=False)
-        assert doctor(posterior, data, test)["noise level"].verdict == verdict
+        assert doctor(posterior, data, test)["noise level"].status == verdict
 
 
 def ensemble(**options: Any) -> tuple[Any, Any]:
@@ -166,7 +166,7 @@ def test_a_point_is_not_blamed_for_being_one() -> None:
     point = doxa.fit(net, data, "map", steps=200, standardize=True, progress=False)
     diagnosis = doctor(point, data)
     for check in ("members", "width", "far inputs"):
-        assert diagnosis[check].verdict == "not checked"
+        assert diagnosis[check].status == "not checked"
         assert "laplace" in diagnosis[check].advice
 
 
@@ -223,12 +223,12 @@ def test_far_inputs_of_a_stationary_process_and_of_one_that_forgets() -> None:
     data = line(60)
     posterior = doxa.fit(None, data, "gp", standardize=True, progress=False)
     found = doctor(posterior, data)["far inputs"]
-    assert found.verdict == "good"
+    assert found.status == "good"
     assert found.value is not None and found.value > 5
     bumps = doxa.fit(Bump(), data, "deep-ensemble", steps=50, progress=False)
     bumps.samples[:, :, 0] = torch.tensor([[0.5], [1.0], [1.5], [2.0], [2.5]])
     found = doctor(bumps, data)["far inputs"]
-    assert found.verdict == "warning"
+    assert found.status == "warning"
     assert found.value is not None and found.value < 0.5
 
 
@@ -269,7 +269,7 @@ def test_the_status_is_passed_on() -> None:
     for name, verdict in (("diverged", "bad"), ("stopped", "warning"), ("not-converged", "bad")):
         posterior.record.status = Status(name, "for a reason that is told")
         found = doctor(posterior, data)["status"]
-        assert found.verdict == verdict
+        assert found.status == verdict
         assert "for a reason that is told" in found.words
 
 
@@ -295,7 +295,7 @@ def test_chains_that_meet_stick_or_disagree() -> None:
     whole = posterior.samples.clone()
     posterior.samples[1] = whole[1, :1]
     found = doctor(posterior, data)["chains"]
-    assert found.verdict == "bad"
+    assert found.status == "bad"
     assert "1 of 4 chains hardly move" in found.words
     posterior.samples = whole.clone()
     posterior.samples[2, :, 0] += 0.5
@@ -322,7 +322,7 @@ def test_leaks_between_train_and_test() -> None:
     for pair, word in ((together, "with the test rows"), (apart, "by themselves"), (raw, "units")):
         posterior = linear(pair[0], standardize=False)
         found = doctor(posterior, *pair)["scaling"]
-        assert found.verdict == "bad"
+        assert found.status == "bad"
         assert word in found.words
     in_single = tuple((a.float(), b) for a, b in together)
     assert verdicts(linear(in_single[0]), *in_single)["scaling"] == "bad"
@@ -335,7 +335,7 @@ def test_rows_that_occur_in_both_sets() -> None:
     train = x[:100], y[:100]
     mixed = torch.cat([x[100:], x[:10]]), torch.cat([y[100:], y[:10]])
     found = doctor(linear(train), train, mixed)["duplicates"]
-    assert found.verdict == "bad"
+    assert found.status == "bad"
     assert found.value == pytest.approx(10 / 60)
     coarse = (2 * x).round()  # a grid: rows repeat by nature
     pair = (coarse[:100], y[:100]), (coarse[100:], y[100:])
@@ -375,8 +375,8 @@ def test_overfitting_and_nothing_learned() -> None:
         net, data, "map", prior=doxa.Normal(10.0), steps=800, standardize=True, progress=False
     )
     diagnosis = doctor(posterior, data, test)
-    assert diagnosis["overfitting"].verdict == "bad"
-    assert diagnosis["skill"].verdict == "bad"
+    assert diagnosis["overfitting"].status == "bad"
+    assert diagnosis["skill"].status == "bad"
     assert diagnosis["skill"].value is not None and diagnosis["skill"].value < 0
 
 
@@ -390,7 +390,7 @@ def test_overconfident_classes() -> None:
     options = {"likelihood": "categorical", "prior": doxa.Normal(10.0), "progress": False}
     posterior = doxa.fit(net, data, "map", steps=600, validation=None, **options)
     found = doctor(posterior, data, test)["calibration"]
-    assert found.verdict == "bad"
+    assert found.status == "bad"
     assert found.value == pytest.approx(0.45, abs=0.15)
     assert "overconfident" in found.words
 
@@ -403,10 +403,10 @@ def test_a_coverage_that_is_off_by_little_says_so() -> None:
     posterior = linear((x, y))
     wide = line(2000, seed=1, noise=0.5 * 1.25)
     found = doctor(posterior, (x, y), wide)["coverage"]
-    assert found.verdict == "slight"
+    assert found.status == "slight"
     assert found.value == pytest.approx(0.812, abs=0.05)
     assert "a little too narrow" in found.words
-    assert doctor(posterior, (x, y), line(2000, seed=2))["coverage"].verdict == "good"
+    assert doctor(posterior, (x, y), line(2000, seed=2))["coverage"].status == "good"
 
 
 def test_noise_that_depends_a_little_on_the_input_is_not_good() -> None:
@@ -415,7 +415,7 @@ def test_noise_that_depends_a_little_on_the_input_is_not_good() -> None:
     x = line(500)[0]
     uneven = x, x.sum(1) + 0.5 * (0.25 * x[:, 0]).exp() * torch.randn(500, generator=g).double()
     found = doctor(linear(uneven), uneven)
-    assert found["noise by input"].verdict == "slight"
+    assert found["noise by input"].status == "slight"
     assert found["noise by input"].value == pytest.approx(2.0, abs=0.9)
     assert found.ok
     assert "noise by input" in found.summary
@@ -426,12 +426,12 @@ def test_few_rows_cannot_tell_whether_anything_was_learned() -> None:
     data, (x, y) = line(60), line(6, seed=1)
     y[0] += 20
     found = doctor(linear(data), data, (x, y))["skill"]
-    assert found.verdict == "not checked"
+    assert found.status == "not checked"
     assert found.value is not None and found.value < -5
     assert "6 test rows are too few to show" in found.words
     assert "more rows" in found.advice
-    assert doctor(linear(data), data, line(1, seed=2))["skill"].verdict == "not checked"
-    assert doctor(linear(data), data, line(60, seed=2))["skill"].verdict == "good"
+    assert doctor(linear(data), data, line(1, seed=2))["skill"].status == "not checked"
+    assert doctor(linear(data), data, line(60, seed=2))["skill"].status == "good"
 
 
 @pytest.mark.parametrize("name", ["svgd", "bootstrap", "snapshot", "deep-ensemble"])
@@ -444,10 +444,10 @@ def test_particles_and_members_are_not_judged_as_chains(name: str) -> None:
     assert not case.is_chain
     for check in (convergence.chains, convergence.weights, convergence.energy):
         found = check(case)
-        assert found.verdict == "not checked"
+        assert found.status == "not checked"
         assert "no MCMC chains" in found.words
     found = convergence.status(case)
-    assert found.verdict == "bad"
+    assert found.status == "bad"
     assert "chains" not in found.words + found.advice
 
 

@@ -57,14 +57,14 @@ def fitted(name: str, task: str, **options: Any) -> Any:
 
 def check_sound(diagnosis: Diagnosis) -> None:
     for finding in diagnosis:
-        assert finding.verdict in ("good", "slight", "warning", "bad", "not checked")
+        assert finding.status in ("good", "slight", "warning", "bad", "not checked")
         assert len(finding.words) > 10
         assert bool(finding.advice) or not finding.alarms, finding
-        if finding.verdict == "not checked":
+        if finding.status == "not checked":
             assert any(reason in finding.words for reason in REASONS), finding
         else:
             assert finding.value is None or isinstance(finding.value, float)
-    assert diagnosis.ok == (not any(f.verdict in ("bad", "warning") for f in diagnosis))
+    assert diagnosis.ok == (not any(f.status in ("bad", "warning") for f in diagnosis))
 
 
 @pytest.mark.slow
@@ -76,8 +76,8 @@ def test_every_method_with_and_without_test_rows(name: str, task: str, tmp_path:
     for diagnosis in (alone, full):
         assert {finding.check for finding in diagnosis} == CHECKS
         check_sound(diagnosis)
-    assert alone["duplicates"].verdict == alone["overfitting"].verdict == "not checked"
-    assert full["duplicates"].verdict == "good"
+    assert alone["duplicates"].status == alone["overfitting"].status == "not checked"
+    assert full["duplicates"].status == "good"
     posterior.save(tmp_path / "run")
     assert doctor(doxa.load(tmp_path / "run"), rows(task), rows(task, seed=1)) == full
 
@@ -109,7 +109,7 @@ def test_a_transformed_posterior_is_judged_by_what_it_predicts() -> None:
     check_sound(diagnosis)
     assert {finding.check for finding in diagnosis} == CHECKS
     for check in ("coverage", "calibration", "noise level", "skill", "members"):
-        assert diagnosis[check].verdict != "not checked"
+        assert diagnosis[check].status != "not checked"
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_each_head_is_looked_at() -> None:
     )  # fmt: skip
     diagnosis = doctor(posterior, (x, (number, label)), (x + 0.01, (number, label)))
     check_sound(diagnosis)
-    assert diagnosis["coverage (head 0)"].verdict != "not checked"
-    assert diagnosis["coverage (head 1)"].verdict == "not checked"
-    assert diagnosis["calibration (head 1)"].verdict != "not checked"
+    assert diagnosis["coverage (head 0)"].status != "not checked"
+    assert diagnosis["coverage (head 1)"].status == "not checked"
+    assert diagnosis["calibration (head 1)"].status != "not checked"
 
 
 def test_several_outputs_and_images() -> None:

@@ -75,7 +75,7 @@ def test_mirror_images_are_told_from_disagreement(
     posterior, data = fitted
     mirrored(posterior)
     found = doctor(posterior, data)
-    assert found["weights"].verdict == "good"
+    assert found["weights"].status == "good"
     assert found["weights"].value is not None
     assert found["weights"].value > 1.5
     assert "symmetric modes" in found["weights"].words
@@ -98,7 +98,7 @@ def test_divergences_and_energies_are_read(
     ):
         posterior.record.diagnostics = kept | healthy | changed
         finding = doctor(posterior, data)["energy"]
-        assert finding.verdict == verdict, changed
+        assert finding.status == verdict, changed
     posterior.record.diagnostics = kept
 
 

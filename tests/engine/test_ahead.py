@@ -144,9 +144,9 @@ def test_a_compiled_step_is_given_the_strides_it_was_compiled_for(monkeypatch: A
 
 
 METHODS = {
-    "sgld": doxa.SGLD(draws=12, burn_in=12, thin=2, step=1e-4),
-    "sghmc": doxa.SGHMC(draws=12, burn_in=12, thin=2, step=1e-4),
-    "cyclical": doxa.CyclicalSGMCMC(cycles=2, draws=6, thin=2, step=1e-4),
+    "sgld": doxa.SGLD(draws=12, burn_in=12, thin=2, step_size=1e-4),
+    "sghmc": doxa.SGHMC(draws=12, burn_in=12, thin=2, step_size=1e-4),
+    "cyclical": doxa.CyclicalSGMCMC(cycles=2, draws=6, thin=2, step_size=1e-4),
 }
 
 

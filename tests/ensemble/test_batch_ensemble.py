@@ -37,7 +37,7 @@ def test_components_are_explicit_networks() -> None:
 
 def test_it_has_little_more_than_one_network() -> None:
     """P + K Σ_layers (inputs + outputs)."""
-    posterior = doxa.fit(lenet(), images(), doxa.BatchEnsemble(size=3), steps=2, batch_size=6)
+    posterior = doxa.fit(lenet(), images(), doxa.BatchEnsemble(components=3), steps=2, batch_size=6)
     own = 2 + 3 + 12 + 5 + 5 + 2
     assert posterior.layers.shape == (1, 3, own)
     assert posterior.layout.size == sum(p.numel() for p in lenet().parameters())
@@ -53,8 +53,9 @@ def test_a_step_is_the_gradient_of_explicit_networks_on_parts_of_the_batch() -> 
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     before, after = (
         doxa.fit(
-            net, (x, y), doxa.BatchEnsemble(size=2, spread=0.3), steps=1, batch_size=8, lr=lr,
-            optimizer=SGD(0.0), schedule="constant", likelihood=doxa.Gaussian(1.0),
+            net, (x, y), doxa.BatchEnsemble(components=2, initial_factor_std=0.3), steps=1,
+            batch_size=8, lr=lr, optimizer=SGD(0.0), schedule="constant",
+            likelihood=doxa.Gaussian(1.0),
         )
         for lr in (1e-12, 0.1)
     )  # fmt: skip
@@ -130,7 +131,7 @@ def test_one_product_with_w_is_a_pass_for_each_component(method: str) -> None:
     otherwise all share one. With seven rows a step, of four components; images have few channels,
     so that components are groups of the first convolution. Rank-1 factors have no noise here."""
     x, y = images()
-    how = doxa.BatchEnsemble(spread=0.3)
+    how = doxa.BatchEnsemble(initial_factor_std=0.3)
     options: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 5, "batch_size": 7, "lr": 0.01}
     if method == "rank1":
         how = doxa.Rank1(initial_std=1e-9)

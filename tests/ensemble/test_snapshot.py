@@ -26,7 +26,7 @@ def test_it_is_one_run_whose_rate_starts_anew() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     posterior = doxa.fit(
-        net, (x, y), doxa.SnapshotEnsemble(size=4, skip=1), steps=42, lr=0.3, batch_size=24,
+        net, (x, y), doxa.SnapshotEnsemble(snapshots=4, skip=1), steps=42, lr=0.3, batch_size=24,
         optimizer=SGD(0.0), init="given", likelihood=doxa.Gaussian(noise=1.0),
     )  # fmt: skip
     weights = [p.detach().clone() for p in net.parameters()]
@@ -49,7 +49,7 @@ def test_snapshots_keep_their_own_batch_norm() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
     fit = lambda size, steps: doxa.fit(  # noqa: E731
-        net, (x, y), doxa.SnapshotEnsemble(size=size), steps=steps, batch_size=8, init="given",
+        net, (x, y), doxa.SnapshotEnsemble(snapshots=size), steps=steps, batch_size=8, init="given",
         likelihood=doxa.Gaussian(0.3),
     )  # fmt: skip
     f = fit(3, 60).functions(x, 3)
@@ -64,7 +64,11 @@ def test_a_stopped_run_has_no_untrained_snapshots() -> None:
     x, y = data()
     net = doxa.nets.mlp(3, 1, (4,)).double()
     posterior = doxa.fit(
-        net, (x, y), doxa.SnapshotEnsemble(size=4), steps=80, callbacks=[lambda step, _: step >= 30]
+        net,
+        (x, y),
+        doxa.SnapshotEnsemble(snapshots=4),
+        steps=80,
+        callbacks=[lambda step, _: step >= 30],
     )
     first, *others = posterior.samples[0]
     assert posterior.status == "stopped"
@@ -83,7 +87,7 @@ def test_a_small_table_is_not_learned_by_heart() -> None:
 
 
 def test_settings_that_leave_nothing() -> None:
-    with pytest.raises(MethodError, match="skip=5 of size=5 snapshots leaves none"):
+    with pytest.raises(MethodError, match="skip=5 of snapshots=5 leaves none"):
         doxa.SnapshotEnsemble(skip=5)
     with pytest.raises(MethodError, match="5 snapshots need as many steps, not 3"):
         doxa.fit(doxa.nets.mlp(3, 1, (4,)).double(), data(), "snapshot", steps=3)

@@ -24,7 +24,7 @@ def test_it_is_algorithm_1(schedule: str, cycle: int) -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     steps, share, rate, lowest = 40, 0.5, 0.2, 0.1
-    method = doxa.SWA(share=share, cycle=cycle, schedule=schedule, rate=rate, lowest=lowest)
+    method = doxa.SWA(average=share, cycle=cycle, schedule=schedule, swa_lr=rate, lowest=lowest)
     posterior = doxa.fit(
         net, (x, y), method, steps=steps, lr=0.1, schedule="constant", optimizer=SGD(0.0),
         batch_size=24, init="given", likelihood=doxa.Gaussian(noise=1.0),
@@ -73,17 +73,17 @@ def test_batch_norm_is_recomputed_as_torch_does() -> None:
 def test_the_mean_is_not_the_last_point() -> None:
     x, y = data()
     net = doxa.nets.mlp(3, 1, (5,)).double()
-    swa = doxa.fit(net, (x, y), doxa.SWA(rate=0.05), steps=200, batch_size=8)
+    swa = doxa.fit(net, (x, y), doxa.SWA(swa_lr=0.05), steps=200, batch_size=8)
     last = doxa.fit(net, (x, y), "map", steps=200, batch_size=8)
     assert not torch.allclose(swa.samples, last.samples, rtol=1e-2)
 
 
 def test_a_rate_grid_is_one_stacked_fit() -> None:
     net = doxa.nets.mlp(3, 1, (5,)).double()
-    runs = doxa.Runs(grid={"rate": [0.01, 0.2]})
+    runs = doxa.Runs(grid={"swa_lr": [0.01, 0.2]})
     sweep = doxa.fit(net, data(), doxa.SWA(), steps=40, runs=runs)
     for posterior, rate in zip(sweep, (0.01, 0.2), strict=True):
-        alone = doxa.fit(net, data(), doxa.SWA(rate=rate), steps=40)
+        alone = doxa.fit(net, data(), doxa.SWA(swa_lr=rate), steps=40)
         assert torch.allclose(posterior.samples, alone.samples, rtol=1e-8)
 
 

@@ -41,7 +41,7 @@ def points(net: nn.Module, steps: int, first: int, rate: float, cycle: int) -> T
 @pytest.mark.parametrize("rank", [0, 3])
 def test_it_is_equations_5_and_6(deviations: str, rank: int) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-    method = doxa.SWAG(share=0.5, cycle=3, rate=0.2, rank=rank, deviations=deviations)
+    method = doxa.SWAG(average=0.5, cycle=3, swa_lr=0.2, rank=rank, deviations=deviations)
     posterior = doxa.fit(
         net, data(), method, steps=40, lr=0.1, schedule="constant", optimizer=SGD(0.0),
         batch_size=24, init="given", likelihood=doxa.Gaussian(noise=1.0),

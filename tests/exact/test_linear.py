@@ -94,7 +94,7 @@ def test_each_output_may_have_its_own_noise() -> None:
 
 def test_maximum_likelihood_noise() -> None:
     x, y = rows()
-    ours = fit((x, y), fit_by="ml")
+    ours = fit((x, y), tune="ml")
     phi = np.column_stack([x, np.ones(len(x))])
     residual = y.numpy() - phi @ np.linalg.lstsq(phi, y.numpy(), rcond=None)[0]
     assert float(ours.noise) == pytest.approx(math.sqrt(np.mean(residual**2)), rel=1e-10)
@@ -274,7 +274,7 @@ def test_more_features_than_rows() -> None:
     ("settings", "message"),
     [
         ({"features": "spline"}, "polynomial"),
-        ({"fit_by": "magic"}, "fit_by"),
+        ({"tune": "magic"}, "tune"),
         ({"noise": -1.0}, "noise must be positive"),
         ({"prior_std": 0.0}, "prior_std must be positive"),
         ({"features": "polynomial", "degree": 0, "intercept": False}, "no features"),
@@ -290,7 +290,7 @@ def test_what_it_cannot_do() -> None:
     with pytest.raises(MethodError, match="Gaussian"):
         doxa.fit(None, (x, y), "linear", likelihood="student-t")
     with pytest.raises(MethodError, match="give noise"):
-        fit((x, y), fit_by=None)
+        fit((x, y), tune=None)
     with pytest.raises(MethodError, match="both given"):
         doxa.fit(nn.Linear(2, 1).double(), (x, y), doxa.BayesianLinear("rbf"))
     with pytest.raises(MethodError, match="monomials"):

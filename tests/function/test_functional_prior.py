@@ -106,9 +106,9 @@ def test_the_method_is_sghmc_under_that_prior() -> None:
     net, x = line()
     data, likelihood = (x, x.sum(1, keepdim=True)), doxa.Gaussian(1.0)
     tuning: dict[str, Any] = {"lengthscale": 3.0, "variance": 2.0, "functions": 16, "points": 6}
-    steps: dict[str, Any] = {"draws": 10, "burn_in": 10, "thin": 1, "step": 1e-3}
+    steps: dict[str, Any] = {"draws": 10, "burn_in": 10, "thin": 1, "step_size": 1e-3}
     options: dict[str, Any] = {"likelihood": likelihood, "members": 2, "seed": 3}
-    own = doxa.fit(net, data, doxa.FunctionalPrior(tuning=5, **tuning, **steps), **options)
+    own = doxa.fit(net, data, doxa.FunctionalPrior(prior_steps=5, **tuning, **steps), **options)
     prior = doxa.functional_prior(net, x, steps=5, seed=3, **tuning)
     given = doxa.fit(net, data, doxa.SGHMC(**steps), prior=prior, **options)
     assert own.priors == [prior, prior]

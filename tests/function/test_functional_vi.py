@@ -40,7 +40,7 @@ def lines(x: Tensor, z: Tensor) -> Tensor:
 
 def fit_line(kind: FunctionPrior | str, **options: Any) -> Any:
     net = nn.Linear(1, 1, bias=False).double()
-    method = doxa.FunctionalVI(function_prior=kind, samples=24, rows=6, points=4)
+    method = doxa.FunctionalVI(function_prior=kind, samples=24, measured_rows=6, extra_points=4)
     return doxa.fit(
         net, line_data(), method, likelihood=doxa.Gaussian(noise=0.5), validation=None,
         progress=False, steps=150, lr=0.05, schedule="cosine", **options,
@@ -96,8 +96,8 @@ def test_a_named_kernel_is_fitted_by_its_marginal_likelihood() -> None:
     y = y + 0.1 * GPPrior("rbf", lengthscale=1e-3).sample(x, 1, seed=2)[0]
     posterior = doxa.fit(
         doxa.nets.mlp(1, 1, hidden=(5,)).double(), (x, y),
-        doxa.FunctionalVI(samples=4, rows=2, points=2, prior_steps=300), steps=2, progress=False,
-        validation=None,
+        doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2, prior_steps=300), steps=2,
+        progress=False, validation=None,
     )  # fmt: skip
     scale, variance, _ = posterior.kernel[0].exp().tolist()
     assert 0.15 < scale < 0.6 and 1.0 < variance < 16.0
@@ -115,7 +115,7 @@ def test_outputs_that_repeat_each_other_have_the_kernel_of_one() -> None:
     for outputs in (1, 3):
         posterior = doxa.fit(
             doxa.nets.mlp(1, outputs, hidden=(5,)).double(), (x, y.repeat(1, outputs)),
-            doxa.FunctionalVI(samples=4, rows=2, points=2, prior_steps=150), steps=2,
+            doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2, prior_steps=150), steps=2,
             progress=False, validation=None, batch_size=40,
         )  # fmt: skip
         kernels.append(posterior.kernel[0, :2])
@@ -131,8 +131,8 @@ def test_under_much_smoothing_no_prior_can_be_told_from_q(prior: FunctionPrior |
     x, y = line_data()
     net = nn.Linear(1, 1, bias=False).double()
     method = doxa.FunctionalVI(
-        function_prior=prior, samples=24, rows=6, points=4, smoothing=100.0, initial_std=0.3,
-        prior_steps=0,
+        function_prior=prior, samples=24, measured_rows=6, extra_points=4, smoothing=100.0,
+        initial_std=0.3, prior_steps=0,
     )  # fmt: skip
     posterior = doxa.fit(
         net, (x, y), method, likelihood=doxa.Gaussian(noise=0.5), validation=None, progress=False,
@@ -151,7 +151,12 @@ def test_a_narrow_prior_is_smoothed_as_its_kernel_is() -> None:
     slopes = []
     for prior in (GPPrior("linear", variance=0.01), "weights"):
         method = doxa.FunctionalVI(
-            function_prior=prior, samples=24, rows=6, points=4, smoothing=0.3, initial_std=0.1
+            function_prior=prior,
+            samples=24,
+            measured_rows=6,
+            extra_points=4,
+            smoothing=0.3,
+            initial_std=0.1,
         )
         posterior = doxa.fit(
             nn.Linear(1, 1, bias=False).double(), (x, y), method, validation=None, steps=150,
@@ -167,7 +172,9 @@ def test_weights_outside_the_subset_keep_their_prior() -> None:
     """They are points under N(0, 0.01²), of which twelve rows know too little to resist."""
     net = doxa.nets.mlp(1, 1, hidden=(3,), activation="tanh").double()
     prior = {"0.*": doxa.Normal(0.01), "*": doxa.Normal(1.0)}
-    method = doxa.FunctionalVI(function_prior=GPPrior("linear"), samples=8, rows=4, points=2)
+    method = doxa.FunctionalVI(
+        function_prior=GPPrior("linear"), samples=8, measured_rows=4, extra_points=2
+    )
     posterior = doxa.fit(
         net, line_data(), method, likelihood=doxa.Gaussian(noise=3.0), validation=None, lr=0.05,
         progress=False, steps=100, subset="last_layer", prior=prior,
@@ -182,8 +189,8 @@ def test_logits_have_a_prior_of_their_own_size() -> None:
     x = torch.linspace(-2, 2, 60)[:, None]
     posterior = doxa.fit(
         doxa.nets.mlp(1, 2, hidden=(5,)), (x, (x[:, 0] > 0).long()), likelihood="categorical",
-        method=doxa.FunctionalVI(samples=4, rows=2, points=2), steps=2, progress=False,
-        validation=None,
+        method=doxa.FunctionalVI(samples=4, measured_rows=2, extra_points=2), steps=2,
+        progress=False, validation=None,
     )  # fmt: skip
     assert abs(float(posterior.prior_functions(x, 400).square().mean()) / 8 - 1) < 0.2
 
@@ -195,7 +202,12 @@ def test_the_noise_of_the_evidence() -> None:
     x = torch.randn(200, 1, generator=g).double()
     y = 0.8 * x + 0.3 * torch.randn(200, 1, generator=g).double()
     method = doxa.FunctionalVI(
-        function_prior="linear", noise="evidence", samples=6, rows=5, points=3, prior_steps=200
+        function_prior="linear",
+        noise_from="evidence",
+        samples=6,
+        measured_rows=5,
+        extra_points=3,
+        prior_steps=200,
     )
     posterior = doxa.fit(
         nn.Linear(1, 1).double(), (x, y), method, likelihood="gaussian", steps=3, batch_size=200,
@@ -205,7 +217,8 @@ def test_the_noise_of_the_evidence() -> None:
     assert abs(found - 0.3) < 5 * 0.3 / 20
     with pytest.raises(MethodError, match="leave it out"):
         doxa.fit(nn.Linear(1, 1), (x, y), doxa.FunctionalVI(function_prior="weights",
-                 noise="evidence"), likelihood="gaussian", steps=1, progress=False)  # fmt: skip
+                 noise_from="evidence"), likelihood="gaussian", steps=1,
+                 progress=False)  # fmt: skip
 
 
 def test_what_it_cannot_take() -> None:

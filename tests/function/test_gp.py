@@ -33,7 +33,7 @@ def rows(n: int = 30, outputs: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def fixed(data: tuple[Tensor, Tensor], kernel: Any = "rbf", **settings: Any) -> Any:
     options = {k: settings.pop(k) for k in ("standardize", "sample_weight") if k in settings}
-    settings = {"noise": NOISE, "fit_hyper": False} | settings
+    settings = {"noise": NOISE, "learn_kernel": False} | settings
     if isinstance(kernel, str):
         settings = {"variance": 1.3} | settings
         if kernel != "linear":
@@ -92,7 +92,7 @@ def test_several_outputs_share_the_kernel() -> None:
 def test_outputs_that_share_a_noise_level_count_the_constant_each() -> None:
     """scipy's log N(y_o; 0, K + σ²I), added up over three outputs, at a noise that is not given."""
     x, y = rows(outputs=3)
-    method = doxa.GP("rbf", lengthscale=0.8, variance=1.5, fit_hyper=False)
+    method = doxa.GP("rbf", lengthscale=0.8, variance=1.5, learn_kernel=False)
     ours = doxa.fit(None, (x, y), method)
     assert ours.log_noise.shape == (1,)
     kernel = 1.5 * np.exp(-0.5 * np.square(x.numpy()[:, None] - x.numpy()[None]).sum(2) / 0.8**2)
@@ -108,7 +108,7 @@ def test_each_output_may_have_its_own_noise() -> None:
     quiet, loud = learned.log_noise.exp()[0].tolist()
     assert quiet < 0.4 < loud
     given = doxa.fit(
-        None, (x, y), doxa.GP(fit_hyper=False), likelihood=doxa.Gaussian(noise=(0.2, 0.9))
+        None, (x, y), doxa.GP(learn_kernel=False), likelihood=doxa.Gaussian(noise=(0.2, 0.9))
     )
     assert torch.allclose(given.predict(x).aleatoric[0], torch.tensor([0.04, 0.81]).double())
 
@@ -157,7 +157,7 @@ def test_rows_that_are_added_to_weighted_ones_weigh_one(tmp_path: Path) -> None:
 def test_members_with_the_same_hyper_parameters_have_one_evidence() -> None:
     """The mean of three evidences that are the same, by scipy: not their sum."""
     x, y = rows()
-    method = doxa.GP(noise=NOISE, lengthscale=0.9, variance=1.3, fit_hyper=False)
+    method = doxa.GP(noise=NOISE, lengthscale=0.9, variance=1.3, learn_kernel=False)
     distance = torch.cdist(x, x).square()
     covariance = 1.3 * (-0.5 * distance / 0.81).exp() + NOISE**2 * torch.eye(30).double()
     want = multivariate_normal(np.zeros(30), covariance.numpy()).logpdf(y[:, 0].numpy())
@@ -216,7 +216,7 @@ def test_runs_of_unequal_length_are_separate_fits() -> None:
 
 def test_a_grid_over_lengthscales() -> None:
     data = rows()
-    method = doxa.GP(noise=NOISE, variance=1.3, fit_hyper=False)
+    method = doxa.GP(noise=NOISE, variance=1.3, learn_kernel=False)
     sweep = doxa.fit(None, data, method, runs=doxa.Runs(grid={"lengthscale": [0.1, 0.9]}))
     for run, lengthscale in zip(sweep, (0.1, 0.9), strict=True):
         alone = fixed(data, lengthscale=lengthscale)
@@ -331,7 +331,7 @@ def test_a_kernel_starts_from_its_own_values() -> None:
     data = rows()
     kernel = summed(lengthscale=0.7)
     kernel.kernels[1].variance = 2.5
-    posterior = doxa.fit(None, data, doxa.GP(kernel, fit_hyper=False, noise=NOISE))
+    posterior = doxa.fit(None, data, doxa.GP(kernel, learn_kernel=False, noise=NOISE))
     peer = GaussianProcessRegressor(
         RBF(0.7) + 2.5 * DotProduct(0.0, "fixed"), alpha=NOISE**2, optimizer=None
     ).fit(data[0], data[1][:, 0])

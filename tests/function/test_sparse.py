@@ -63,11 +63,11 @@ def test_the_bound_is_that_of_titsias() -> None:
     exact = multivariate_normal(np.zeros(30), rbf(x, x) + NOISE**2 * np.eye(30))
     assert posterior.elbo < exact.logpdf(y[:, 0]) - 1
     scaled = doxa.fit(
-        None, (x, 10 * y), doxa.SparseGP(inducing=8, fit_hyper=False), steps=1,
+        None, (x, 10 * y), doxa.SparseGP(inducing=8, learn_kernel=False), steps=1,
         likelihood=doxa.Gaussian(noise=2.0), standardize=True,
     )  # fmt: skip
     one = doxa.fit(
-        None, (x, y), doxa.SparseGP(inducing=8, fit_hyper=False), steps=1,
+        None, (x, y), doxa.SparseGP(inducing=8, learn_kernel=False), steps=1,
         likelihood=doxa.Gaussian(noise=NOISE), standardize=True,
     )  # fmt: skip
     assert scaled.elbo == pytest.approx(one.elbo - 30 * math.log(10), abs=1e-6)
@@ -129,8 +129,8 @@ def test_classification_is_that_of_gpytorch(
     chosen = torch.linspace(-2, 2, 8).double()[None, :, None]
     monkeypatch.setattr(points, "spread_out", lambda *_: chosen.clone())
     method = doxa.SparseGP(
-        inducing=8, fit_hyper=False, fit_points=False, variance=2.0, lengthscale=0.8, natural=0.3,
-        samples=64,
+        inducing=8, learn_kernel=False, learn_inducing=False, variance=2.0, lengthscale=0.8,
+        natural=0.3, samples=64,
     )  # fmt: skip
     y = yes if likelihood == "bernoulli" else three
     posterior = doxa.fit(None, (x, y), method, likelihood=likelihood, steps=steps, batch_size=40)

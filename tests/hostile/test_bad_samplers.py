@@ -16,11 +16,11 @@ SAMPLERS: dict[str, Any] = {
     "hmc": doxa.HMC(draws=40, burn_in=30, leapfrog=4),
     "nuts": doxa.NUTS(draws=40, burn_in=30, max_depth=3),
     "metropolis": doxa.Metropolis(draws=150, burn_in=100),
-    "sgld": doxa.SGLD(draws=40, burn_in=20, thin=1, step=1e-2),
-    "psgld": doxa.PSGLD(draws=40, burn_in=20, thin=1, step=1e-2),
-    "sghmc": doxa.SGHMC(draws=40, burn_in=20, thin=1, step=1e-2),
+    "sgld": doxa.SGLD(draws=40, burn_in=20, thin=1, step_size=1e-2),
+    "psgld": doxa.PSGLD(draws=40, burn_in=20, thin=1, step_size=1e-2),
+    "sghmc": doxa.SGHMC(draws=40, burn_in=20, thin=1, step_size=1e-2),
     "minibatch-mh": doxa.MinibatchMH(draws=40, burn_in=20, thin=1),
-    "cyclical": doxa.CyclicalSGMCMC(cycles=2, draws=10, thin=1, exploration=0.5, step=1e-2),
+    "cyclical": doxa.CyclicalSGMCMC(cycles=2, draws=10, thin=1, exploration=0.5, step_size=1e-2),
     "constant-sgd": doxa.ConstantSGD(draws=20, burn_in=10, thin=1, probes=5),
 }
 EXACT = ("hmc", "nuts", "metropolis")
@@ -163,9 +163,9 @@ def test_a_start_outside_the_support_of_a_density() -> None:
 STUCK = {
     "hmc": doxa.HMC(draws=20, burn_in=0, leapfrog=1),
     "metropolis": doxa.Metropolis(draws=60, burn_in=0, scale=1e6),
-    "sgld": doxa.SGLD(draws=30, burn_in=0, thin=1, step=1e-300),
-    "sghmc": doxa.SGHMC(draws=30, burn_in=0, thin=1, step=1e-300),
-    "minibatch-mh": doxa.MinibatchMH(draws=30, burn_in=0, thin=1, step=1e6),
+    "sgld": doxa.SGLD(draws=30, burn_in=0, thin=1, step_size=1e-300),
+    "sghmc": doxa.SGHMC(draws=30, burn_in=0, thin=1, step_size=1e-300),
+    "minibatch-mh": doxa.MinibatchMH(draws=30, burn_in=0, thin=1, step_size=1e6),
 }
 
 
@@ -205,6 +205,6 @@ def test_a_run_without_a_single_draw_is_an_error() -> None:
     def breaks(p: dict[str, Tensor]) -> Tensor:
         return p["x"].sum() * torch.where(p["x"].sum() > 1.0, torch.nan, 1.0)
 
-    method = doxa.SGLD(draws=5, burn_in=200, thin=2, step=0.05)
+    method = doxa.SGLD(draws=5, burn_in=200, thin=2, step_size=0.05)
     with pytest.raises(NumericalError, match=r"before its first draw.*non-finite"):
         doxa.sample(breaks, {"x": 0.9}, method, 2, jitter=0.01)

@@ -36,7 +36,7 @@ def fit(structure: str, members: int = 1, likelihood: Any = None, **settings: An
     x, y = data()
     likelihood = likelihood or doxa.Gaussian(NOISE)
     y = y if likelihood.is_normal else (y[:, 0] > 0).long()
-    settings |= {"polish": 0} if structure == "full" else {}
+    settings |= {"newton_steps": 0} if structure == "full" else {}
     prior = doxa.Normal(STD) if settings.get("tune", "auto") is None else None
     return doxa.fit(
         net, (x, y), doxa.Laplace(structure, **settings), likelihood=likelihood, prior=prior,
@@ -86,7 +86,7 @@ def test_the_evidence_is_the_formula() -> None:
 def test_noise_and_prior_scale_are_at_their_fixed_point(per_output: bool, scale: str) -> None:
     """n_g σ²_g = χ²_g + γ_g σ²_g and τ_k = γ_k / |θ_k|², from the blocks by numpy: with these γ one
     more round changes nothing. Iterations of several noise levels end after a fixed number."""
-    ours = fit("block-diagonal", likelihood=doxa.Gaussian(per_output=per_output), prior_scale=scale)
+    ours = fit("block-diagonal", likelihood=doxa.Gaussian(per_output=per_output), tuned_scale=scale)
     x, y = data()
     layout, mean = ours.layout, ours.mean[0]
     params = layout.unflatten(mean)
@@ -124,7 +124,7 @@ def test_one_layer_is_the_full_matrix_and_it_is_saved(tmp_path: Path) -> None:
     net = nn.Linear(2, 2).double()
     fits = [
         doxa.fit(net, (x, y), method, steps=100, validation=None, progress=False)
-        for method in (doxa.Laplace("full", polish=0), doxa.Laplace("block-diagonal"))
+        for method in (doxa.Laplace("full", newton_steps=0), doxa.Laplace("block-diagonal"))
     ]
     assert fits[1].log_evidence == pytest.approx(fits[0].log_evidence, rel=1e-9)
     assert torch.allclose(fits[1].covariance.dense(), fits[0].covariance.dense(), rtol=1e-8)

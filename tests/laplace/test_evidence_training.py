@@ -32,7 +32,7 @@ def test_training_of_a_linear_network_ends_at_the_type_two_maximum(structure: st
     """Nothing is polished: the weights follow prior and noise, and these the weights."""
     x, y = lines()
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear())
-    method = doxa.Laplace(structure, tune="evidence", evidence_steps=30, polish=0)
+    method = doxa.Laplace(structure, tune="evidence", evidence_steps=30, newton_steps=0)
     ours = trained(method, (x, y))
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-8)
     assert ours.diagnostics["prior_scale"][0] == pytest.approx(float(exact.prior_std), rel=1e-5)
@@ -53,7 +53,7 @@ def test_scales_of_weight_and_bias_maximise_the_exact_evidence(structure: str) -
     """Two prior scales and the noise of a linear model: the gradient of its evidence, written as
     that of a Gaussian over y, vanishes there, and its value is the posterior's."""
     x, y = lines(outputs=2)
-    method = doxa.Laplace(structure, tune="evidence", prior_scale="layer", evidence_steps=30)
+    method = doxa.Laplace(structure, tune="evidence", tuned_scale="layer", evidence_steps=30)
     ours = trained(method, (x, y), outputs=2)
     found = ours.diagnostics["prior_scale"][0]
     logs = torch.tensor([found["weight"], found["bias"]], dtype=torch.float64).log()
@@ -74,7 +74,7 @@ def test_groups_of_outputs_and_of_weights_at_once() -> None:
     likelihood = doxa.Gaussian(per_output=True)
     model = doxa.Model(nn.Linear(2, 2).double(), likelihood)
     fit = lambda method: doxa.fit(model, (x, y), method, steps=300, lr=0.05, schedule="cosine")  # noqa: E731
-    asked = {"tune": "evidence", "prior_scale": "layer", "evidence_steps": 20}
+    asked = {"tune": "evidence", "tuned_scale": "layer", "evidence_steps": 20}
     full, low = (fit(doxa.Laplace(kind, **asked)) for kind in ("full", "low-rank"))
     for name in ("weight", "bias"):
         mine, other = (p.diagnostics["prior_scale"][0][name] for p in (full, low))
@@ -95,7 +95,7 @@ def test_what_is_ascended_is_the_density_under_the_scales(
         return found
 
     monkeypatch.setattr(laplace.Objective, "__call__", watched)
-    method = doxa.Laplace(tune="evidence", evidence_steps=3, prior_scale="layer")
+    method = doxa.Laplace(tune="evidence", evidence_steps=3, tuned_scale="layer")
     doxa.fit(nn.Linear(2, 1).double(), lines(), method, steps=20, engine="loop:eager")
     run, theta, tau, value = seen[-1]
     weights = theta[0, run.subset_index]
@@ -108,7 +108,7 @@ def test_what_is_ascended_is_the_density_under_the_scales(
 
 def test_a_member_is_as_it_would_be_alone() -> None:
     net, data = doxa.nets.mlp(2, 1, (3,)).double(), lines()
-    method = doxa.Laplace("diagonal", tune="evidence", prior_scale="layer", evidence_steps=3)
+    method = doxa.Laplace("diagonal", tune="evidence", tuned_scale="layer", evidence_steps=3)
     together = doxa.fit(net, data, method, steps=30, members=2)
     alone = doxa.fit(net, data, method, steps=30, members=[1])
     for name, value in alone.diagnostics["prior_scale"][0].items():
@@ -117,7 +117,7 @@ def test_a_member_is_as_it_would_be_alone() -> None:
 
 def test_what_does_not_go_together_is_said() -> None:
     for settings, words in (
-        ({"structure": "functional", "prior_scale": "layer"}, "one scale"),
+        ({"structure": "functional", "tuned_scale": "layer"}, "one scale"),
         ({"evidence_steps": 3, "train": False}, "steps of training"),
         ({"evidence_steps": 3, "subnetwork": 2}, "after training"),
         ({"evidence_steps": 3, "curvature": "hessian"}, "not be positive definite"),
@@ -132,7 +132,7 @@ def test_what_does_not_go_together_is_said() -> None:
 def test_training_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     """Bit for bit, from a checkpoint between two re-estimations; runs of unequal rows."""
     net, data = doxa.nets.mlp(2, 1, (3,)).double(), lines()
-    method = doxa.Laplace("kronecker", tune="evidence", prior_scale="layer", evidence_steps=4)
+    method = doxa.Laplace("kronecker", tune="evidence", tuned_scale="layer", evidence_steps=4)
     runs = doxa.Runs(rows=[torch.arange(30), torch.arange(5, 40)])
 
     def fit(**options: Any) -> Any:

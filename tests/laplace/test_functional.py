@@ -35,7 +35,7 @@ def fit(data: Any, structure: str, *, settings: Any = None, **options: Any) -> A
     """At the same weights for either structure, on a network with more weights than rows."""
     outputs = 1 if data[1].is_floating_point() else 3
     net = doxa.nets.mlp(2, outputs, (20,), activation="tanh").double()
-    method = doxa.Laplace(structure, polish=0, centre="mode", **settings or {})
+    method = doxa.Laplace(structure, newton_steps=0, mean_correction=False, **settings or {})
     return doxa.fit(net, data, method, **{"members": 2, "seed": 0, "steps": 10} | options)
 
 
@@ -133,23 +133,23 @@ def test_few_rows_stand_for_all() -> None:
     likelihood = doxa.Gaussian(noise=0.3)
     options: dict[str, Any] = {"likelihood": likelihood, "prior": doxa.Normal(1.0), "members": 1}
     whole = fit((x, y), "functional", **options)
-    few = fit((x, y), "functional", settings={"rows": 20}, **options)
+    few = fit((x, y), "functional", settings={"kernel_rows": 20}, **options)
     new = normal(6, 2, seed=5)
     index = torch.linspace(0, 39, 20).double().round().long()
     assert len({i // 2 for i in index.tolist()}) == 20  # one of each pair
     assert torch.allclose(few.predict(new).variance, whole.predict(new).variance, rtol=1e-8)
     assert few.log_evidence is None
     assert whole.log_evidence is not None
-    least = fit((x, y), "functional", settings={"rows": 3}, **options)
+    least = fit((x, y), "functional", settings={"kernel_rows": 3}, **options)
     ratio = least.predict(new).epistemic / whole.predict(new).epistemic
     assert (ratio > 1.0).float().mean() > 0.5  # three rows say less of most places
 
 
 def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MethodError, match="structure='functional'"):
-        doxa.Laplace("full", rows=10)
+        doxa.Laplace("full", kernel_rows=10)
     with pytest.raises(MethodError, match="Gaussian prior"):
         fit(rows(), "functional", prior=doxa.StudentTPrior())
     monkeypatch.setattr(functional, "free_memory", lambda device: 1000)
-    with pytest.raises(MemoryBudgetError, match="use rows="):
+    with pytest.raises(MemoryBudgetError, match="use kernel_rows="):
         fit(rows(), "functional")

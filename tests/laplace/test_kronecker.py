@@ -224,7 +224,7 @@ def test_norm_layers_have_their_diagonal_and_it_is_said(caplog: pytest.LogCaptur
     x, y = image_data()
     net, prior = image_net(norm=True), doxa.Normal(1.0)
     options: dict[str, Any] = {"init": "given", "prior": prior, "likelihood": "categorical"}
-    method = partial(doxa.Laplace, train=False, centre="mode")
+    method = partial(doxa.Laplace, train=False, mean_correction=False)
     with caplog.at_level(logging.INFO, "doxa"):
         ours = doxa.fit(net, (x, y), method("kronecker"), **options)
     assert "1.weight, 1.bias have no Kronecker factors" in caplog.text
@@ -264,7 +264,7 @@ def test_the_empirical_fisher_is_of_scores_and_the_hessian_of_the_log_joint() ->
 
     def ours(kind: str, prior: doxa.Normal) -> tuple[Any, Tensor]:
         model = doxa.Model(net, "categorical", prior)
-        method = doxa.Laplace(curvature=kind, train=False, centre="mode")
+        method = doxa.Laplace(curvature=kind, train=False, mean_correction=False)
         posterior = doxa.fit(model, (x, y), method, init="given", batch_size=7)
         return posterior, torch.linalg.inv(posterior.covariance.dense()[0])
 

@@ -49,7 +49,7 @@ def test_learned_noise_is_type_two_maximum_likelihood() -> None:
     """On a linear network, the noise and evidence of exact evidence maximisation."""
     x, y = rows()
     exact = linear(x, y, prior_std=1.0)
-    method = doxa.Laplace(polish=60, tune=None)
+    method = doxa.Laplace(newton_steps=60, tune=None)
     ours = fit(nn.Linear(2, 1).double(), (x, y), method)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-10)
     assert float(ours.mean[0, -1].exp()) == pytest.approx(float(exact.noise), rel=1e-8)
@@ -86,7 +86,7 @@ def test_members_in_one_mode_have_its_evidence() -> None:
     """The mean of three evidences, which are the same on a linear network: not their sum."""
     x, y = rows()
     exact = linear(x, y, prior_std=1.0, noise=0.3)
-    method, likelihood = doxa.Laplace(polish=3, tune=None), doxa.Gaussian(0.3)
+    method, likelihood = doxa.Laplace(newton_steps=3, tune=None), doxa.Gaussian(0.3)
     ours = fit(nn.Linear(2, 1).double(), (x, y), method, likelihood=likelihood, members=3, steps=5)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
 
@@ -97,7 +97,7 @@ def test_each_output_may_have_its_own_noise() -> None:
     y[:, 1] += normal(60, seed=5)
     likelihood = doxa.Gaussian(per_output=True)
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(prior_std=1.0), likelihood=likelihood)
-    method = doxa.Laplace(polish=60, tune=None)
+    method = doxa.Laplace(newton_steps=60, tune=None)
     ours = fit(nn.Linear(2, 2).double(), (x, y), method, likelihood=likelihood, validation=None)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
     assert torch.allclose(ours.mean[0, -2:].exp(), exact.noise[0], rtol=1e-6)
@@ -109,7 +109,7 @@ def test_the_priors_scale_by_evidence(noise: float | None) -> None:
     x, y = rows()
     exact = linear(x, y, noise=noise)
     likelihood = doxa.Gaussian(noise=noise)
-    method = doxa.Laplace(polish=100, tune="evidence")
+    method = doxa.Laplace(newton_steps=100, tune="evidence")
     ours = fit(nn.Linear(2, 1).double(), (x, y), method, likelihood=likelihood)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
     assert ours.diagnostics["prior_scale"][0] == pytest.approx(float(exact.prior_std), rel=1e-6)
@@ -120,7 +120,7 @@ def test_the_last_layer_is_a_linear_model_of_the_features() -> None:
     net = tanh_net()
     exact = doxa.fit(net, (x, y), doxa.BayesianLinear(noise=0.3, prior_std=1.0), init="given")
     model = doxa.Model(net, doxa.Gaussian(noise=0.3), doxa.Normal(1.0), subset="last_layer")
-    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=2, train=False), init="given")
+    ours = doxa.fit(model, (x, y), doxa.Laplace(newton_steps=2, train=False), init="given")
     assert ours.covariance.size == 7
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-10)
     assert torch.allclose(ours.predict(x).mean, exact.predict(x).mean, rtol=1e-9)
@@ -139,7 +139,7 @@ def test_the_evidence_of_a_last_layer_counts_no_other_weight(noise: float | None
     part, alone = (
         doxa.fit(
             doxa.Model(each, likelihood, prior, subset=subset), (inputs, y),
-            doxa.Laplace(polish=20, train=False), init="given",
+            doxa.Laplace(newton_steps=20, train=False), init="given",
         )
         for each, inputs, subset in ((net, x, "last_layer"), (net[2], h, "all"))
     )  # fmt: skip
@@ -158,7 +158,11 @@ def test_polishing_finds_a_maximum() -> None:
     x, y = classes()
     model = doxa.Model(nn.Linear(2, 3).double(), "categorical", doxa.Normal(1.0))
     ours = doxa.fit(
-        model, (x, y), doxa.Laplace(polish=10, centre="mode"), steps=20, validation=None
+        model,
+        (x, y),
+        doxa.Laplace(newton_steps=10, mean_correction=False),
+        steps=20,
+        validation=None,
     )
     flat = ours.mean[0].clone().requires_grad_()
     params = ours.layout.unflatten(flat)
@@ -223,7 +227,7 @@ def test_classification_draws_correlated_logits() -> None:
     posterior = fit(
         tanh_net(3),
         (x, y),
-        doxa.Laplace(centre="mode"),
+        doxa.Laplace(mean_correction=False),
         likelihood=doxa.Categorical(temperature=1.0),
     )
     p = posterior.predict(x[:4], n=20_000)
@@ -254,7 +258,12 @@ def test_sampled_predictions_put_weights_into_the_network() -> None:
 def test_standardisation_is_counted_in_the_evidence() -> None:
     x, y = rows()
     one, other = (
-        fit(nn.Linear(2, 1).double(), (x, a * y + 5), doxa.Laplace(polish=40), standardize=True)
+        fit(
+            nn.Linear(2, 1).double(),
+            (x, a * y + 5),
+            doxa.Laplace(newton_steps=40),
+            standardize=True,
+        )
         for a in (1.0, 1000.0)
     )
     change = -len(x) * math.log(1000.0)
@@ -292,7 +301,7 @@ def test_evidence_ranks_a_prior_that_fits() -> None:
     """Weights of size one: the evidence prefers Normal(1) to one far too tight or too wide."""
     data = rows()
     scores = [
-        fit(nn.Linear(2, 1).double(), data, doxa.Laplace(polish=30), prior=doxa.Normal(std))
+        fit(nn.Linear(2, 1).double(), data, doxa.Laplace(newton_steps=30), prior=doxa.Normal(std))
         .log_evidence
         for std in (0.01, 1.0, 100.0)
     ]  # fmt: skip
@@ -355,7 +364,7 @@ def test_saved_and_loaded(tmp_path: Path, structure: str) -> None:
         ({"structure": "dense"}, "structure must be one of"),
         ({"predictive": "magic"}, "predictive must be one of"),
         ({"temperature": 0.0}, "temperature > 0"),
-        ({"structure": "diagonal", "polish": 2}, "structure='full'"),
+        ({"structure": "diagonal", "newton_steps": 2}, "structure='full'"),
         ({"tune": "cross-validation"}, "tune must be one of"),
     ],
 )
@@ -381,7 +390,7 @@ def test_a_heavy_tailed_prior_has_evidence_too() -> None:
     y = 0.8 * x + 0.3 * normal(40, 1, seed=3)
     prior = doxa.StudentTPrior(df=4.0, scale=1.0)
     model = doxa.Model(nn.Linear(1, 1, bias=False).double(), doxa.Gaussian(noise=0.3), prior)
-    ours = doxa.fit(model, (x, y), doxa.Laplace(polish=20), steps=50)
+    ours = doxa.fit(model, (x, y), doxa.Laplace(newton_steps=20), steps=50)
     grid = torch.linspace(0.0, 1.6, 4001).double()
     likelihood = torch.distributions.Normal(grid[:, None] * x[:, 0], 0.3).log_prob(y[:, 0]).sum(1)
     density = likelihood + torch.distributions.StudentT(4.0).log_prob(grid)
@@ -394,7 +403,7 @@ def test_a_hessian_has_the_statistics_that_training_left() -> None:
     running statistics of BatchNorm and not at those that the network came with."""
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
     found = [
-        fit(net, rows(), doxa.Laplace(structure="full", curvature=kind, polish=0, tune=None),
+        fit(net, rows(), doxa.Laplace(structure="full", curvature=kind, newton_steps=0, tune=None),
             subset="last_layer", likelihood=doxa.Gaussian(noise=0.3), validation=None)
         for kind in ("ggn", "hessian")
     ]  # fmt: skip

@@ -35,7 +35,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def fitted(link: str, outputs: int, y: Tensor, likelihood: Any, **settings: Any) -> Any:
     torch.manual_seed(0)
     net = doxa.nets.mlp(2, outputs, (4,), activation="tanh").double()
-    method = doxa.Laplace(link=link, train=False, centre="mode", **settings)
+    method = doxa.Laplace(link=link, train=False, mean_correction=False, **settings)
     return doxa.fit(net, (normal(len(y), 2), y), method, likelihood=likelihood, init="given",
                     seed=0)  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_pixels_are_linked_one_by_one(link: str) -> None:
 
     x, y = normal(20, 2), torch.arange(40).reshape(20, 2) % 3
     options: dict[str, Any] = {"likelihood": "categorical", "members": 2, "seed": 0, "steps": 20}
-    method = doxa.Laplace(link=link, centre="mode")
+    method = doxa.Laplace(link=link, mean_correction=False)
     posterior = doxa.fit(Places().double(), (x, y), method, **options)
     f, j = posterior.jacobians()(x)
     covariance = posterior.covariance.outer(j)

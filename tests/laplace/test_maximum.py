@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.driver.setup import share
-from doxa.laplace import centre as maximum
+from doxa.laplace import mean_correction as maximum
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -59,7 +59,7 @@ def test_default_settings_find_the_maximum_of_a_small_network() -> None:
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear())
     options: dict[str, Any] = {"validation": None, "seed": 0, "steps": 300}
     rough, ours = (
-        doxa.fit(nn.Linear(3, 1).double(), (x, y), doxa.Laplace(polish=polish), **options)
+        doxa.fit(nn.Linear(3, 1).double(), (x, y), doxa.Laplace(newton_steps=polish), **options)
         for polish in (0, None)
     )
     assert (rough.predict(x).mean - exact.predict(x).mean).abs().max() > 1e-5

@@ -40,7 +40,9 @@ def fitted(case: str) -> tuple[Any, torch.Tensor]:
     }[task]()
     likelihood = doxa.Gaussian(peer.NOISE) if task == "regression" else doxa.Categorical()
     model = doxa.Model(net, likelihood, doxa.Normal(peer.PRIOR_PRECISION**-0.5))
-    method = doxa.Laplace(STRUCTURE[structure], curvature=curvature, train=False, centre="mode")
+    method = doxa.Laplace(
+        STRUCTURE[structure], curvature=curvature, train=False, mean_correction=False
+    )
     return doxa.fit(model, data, method, init="given", batch_size=5), x
 
 
@@ -72,7 +74,7 @@ def fingerprint(block: KroneckerBlock) -> tuple[float, float]:
     """That of B ⊗ A, the product of its factors' ones: its trace, and (u ⊗ v)ᵀ (B ⊗ A) (u ⊗ v)."""
     size = block.left.shape[-1]
     u, v = (torch.cos(torch.arange(n, dtype=torch.float64)) for n in (size, block.size // size))
-    turned = block.turn(torch.outer(u, v).reshape(1, 1, -1))[0, 0]
+    turned = block.to_eigenbasis(torch.outer(u, v).reshape(1, 1, -1))[0, 0]
     return float(block.curvature.sum()), float((block.curvature[0] * turned.square()).sum())
 
 
@@ -91,6 +93,6 @@ LINKS = {
 @pytest.mark.parametrize("link", LINKS)
 def test_the_same_class_probabilities(link: str) -> None:
     model = doxa.Model(peer.net(3), doxa.Categorical(), doxa.Normal(peer.PRIOR_PRECISION**-0.5))
-    method = doxa.Laplace(link=link, train=False, centre="mode")
+    method = doxa.Laplace(link=link, train=False, mean_correction=False)
     posterior = doxa.fit(model, peer.classification(), method, init="given")
     assert np.allclose(posterior.predict(peer.inputs(3)[1:]).probs, LINKS[link], rtol=1e-8)

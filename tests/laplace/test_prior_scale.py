@@ -25,7 +25,7 @@ def test_a_prior_that_nobody_chose_has_the_scale_of_the_evidence() -> None:
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(noise=0.3))
     likelihood = doxa.Gaussian(noise=0.3)
     net = nn.Linear(2, 1).double()
-    ours = doxa.fit(net, (x, y), doxa.Laplace(polish=8), likelihood=likelihood, steps=50)
+    ours = doxa.fit(net, (x, y), doxa.Laplace(newton_steps=8), likelihood=likelihood, steps=50)
     assert ours.diagnostics["prior_from"] == ["evidence"]
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
     assert ours.priors[0].std == pytest.approx(float(exact.prior_std), rel=1e-6)
@@ -73,7 +73,7 @@ def test_validation_takes_the_nearest_scale_that_predicts_as_well_as_the_best() 
     ask for a temperature besides."""
     x, y = held = rings(200, seed=1)
     plain: dict[str, Any] = {"validation": held, "likelihood": Categorical(temperature=1.0)}
-    method = doxa.Laplace("diagonal", train=False, centre="mode")
+    method = doxa.Laplace("diagonal", train=False, mean_correction=False)
     evidence = post_hoc(method).diagnostics["prior_scale"][0]
     priors = [doxa.Normal(evidence * 10 ** (-k / 4)) for k in (0, -1, 1, -2, *range(2, 9))]
     tried = [post_hoc(method, prior=prior, **plain) for prior in priors]
@@ -93,7 +93,7 @@ def test_held_out_rows_correct_the_evidence(predictive: str) -> None:
     """Weights put into the network, or their linearisation: about the mode, on new rows the default
     is near the weights alone, to a standard error of the 200 rows it was chosen by (a hundredth of
     a nat); the evidence by itself is not."""
-    method = doxa.Laplace("diagonal", predictive, train=False, centre="mode")
+    method = doxa.Laplace("diagonal", predictive, train=False, mean_correction=False)
     posterior = post_hoc(method, validation=rings(200, seed=1))
     assert loss(post_hoc(method)) > loss_of_the_weights() + 0.03
     assert posterior.diagnostics["prior_from"] == ["validation"]
@@ -119,7 +119,7 @@ def test_the_loss_on_rows_that_were_fitted_is_nearly_that_on_new_ones() -> None:
     """By evidence, about the mode, classes are predicted with three times the loss of the weights
     alone, and rows that were fitted tell: what fitting hides is of second order in the leverage,
     here 0.1."""
-    posterior = post_hoc(doxa.Laplace("full", train=False, centre="mode"))
+    posterior = post_hoc(doxa.Laplace("full", train=False, mean_correction=False))
     lost = loss(posterior) - loss_of_the_weights()
     assert lost > 2 * loss_of_the_weights()
     assert posterior.diagnostics["below_maximum"]["nats"] == pytest.approx(lost, abs=0.04)
@@ -131,7 +131,7 @@ def test_an_honest_posterior_is_not_suspected() -> None:
     x = normal(30, 20)
     y = x @ normal(20, 1, seed=1) + 0.5 * normal(30, 1, seed=2)
     model = doxa.Model(nn.Linear(20, 1).double(), doxa.Gaussian(noise=0.5), doxa.Normal(1.0))
-    posterior = doxa.fit(model, (x, y), doxa.Laplace(polish=3), steps=200)
+    posterior = doxa.fit(model, (x, y), doxa.Laplace(newton_steps=3), steps=200)
     assert posterior.diagnostics["below_maximum"]["nats"] > 0.1  # of rows it was fitted to
     assert posterior.status == "ok"
 
@@ -147,7 +147,7 @@ def test_outputs_that_share_their_noise() -> None:
     """σ² = RSS/(n O − γ): by evidence on a linear model with three outputs."""
     x, y = lines(outputs=3)
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(prior_std=1.0))
-    method = doxa.Laplace(polish=15, tune=None)
+    method = doxa.Laplace(newton_steps=15, tune=None)
     ours = doxa.fit(nn.Linear(2, 3).double(), (x, y), method, steps=20)
     assert float(ours.mean[0, -1].exp()) == pytest.approx(float(exact.noise), rel=1e-8)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)

@@ -91,7 +91,7 @@ def test_a_kernel_while_rows_are_few() -> None:
     for net in (doxa.nets.mlp(6, 1, (60,)), Own(200), Attending()):
         assert structure(net, rows=FEW) == "functional"
     wide = doxa.nets.mlp(6, 1, (60,))
-    by_layer = doxa.Laplace(prior_scale="layer")  # a kernel has one scale,
+    by_layer = doxa.Laplace(tuned_scale="layer")  # a kernel has one scale,
     assert structure(wide, by_layer, FEW) == "kronecker"
     each = doxa.Gaussian(per_output=True)  # and one level of noise
     two = (X[FEW], X[FEW, :2])
@@ -117,9 +117,9 @@ def test_a_last_layer_is_counted_alone() -> None:
 
 
 def test_settings_that_need_the_whole_matrix_have_it() -> None:
-    for method in (doxa.Laplace(polish=1), doxa.Laplace(subnetwork=5)):
+    for method in (doxa.Laplace(newton_steps=1), doxa.Laplace(subnetwork=5)):
         assert structure(doxa.nets.mlp(6, 1, (60,)), method) == "full"
-    narrow = doxa.Laplace(prior_scale="layer")
+    narrow = doxa.Laplace(tuned_scale="layer")
     assert structure(doxa.nets.mlp(6, 1, (60,)), narrow) == "kronecker"
 
 

@@ -69,7 +69,7 @@ def test_all_weights_are_the_full_matrix(tmp_path: Path) -> None:
     x, y = rows()
     options: dict[str, Any] = {"members": 2, "steps": 20, "seed": 0, "validation": None}
     net = doxa.nets.mlp(5, 1, (3,), activation="tanh").double()
-    full = doxa.fit(net, (x, y), doxa.Laplace(polish=0), **options)
+    full = doxa.fit(net, (x, y), doxa.Laplace(newton_steps=0), **options)
     ours = doxa.fit(net, (x, y), doxa.Laplace(subnetwork=100), **options)
     assert torch.allclose(ours.covariance.dense(), full.covariance.dense(), rtol=1e-8, atol=1e-12)
     assert ours.log_evidence == pytest.approx(full.log_evidence, rel=1e-10)

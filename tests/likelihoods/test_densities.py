@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, special, stats
+from scipy import integrate, optimize, special, stats
 from torch import Tensor
 
 from doxa.likelihoods import (
@@ -19,6 +20,7 @@ from doxa.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
+    NegativeBinomial,
     Poisson,
     StudentT,
 )
@@ -115,6 +117,73 @@ def test_discrete_against_scipy() -> None:
     for c in range(4):
         log_p = Categorical().log_prob(table, torch.full((6,), c), {})
         np.testing.assert_allclose(log_p, np.log(soft[:, c]))
+
+
+@pytest.mark.parametrize("r", [0.02, 0.7, 1.0, 15.9, 16.1, 300.0])
+def test_negative_binomial_against_scipy(r: float) -> None:
+    means = np.array([1e-3, 0.4, 3.0, 50.0, 2e3])
+    lik, f, counts = NegativeBinomial(concentration=r), torch.tensor(means).log(), np.arange(3000)
+    theta, law = lik.constants(()), stats.nbinom(r, r / (r + means))
+    rows = torch.tensor(counts).double()[:, None].expand(-1, 5)
+    table = lik.log_prob(f.expand(3000, -1), rows, theta, lead=1)
+    np.testing.assert_allclose(table, law.logpmf(counts[:, None]), rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(lik.mean(f, theta), law.mean(), rtol=1e-9)
+    np.testing.assert_allclose(lik.variance(f, theta), law.var(), rtol=1e-9)
+    where = np.array([-1.0, 0.0, 2.0, 2.7, 60.0, 2900.0])
+    below = lik.cdf(torch.tensor(where)[:, None].expand(-1, 5), f.expand(6, -1), theta, lead=0)
+    np.testing.assert_allclose(below, law.cdf(where[:, None]), rtol=1e-9, atol=1e-9)
+    for k, mean in enumerate(means):
+        log_p = stats.nbinom(r, r / (r + mean)).logpmf(np.arange(int(500 + 40 * (mean + mean / r))))
+        log_p = log_p[np.isfinite(log_p)]
+        assert float(lik.entropy(f, theta)[k]) == pytest.approx(
+            -(np.exp(log_p) * log_p).sum(), abs=1e-8
+        )
+
+
+def test_a_large_concentration_is_poisson_noise() -> None:
+    """In single precision, where lgamma(y + r) − lgamma(r) has no digits left."""
+    f, y = torch.tensor([[1.2], [-3.0]]), torch.tensor([[4.0], [0.0]])
+    theta = {"log_concentration": torch.tensor(18.0)}
+    found = NegativeBinomial().log_prob(f, y, theta)
+    torch.testing.assert_close(found, Poisson().log_prob(f, y, {}), rtol=1e-5, atol=1e-6)
+    wide = {"log_concentration": torch.tensor(30.0).double()}
+    entropy = NegativeBinomial().entropy(f.double(), wide)
+    torch.testing.assert_close(entropy, Poisson().entropy(f.double(), {}), rtol=0, atol=1e-7)
+
+
+def test_the_entropy_of_many_counts_is_that_of_a_normal() -> None:
+    mean, r = 2e6, 3e6
+    f = torch.tensor([[math.log(mean)]]).double()
+    theta = {"log_concentration": number(math.log(r))}
+    found = float(NegativeBinomial().entropy(f, theta))
+    log_p = stats.nbinom(r, r / (r + mean)).logpmf(np.arange(1_980_000, 2_020_000))
+    assert found == pytest.approx(-(np.exp(log_p) * log_p).sum(), abs=1e-6)
+
+
+def test_negative_binomial_parameters_and_constant() -> None:
+    """The constant is the maximum-likelihood fit, by scipy; a network that learns it gets there."""
+    assert list(NegativeBinomial().parameters((1,))) == ["log_concentration"]
+    assert NegativeBinomial(concentration=2.0).parameters((1,)) == {}
+    counts = np.random.default_rng(0).negative_binomial(1.5, 0.2, 500).astype(float)
+
+    def loss(log_r: float) -> float:
+        r, mean = np.exp(log_r), counts.mean()
+        return -float(stats.nbinom(r, r / (r + mean)).logpmf(counts).sum())
+
+    best = optimize.minimize_scalar(loss, bounds=(-5, 5), method="bounded").x
+    likelihood, f = NegativeBinomial().constant_prediction(counts, (1,))
+    assert isinstance(likelihood, NegativeBinomial)
+    assert likelihood.concentration == pytest.approx(np.exp(best), rel=2e-2)
+    assert float(f) == pytest.approx(np.log(counts.mean()))
+    y = torch.tensor(counts)[:, None]
+    found = NegativeBinomial().constant(y, y)
+    assert float(found.sum()) == pytest.approx(-loss(best), rel=1e-6)
+    twice = NegativeBinomial().constant(y[::2], y[:9], torch.full((250,), 2.0))
+    again = NegativeBinomial().constant(torch.cat([y[::2], y[::2]]), y[:9])
+    torch.testing.assert_close(twice, again)
+    given = NegativeBinomial(concentration=2.0).constant(y, y[:9])
+    law = stats.nbinom(2.0, 2.0 / (2.0 + counts.mean()))
+    np.testing.assert_allclose(given, law.logpmf(counts[:9]))
 
 
 def test_learned_student_t_has_a_variance() -> None:

@@ -73,7 +73,7 @@ def walk(kind: str, count: int = 60) -> tuple[dict[str, Tensor], Tensor]:
     return state, draws
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_mass_is_the_windows_covariance_shrunk_towards_its_diagonal(kind: str) -> None:
     state, draws = walk(kind)
     metric = learn_mass(state)["metric"]
@@ -97,7 +97,7 @@ def test_fewer_draws_than_parameters_make_no_narrow_directions() -> None:
     A parameter that is held fixed counts neither as a parameter nor as a correlation."""
     unfixed = torch.ones(2, 61).double()
     unfixed[:, 0] = 0.0
-    state = start_mass(unfixed, "dense")
+    state = start_mass(unfixed, "full")
     generator = torch.Generator().manual_seed(0)
     draws = torch.randn(20, 2, 61, generator=generator).double() * unfixed
     draws[..., 2] = 0.8 * draws[..., 1] + 0.6 * draws[..., 2]  # there is something to be kept
@@ -116,7 +116,7 @@ def test_fewer_draws_than_parameters_make_no_narrow_directions() -> None:
         assert torch.allclose((factor[c] @ factor[c].T)[pairs], want, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_mass_follows_the_units_of_each_parameter(kind: str) -> None:
     """Parameters in units of 10⁻⁶ and 10⁶: the metric in those units, to rounding."""
     units = torch.tensor([1e-6, 1.0, 1e6, 1.0], dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_mass_follows_the_units_of_each_parameter(kind: str) -> None:
     assert torch.allclose(got, want, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_a_chain_that_stood_still_keeps_its_metric(kind: str) -> None:
     """Else its parameters would count as fixed from then on."""
     state, draws = walk(kind)
@@ -143,7 +143,7 @@ def test_a_chain_that_stood_still_keeps_its_metric(kind: str) -> None:
     assert not torch.equal(after[1], before[1])
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_a_new_window_has_seen_nothing(kind: str) -> None:
     state = learn_mass(walk(kind)[0])
     assert all((v == 0).all() for k, v in state.items() if k.startswith("welford."))

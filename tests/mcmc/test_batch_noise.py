@@ -96,7 +96,7 @@ def test_sgld(temperature: float) -> None:
     """At ηλ = 0.1 the batches add 35 % or 70 %; independent ones would have added 90 % or 180 %."""
     many, curvature, noise = goal()
     eta = 0.1 / curvature
-    method = doxa.SGLD(32, 96, 17, step=eta, decay=0.0, temperature=temperature)
+    method = doxa.SGLD(32, 96, 17, step_size=eta, decay=0.0, temperature=temperature)
     seen = share_of_langevin(0.1) * noise * many.n / (many.n - 1)
     ratio = (1 + eta * seen / (2 * temperature)) / (1 - 0.1 / 2)
     assert 1.3 < ratio * (1 - 0.1 / 2) < 1.8
@@ -108,7 +108,7 @@ def test_sgld(temperature: float) -> None:
 def test_sghmc(friction: float, decay: float) -> None:
     many, curvature, noise = goal()
     eta = decay / curvature
-    method = doxa.SGHMC(32, 192, 17, step=eta, friction=friction)
+    method = doxa.SGHMC(32, 192, 17, step_size=eta, friction=friction)
     seen = share(decay, friction) * noise * many.n / (many.n - 1)
     ratio = (1 + eta * seen / (2 * friction)) / (1 - decay / (4 - 2 * friction))
     assert ratio > 1.15
@@ -127,7 +127,13 @@ def test_sghmc_with_an_estimate_of_the_noise(part: float, temperature: float) ->
     estimate = part * eta * noise / (2 * temperature)
     assert estimate < friction
     method = doxa.SGHMC(
-        32, 192, 17, step=eta, friction=friction, gradient_noise=estimate, temperature=temperature
+        32,
+        192,
+        17,
+        step_size=eta,
+        friction=friction,
+        gradient_noise=estimate,
+        temperature=temperature,
     )
     left = eta * noise / (2 * temperature) - estimate
     ratio = (1 + left / friction) / (1 - decay / (4 - 2 * friction))
@@ -147,7 +153,7 @@ def test_psgld_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doxa.PSGLD, "finish", looking)
     eta = 0.1 / curvature
-    method = doxa.PSGLD(32, 96, 17, eta, smoothing=0.9, floor=0.2)
+    method = doxa.PSGLD(32, 96, 17, eta, beta2=0.9, eps=0.2)
     samples = many.fit(method, members=40, batch_size=BATCH).samples.numpy()
     scale = frozen["scale"]  # [M, P]
     assert scale.max() > 1.5 * scale.min()  # chains differ

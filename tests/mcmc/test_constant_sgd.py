@@ -32,7 +32,7 @@ def test_the_covariance_solves_the_discrete_lyapunov_equation() -> None:
     six entries, while the continuous one is 5 % low where the curvature is largest."""
     goal = target()
     rate = 0.1 * goal.n / goal.precision.max()
-    method = doxa.ConstantSGD(draws=60, burn_in=150, thin=15, rate=rate)
+    method = doxa.ConstantSGD(draws=60, burn_in=150, thin=15, step_size=rate)
     posterior = goal.fit(method, members=300, batch_size=BATCH, steps=200)
     want = stationary(goal, rate)
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.02)
@@ -50,8 +50,8 @@ def test_the_optimal_rate_is_estimated_without_bias(temperature: float) -> None:
     goal = target()
     method = doxa.ConstantSGD(draws=1, burn_in=0, thin=1, temperature=temperature)
     posterior = goal.fit(method, members=100, batch_size=BATCH, steps=200)
-    assert posterior.diagnostics["rate_limited"] is False
-    inverse = 1 / np.array(posterior.diagnostics["rate"])
+    assert posterior.diagnostics["step_size_limited"] is False
+    inverse = 1 / np.array(posterior.diagnostics["step_size"])
     trace = np.trace(goal.gradient_noise(BATCH, independent=True)) / goal.n**2
     want = goal.n * trace / (2 * 3 * temperature)
     assert abs(inverse.mean() - want) < Z * inverse.std() / 10
@@ -79,9 +79,9 @@ def test_the_optimal_rate_of_a_subset_counts_its_own_weights() -> None:
     method = doxa.ConstantSGD(draws=1, burn_in=0, thin=1, temperature=0.2)
     posterior = doxa.fit(model, data, method, init="given", members=20, batch_size=BATCH, steps=100)
     trace = goal.gradient_noise(BATCH, independent=True)[2, 2] / goal.n**2
-    inverse = 1 / np.array(posterior.diagnostics["rate"])
+    inverse = 1 / np.array(posterior.diagnostics["step_size"])
     want = goal.n * trace / (2 * 1 * 0.2)
-    assert posterior.diagnostics["rate_limited"] is False
+    assert posterior.diagnostics["step_size_limited"] is False
     assert abs(inverse.mean() - want) < Z * inverse.std() / 20**0.5
     assert inverse.std() / 20**0.5 < 0.05 * want
 
@@ -105,7 +105,7 @@ def test_the_optimal_rate_minimises_the_divergence_from_the_posterior() -> None:
     assert at < divergence(best * 2, discrete=True)
     method = doxa.ConstantSGD(draws=1, burn_in=0, thin=1, probes=2000)
     posterior = goal.fit(method, members=4, batch_size=BATCH, steps=200)
-    assert np.mean(posterior.diagnostics["rate"]) == pytest.approx(best, rel=0.05)
+    assert np.mean(posterior.diagnostics["step_size"]) == pytest.approx(best, rel=0.05)
 
 
 def test_a_rate_that_would_explode_is_held_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,10 +114,10 @@ def test_a_rate_that_would_explode_is_held_and_said(caplog: pytest.LogCaptureFix
     goal = target(n=16)
     method = doxa.ConstantSGD(draws=10, burn_in=20, thin=1)
     posterior = goal.fit(method, members=3, batch_size=15, steps=200)
-    assert posterior.diagnostics["rate_limited"] is True
+    assert posterior.diagnostics["step_size_limited"] is True
     assert "explode" in caplog.text
     limit = goal.n / goal.precision.max()
-    assert posterior.diagnostics["rate"] == pytest.approx([limit] * 3, rel=1e-3)
+    assert posterior.diagnostics["step_size"] == pytest.approx([limit] * 3, rel=1e-3)
     assert torch.isfinite(posterior.samples).all()
 
 
@@ -148,7 +148,7 @@ def test_batches_are_independent_and_uniform() -> None:
 
     Batches.index = index  # type: ignore[method-assign]
     try:
-        goal.fit(doxa.ConstantSGD(4000, 0, 1, rate=0.01), members=1, batch_size=4, steps=5)
+        goal.fit(doxa.ConstantSGD(4000, 0, 1, step_size=0.01), members=1, batch_size=4, steps=5)
     finally:
         Batches.index = original  # type: ignore[method-assign]
     rows = torch.cat(seen)[:4000]
@@ -159,7 +159,7 @@ def test_batches_are_independent_and_uniform() -> None:
     assert abs(float(again) - chance) < Z * (chance * (1 - chance) / 3999) ** 0.5
 
 
-@pytest.mark.parametrize("setting", [{"rate": 0.0}, {"probes": 1}, {"draws": 0}])
+@pytest.mark.parametrize("setting", [{"step_size": 0.0}, {"probes": 1}, {"draws": 0}])
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.ConstantSGD(**setting)

@@ -79,8 +79,8 @@ def test_one_chain_visits_several_modes() -> None:
         assert torch.allclose(posterior.samples.abs().mean(), torch.tensor(1.0).double(), atol=0.1)
         return float(((sides > 0) & (sides < 1)).double().mean())
 
-    cyclical = doxa.CyclicalSGMCMC("sgld", 8, 10, 10, 0.5, step=2.2 / curvature)
-    calm = doxa.SGLD(80, 100, 10, step=0.1 / curvature, decay=0.0)
+    cyclical = doxa.CyclicalSGMCMC("sgld", 8, 10, 10, 0.5, step_size=2.2 / curvature)
+    calm = doxa.SGLD(80, 100, 10, step_size=0.1 / curvature, decay=0.0)
     assert share(cyclical) > 0.5
     assert share(calm) == 0.0
 

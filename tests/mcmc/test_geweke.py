@@ -33,9 +33,9 @@ KERNELS: dict[str, Any] = {
     "metropolis": doxa.Metropolis(draws=1, burn_in=0),
     "hmc": doxa.HMC(draws=1, burn_in=0, leapfrog=3),
     "hmc, one step": doxa.HMC(draws=1, burn_in=0, leapfrog=1, jitter=1.0),
-    "hmc, dense mass": doxa.HMC(draws=1, burn_in=0, leapfrog=3, mass="dense"),
+    "hmc, dense mass": doxa.HMC(draws=1, burn_in=0, leapfrog=3, mass="full"),
     "nuts": doxa.NUTS(draws=1, burn_in=0, max_depth=4),
-    "nuts, dense mass": doxa.NUTS(draws=1, burn_in=0, max_depth=4, mass="dense"),
+    "nuts, dense mass": doxa.NUTS(draws=1, burn_in=0, max_depth=4, mass="full"),
     "nuts, cut short": doxa.NUTS(draws=1, burn_in=0, max_depth=1),
 }
 STEP = {"metropolis": 0.8}

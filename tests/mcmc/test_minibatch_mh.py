@@ -52,7 +52,7 @@ def test_the_bias_of_a_random_walk_is_that_of_its_transition_matrix(batch: int) 
     goal = symmetric()
     curvature = float(goal.precision[0, 0])
     eta = 0.5 / curvature
-    method = doxa.MinibatchMH(60, 200, 10, "walk", step=eta)
+    method = doxa.MinibatchMH(60, 200, 10, "walk", step_size=eta)
     posterior = goal.fit(method, members=200, batch_size=batch)
     want = stationary_variance(goal, eta, batch)
     assert_moments(posterior, goal, (np.zeros(1), np.array([[want]])), power=0.04)
@@ -78,7 +78,7 @@ def test_full_batches_make_it_exact(proposal: str, share: float, temperature: fl
     goal = target(n=16)
     curvature = np.diag(goal.precision)
     method = doxa.MinibatchMH(
-        60, 100, 10, proposal, step=share / curvature.max(), temperature=temperature
+        60, 100, 10, proposal, step_size=share / curvature.max(), temperature=temperature
     )
     posterior = goal.fit(method, members=150, batch_size=16)
     want = temperature * np.linalg.inv(goal.precision)
@@ -93,7 +93,7 @@ def test_langevin_proposals_on_mini_batches_are_biased_too() -> None:
     eta = 0.8 / goal.precision.max()
     widths = {}
     for batch in (4, goal.n):
-        method = doxa.MinibatchMH(40, 150, 10, "langevin", step=eta)
+        method = doxa.MinibatchMH(40, 150, 10, "langevin", step_size=eta)
         posterior = goal.fit(method, members=40, batch_size=batch)
         _, _, second, error = measured(posterior, goal)
         widths[batch] = np.diag(second), np.diag(error)
@@ -110,18 +110,20 @@ def test_the_step_is_adapted_in_burn_in(proposal: str, target_accept: float | No
     assert np.mean(posterior.diagnostics["accept"]) == pytest.approx(
         target_accept or 0.234, abs=0.08
     )
-    fixed = goal.fit(doxa.MinibatchMH(10, 50, 1, proposal, step=1e-3), members=2)
+    fixed = goal.fit(doxa.MinibatchMH(10, 50, 1, proposal, step_size=1e-3), members=2)
     assert fixed.diagnostics["step_size"] == pytest.approx([1e-3, 1e-3])
 
 
 def test_a_chain_that_sticks_says_so() -> None:
     goal = target(n=16)
-    posterior = goal.fit(doxa.MinibatchMH(20, 0, 1, "walk", step=1e4), members=2)
+    posterior = goal.fit(doxa.MinibatchMH(20, 0, 1, "walk", step_size=1e4), members=2)
     assert posterior.status == "not-converged"
     assert "hardly move" in posterior.status.reason
 
 
-@pytest.mark.parametrize("setting", [{"proposal": "jump"}, {"target_accept": 1.0}, {"step": 0.0}])
+@pytest.mark.parametrize(
+    "setting", [{"proposal": "jump"}, {"target_accept": 1.0}, {"step_size": 0.0}]
+)
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.MinibatchMH(**setting)

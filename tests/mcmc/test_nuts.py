@@ -50,9 +50,9 @@ CASES = {
 }
 LONG = {
     "hmc": (doxa.HMC(draws=200, burn_in=150, leapfrog=30), 2, 1e3),
-    "hmc, dense": (doxa.HMC(draws=200, burn_in=300, leapfrog=12, mass="dense"), 20, 1e3),
+    "hmc, dense": (doxa.HMC(draws=200, burn_in=300, leapfrog=12, mass="full"), 20, 1e3),
     "nuts": (doxa.NUTS(draws=150, burn_in=150), 2, 1e3),
-    "nuts, dense": (doxa.NUTS(draws=120, burn_in=200, mass="dense"), 20, 1e3),
+    "nuts, dense": (doxa.NUTS(draws=120, burn_in=200, mass="full"), 20, 1e3),
 }
 
 
@@ -84,7 +84,7 @@ def test_a_dense_mass_makes_an_ill_conditioned_gaussian_round() -> None:
     are as short as on a round one, where a diagonal mass needs some √10⁴ steps."""
     covariance = correlated(10, 1e4)
     chains = sample(gaussian(covariance), starts(8, 10), doxa.NUTS(draws=30, burn_in=350,
-                                                                   mass="dense"))  # fmt: skip
+                                                                   mass="full"))  # fmt: skip
     metric = chains.state["metric"]
     whitened = torch.linalg.solve(torch.linalg.cholesky(covariance), metric)
     values = torch.linalg.svdvals(whitened)

@@ -16,7 +16,14 @@ from doxa.errors import MethodError
 
 def first_step(goal: Target, **settings: Any) -> Any:
     """Where each of 3 weights goes from 0 in one step on the full data."""
-    plain = {"draws": 1, "burn_in": 0, "thin": 1, "step": 1e-3, "floor": 0.1, "correction": "none"}
+    plain = {
+        "draws": 1,
+        "burn_in": 0,
+        "thin": 1,
+        "step_size": 1e-3,
+        "eps": 0.1,
+        "correction": "none",
+    }
     return (
         goal.fit(doxa.PSGLD(**{**plain, **settings}), members=1, batch_size=goal.n)
         .samples[0, 0]
@@ -43,8 +50,8 @@ def test_noise_is_scaled_by_the_root_of_the_preconditioner() -> None:
     size = np.abs(gradient(goal)) / goal.n
     moved = {}
     for floor in (0.1, 3.0):
-        still = first_step(goal, floor=floor, temperature=1e-300)
-        moved[floor] = first_step(goal, floor=floor) - still
+        still = first_step(goal, eps=floor, temperature=1e-300)
+        moved[floor] = first_step(goal, eps=floor) - still
     assert np.allclose(moved[0.1] / moved[3.0], np.sqrt((3.0 + size) / (0.1 + size)), rtol=1e-8)
 
 
@@ -74,7 +81,7 @@ def test_frozen_after_burn_in_it_is_unbiased_up_to_the_step(temperature: float) 
     curvature, floor = np.diag(goal.precision), 0.2
     eta = 0.1 * floor / curvature.max()
     method = doxa.PSGLD(
-        40, 300, 40, eta, smoothing=0.9, floor=floor, correction="freeze", temperature=temperature
+        40, 300, 40, eta, beta2=0.9, eps=floor, correction="freeze", temperature=temperature
     )
     posterior = goal.fit(method, copies=300, members=1, batch_size=16)
     mean, mean_error, second, error = measured(posterior, goal)
@@ -92,7 +99,7 @@ def test_mini_batches_heat_by_no_more_than_their_noise() -> None:
     goal = target()
     curvature, floor = np.diag(goal.precision), 0.2
     eta = 0.04 * floor / curvature.max()
-    method = doxa.PSGLD(20, 500, 60, eta, floor=floor, correction="freeze")
+    method = doxa.PSGLD(20, 500, 60, eta, eps=floor, correction="freeze")
     posterior = goal.fit(method, members=150, batch_size=16)
     mean, mean_error, second, error = measured(posterior, goal)
     ratio, slack = np.diag(second) * curvature, np.diag(error) * curvature
@@ -163,7 +170,7 @@ def test_gamma_at_the_mode_does_not_throw_the_chain_away(smoothing: float) -> No
     goal = Target(goal.y - goal.y.mean(0) + 1e-6, goal.noise)
     std = np.diag(goal.precision) ** -0.5
     eta = 0.5 * 1e-3 / goal.precision.max()
-    method = doxa.PSGLD(30, 0, 1, eta, smoothing=smoothing, floor=1e-3, correction="gamma")
+    method = doxa.PSGLD(30, 0, 1, eta, beta2=smoothing, eps=1e-3, correction="gamma")
     posterior = goal.fit(method, copies=100, members=1, batch_size=16)
     away = posterior.samples.unflatten(2, (-1, 3)).numpy() / std
     assert np.abs(away).max() < 12
@@ -171,7 +178,7 @@ def test_gamma_at_the_mode_does_not_throw_the_chain_away(smoothing: float) -> No
 
 
 @pytest.mark.parametrize(
-    "setting", [{"smoothing": 1.0}, {"floor": 0.0}, {"correction": "some"}, {"temperature": 0.0}]
+    "setting", [{"beta2": 1.0}, {"eps": 0.0}, {"correction": "some"}, {"temperature": 0.0}]
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
@@ -185,7 +192,7 @@ def test_freezing_needs_a_burn_in() -> None:
 
 def test_the_probe_of_gamma_runs_on_a_network() -> None:
     x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-    method = doxa.PSGLD(20, 20, 2, step=1e-5, correction="gamma")
+    method = doxa.PSGLD(20, 20, 2, step_size=1e-5, correction="gamma")
     net = doxa.nets.mlp(1, 1, hidden=(8,)).double()
     posterior = doxa.fit(net, (x, x.sin()), method, members=2)
     assert torch.isfinite(posterior.samples).all()

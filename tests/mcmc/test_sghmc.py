@@ -21,7 +21,7 @@ def test_stationary_moments_with_mini_batches() -> None:
     without the noise of the batches they would be told apart."""
     goal = target()
     eta, friction = 0.05 / goal.precision.max(), 0.2
-    method = doxa.SGHMC(draws=40, burn_in=200, thin=17, step=eta, friction=friction)
+    method = doxa.SGHMC(draws=40, burn_in=200, thin=17, step_size=eta, friction=friction)
     posterior = goal.fit(method, members=200, batch_size=4)
     stages, kept = [[eta] * 200, [eta] * 680], list(range(17, 681, 17))
     want = predicted(goal, stages, [[], kept], batch=4, friction=friction)
@@ -38,7 +38,7 @@ def test_variance_with_full_batches(friction: float, temperature: float) -> None
     goal = target(n=16)
     curvature = np.diag(goal.precision)
     eta = 0.8 / curvature.max()
-    method = doxa.SGHMC(100, 100, 20, step=eta, friction=friction, temperature=temperature)
+    method = doxa.SGHMC(100, 100, 20, step_size=eta, friction=friction, temperature=temperature)
     posterior = goal.fit(method, copies=300, members=1, batch_size=16)
     want = np.diag(temperature / (curvature * (1 - eta * curvature / (4 - 2 * friction))))
     assert want[0, 0] * curvature[0] / temperature > 1.2  # the formula says something
@@ -53,7 +53,7 @@ def test_the_noise_that_mini_batches_bring_is_not_added_again(estimate: float) -
 
     def first(gradient_noise: float, temperature: float = 1.0) -> torch.Tensor:
         method = doxa.SGHMC(
-            1, 0, 1, step=0.01, friction=0.4, gradient_noise=gradient_noise,
+            1, 0, 1, step_size=0.01, friction=0.4, gradient_noise=gradient_noise,
             temperature=temperature,
         )  # fmt: skip
         return goal.fit(method, members=3, batch_size=16).samples[:, 0]
@@ -71,7 +71,7 @@ def test_the_estimate_of_gradient_noise_takes_its_share_of_the_added_noise() -> 
     goal = target(n=16)
     curvature = np.diag(goal.precision)
     eta = 0.2 / curvature.max()
-    method = doxa.SGHMC(50, 100, 20, step=eta, friction=0.4, gradient_noise=0.2)
+    method = doxa.SGHMC(50, 100, 20, step_size=eta, friction=0.4, gradient_noise=0.2)
     posterior = goal.fit(method, copies=300, members=1, batch_size=16)
     want = np.diag(0.5 / (curvature * (1 - eta * curvature / 3.2)))
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.02)
@@ -88,7 +88,7 @@ def test_without_noise_it_is_momentum_sgd(averaged: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)).double()
     rate, momentum, steps = 0.05, 0.8, 60
     step, friction = momentum_sgd(rate, momentum, n=32, averaged=averaged)
-    method = doxa.SGHMC(steps, 0, 1, step=step, friction=friction, temperature=1e-300)
+    method = doxa.SGHMC(steps, 0, 1, step_size=step, friction=friction, temperature=1e-300)
     ours = doxa.fit(
         net, (x, y), method, likelihood=doxa.Gaussian(0.5), members=1, batch_size=32, init="given",
         prior=doxa.Normal(2.0),
@@ -123,7 +123,7 @@ def test_the_mapping_goes_both_ways_and_is_the_lectures() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"friction": 0.0}, {"friction": 1.5}, {"gradient_noise": 0.1}, {"step": 0.0}]
+    "setting", [{"friction": 0.0}, {"friction": 1.5}, {"gradient_noise": 0.1}, {"step_size": 0.0}]
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):

@@ -41,7 +41,7 @@ def test_stationary_moments_with_mini_batches() -> None:
     same draws are far from what they would be without that noise."""
     goal = target()
     eta = 0.1 / goal.precision.max()
-    posterior = goal.fit(chains(step=eta), members=200, batch_size=4)
+    posterior = goal.fit(chains(step_size=eta), members=200, batch_size=4)
     kept = list(range(17, 17 * 40 + 1, 17))
     stages = [[eta] * 200, [eta] * 680]
     assert_moments(posterior, goal, predicted(goal, stages, [[], kept], batch=4), power=0.03)
@@ -57,7 +57,7 @@ def test_the_bias_shrinks_with_the_step_as_theory_says() -> None:
     goal = target(n=16)
     steps = [share / goal.precision.max() for share in (0.4, 0.2, 0.1)]
     method = chains(burn_in=300, thin=20, draws=40)
-    runs = doxa.Runs(grid={"step": steps})
+    runs = doxa.Runs(grid={"step_size": steps})
     sweep = goal.fit(method, copies=300, members=2, batch_size=16, runs=runs)
     bias = []
     for eta, posterior in zip(steps, sweep, strict=True):
@@ -75,7 +75,7 @@ def test_temperature_scales_the_covariance(temperature: float) -> None:
     goal = target(n=16)
     curvature = np.diag(goal.precision)
     eta = 0.2 / curvature.max()
-    method = chains(step=eta, temperature=temperature)
+    method = chains(step_size=eta, temperature=temperature)
     posterior = goal.fit(method, copies=200, members=1, batch_size=16)
     want = np.diag(temperature / (curvature * (1 - eta * curvature / 2)))
     assert_moments(posterior, goal, (np.zeros(3), want), power=0.03)
@@ -86,7 +86,7 @@ def test_a_falling_step_is_followed_step_by_step() -> None:
     """η_t = a (b + t)^−γ over burn-in and sampling alike, from a cold start at 0."""
     goal = target(n=16)
     first, gamma, delay = 1.0 / goal.precision.max(), 0.7, 20.0
-    method = doxa.SGLD(draws=20, burn_in=30, thin=5, step=first, decay=gamma, delay=delay)
+    method = doxa.SGLD(draws=20, burn_in=30, thin=5, step_size=first, decay=gamma, delay=delay)
     posterior = goal.fit(method, members=300, batch_size=4)
     a = first * delay**gamma
     eta = [a * (delay + t) ** -gamma for t in range(130)]
@@ -99,10 +99,10 @@ def test_a_falling_step_is_followed_step_by_step() -> None:
 def test_status_says_whether_the_chains_have_met() -> None:
     """4 chains, some 40 autocorrelation times long or one tenth of one."""
     goal = target(n=16)
-    long = goal.fit(chains(step=0.2 / goal.precision.max(), draws=100), members=4)
+    long = goal.fit(chains(step_size=0.2 / goal.precision.max(), draws=100), members=4)
     assert long.status == "ok"
     assert long.diagnostics["rhat_functions"] < 1.1
-    short = goal.fit(chains(step=1e-4 / goal.precision.max(), thin=1, burn_in=0), members=4)
+    short = goal.fit(chains(step_size=1e-4 / goal.precision.max(), thin=1, burn_in=0), members=4)
     assert short.status == "not-converged"
 
 
@@ -112,7 +112,9 @@ def test_rates_that_break_the_conditions_are_refused(decay: float) -> None:
         doxa.SGLD(decay=decay)
 
 
-@pytest.mark.parametrize("setting", [{"draws": 0}, {"thin": 0}, {"step": -1.0}, {"burn_in": 1.5}])
+@pytest.mark.parametrize(
+    "setting", [{"draws": 0}, {"thin": 0}, {"step_size": -1.0}, {"burn_in": 1.5}]
+)
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.SGLD(**setting)
@@ -122,7 +124,7 @@ def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
 def test_without_a_step_the_rate_of_fit_is_taken_over_n() -> None:
     """So that it means what it means to gradient descent on the mean loss."""
     goal = target()
-    given = goal.fit(chains(draws=5, step=0.01 / goal.n), members=2, seed=3)
+    given = goal.fit(chains(draws=5, step_size=0.01 / goal.n), members=2, seed=3)
     derived = goal.fit(chains(draws=5), members=2, seed=3, lr=0.01)
     assert torch.allclose(given.samples, derived.samples, rtol=1e-12)
 
@@ -140,7 +142,7 @@ def test_a_linear_model_comes_close_to_its_exact_posterior() -> None:
     exact = doxa.fit(None, (x, y), doxa.BayesianLinear(intercept=False, prior_std=1.0, noise=0.5))
     net = nn.Linear(3, 1, bias=False).double()
     steepest = float(torch.linalg.eigvalsh(x.mT @ x / 0.25)[-1])
-    method = chains(step=0.04 / steepest, burn_in=600, draws=10, thin=100)
+    method = chains(step_size=0.04 / steepest, burn_in=600, draws=10, thin=100)
     ours = doxa.fit(net, (x, y), method, likelihood=doxa.Gaussian(0.5), members=200, batch_size=50)
     covariance = exact.covariance.dense()[0]
     std = covariance.diagonal().sqrt()
@@ -152,7 +154,7 @@ def test_a_linear_model_comes_close_to_its_exact_posterior() -> None:
 def test_only_the_subset_is_sampled() -> None:
     x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
     net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-    method = chains(draws=10, step=1e-4)
+    method = chains(draws=10, step_size=1e-4)
     posterior = doxa.fit(net, (x, x.sin()), method, subset="last_layer", members=2, steps=50)
     draws = {k: v.reshape(2, 10, -1) for k, v in posterior.draw().items()}
     assert draws["0.weight"].std(1).max() == 0

@@ -47,7 +47,7 @@ def test_variance_with_full_batches(friction: float, temperature: float) -> None
     """900 weights of three curvatures in one chain, whose α hardly fluctuates."""
     goal = target(n=16)
     eta = 0.6 / np.diag(goal.precision).max()
-    method = doxa.SGNHT(100, 1000, 20, step=eta, friction=friction, temperature=temperature)
+    method = doxa.SGNHT(100, 1000, 20, step_size=eta, friction=friction, temperature=temperature)
     posterior = goal.fit(method, copies=300, members=1, batch_size=16)
     alpha, want = stationary(goal, eta, friction, temperature, 0.0)
     draws = posterior.samples[0].unflatten(1, (-1, 3)).numpy() - goal.mean
@@ -68,7 +68,7 @@ def test_mini_batches_do_not_heat_it(friction: float = 0.01) -> None:
     Eight chains of 400 weights: the errors are from chains."""
     goal, members = noisy(400), 8
     eta = 0.01 / goal.precision[0, 0]
-    settings = {"draws": 100, "burn_in": 2000, "thin": 40, "step": eta, "friction": friction}
+    settings = {"draws": 100, "burn_in": 2000, "thin": 40, "step_size": eta, "friction": friction}
     options: Any = {"members": members, "batch_size": 4}
     noise = np.diag(goal.gradient_noise(4, independent=True))
     alpha, want = stationary(goal, eta, friction, 1.0, noise)
@@ -90,7 +90,7 @@ def test_a_step_is_the_papers() -> None:
     goal = target(n=16)
     h, a, heat = 0.1, 0.3, 0.5
     options: Any = {"members": 2, "batch_size": 16, "seed": 3}
-    settings: Any = {"burn_in": 0, "thin": 1, "step": h**2, "friction": a, "temperature": heat}
+    settings: Any = {"burn_in": 0, "thin": 1, "step_size": h**2, "friction": a, "temperature": heat}
     method = doxa.SGNHT(draws=4, coupling=h**2 * heat, **settings)
     path = goal.fit(method, **options).samples.numpy()  # [M, T, D]
     cold = settings | {"temperature": 1e-200}
@@ -122,7 +122,7 @@ def test_weights_outside_the_subset_are_not_counted() -> None:
     x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
     net = torch.nn.Sequential(torch.nn.Linear(1, 100), torch.nn.Tanh(), torch.nn.Linear(100, 1))
     model = doxa.Model(net.double(), doxa.Gaussian(0.5), subset="last_layer")
-    method = doxa.SGNHT(draws=50, burn_in=200, thin=5, step=1e-4, friction=0.1)
+    method = doxa.SGNHT(draws=50, burn_in=200, thin=5, step_size=1e-4, friction=0.1)
     posterior = doxa.fit(model, (x, x.sin()), method, members=2, steps=50, batch_size=20)
     free = posterior.samples[:, :, 200:]  # the last layer's 101
     speed = (free[:, 1:] - free[:, :-1]).square().mean()
@@ -130,7 +130,7 @@ def test_weights_outside_the_subset_are_not_counted() -> None:
     assert float((posterior.samples[:, 1:, :200] - posterior.samples[:, :1, :200]).abs().max()) == 0
 
 
-@pytest.mark.parametrize("setting", [{"friction": 0.0}, {"friction": 1.5}, {"step": 0.0}])
+@pytest.mark.parametrize("setting", [{"friction": 0.0}, {"friction": 1.5}, {"step_size": 0.0}])
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.SGNHT(**setting)

@@ -191,7 +191,7 @@ def test_a_grid_may_vary_what_says_so_and_nothing_else() -> None:
     assert Settings().per_run == ("scale", "step")
     assert doxa.MAP().per_run == ()
     assert doxa.BayesianLinear().per_run == ("degree", "lengthscale", "prior_std", "noise")
-    assert doxa.SGHMC().per_run == ("step", "friction", "temperature")
+    assert doxa.SGHMC().per_run == ("step_size", "friction", "temperature")
     table = torch.zeros(4, 1), torch.zeros(4, 1)
     with pytest.raises(MethodError, match=r"\['draws'\].*may vary \['likelihood', 'lr', 'prior', "):
         doxa.fit(doxa.nets.mlp(1, 1), table, Settings(), runs=doxa.Runs(grid={"draws": [1, 2]}))

@@ -33,7 +33,7 @@ def test_the_evidence_of_an_adapter_is_exact() -> None:
     layer.lora_A.requires_grad_(False)
     x, y = numbers(30, 5), numbers(30, 1, seed=1)
     posterior = doxa.fit(
-        layer, (x, y), doxa.Laplace(polish=2), likelihood=doxa.Gaussian(noise=0.4),
+        layer, (x, y), doxa.Laplace(newton_steps=2), likelihood=doxa.Gaussian(noise=0.4),
         prior=doxa.Normal(0.7), init="given", validation=None, steps=5, subset=LORA,
     )  # fmt: skip
     phi = (2.0 * layer.lora_A["default"](x)).numpy()
@@ -158,7 +158,7 @@ def test_peft_gives_the_same_posterior() -> None:
     theirs.load_state_dict(weights)
     found = [
         doxa.fit(
-            net.double(), sentences(), doxa.Laplace(polish=3), init="given", subset=LORA,
+            net.double(), sentences(), doxa.Laplace(newton_steps=3), init="given", subset=LORA,
             likelihood="categorical", prior=doxa.Normal(0.5), validation=None, steps=50,
         )
         for net in (own, theirs)

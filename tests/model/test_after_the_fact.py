@@ -119,7 +119,7 @@ def test_networks_people_have_after_the_fact(name: str) -> None:
     common: dict[str, Any] = {"init": "given", "likelihood": "categorical", "progress": False}
 
     laplace = doxa.fit(
-        net, (x, y), doxa.Laplace(train=False, centre="mode"), subset="last_layer",
+        net, (x, y), doxa.Laplace(train=False, mean_correction=False), subset="last_layer",
         prior=doxa.Normal(STD), **common,
     )  # fmt: skip
     phi = with_one(head_inputs(net, x)).double()
@@ -135,7 +135,7 @@ def test_networks_people_have_after_the_fact(name: str) -> None:
     torch.testing.assert_close(laplace.predict(x, n=1).probs.shape, p.shape)
 
     swag = doxa.fit(
-        net, (x, y), doxa.SWAG(share=1.0, cycle=1, rank=0, samples=3), steps=3, lr=1e-12,
+        net, (x, y), doxa.SWAG(average=1.0, cycle=1, rank=0, samples=3), steps=3, lr=1e-12,
         optimizer="sgd", **common,
     )  # fmt: skip
     given = torch.cat([w.detach().flatten() for w in net.parameters()])

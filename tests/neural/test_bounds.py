@@ -34,7 +34,7 @@ def fits(method: object, f: Tensor, given: dict[str, Tensor], y: Tensor) -> Tens
     return (each * given["targets"].unsqueeze(1)).sum(-1)
 
 
-def belief(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def moments_of(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """A belief about z that moves with the points. It widens, so that weights are bounded."""
     count = mask.sum(-1, keepdim=True)
     total = (torch.cat([y, y - x], -1) * mask.unsqueeze(-1)).sum(-2)
@@ -45,7 +45,7 @@ def belief(x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_task_counts_by_the_point_whatever_its_length(name: str) -> None:
     """The objective is the mean over the points that count of log N(y; μ, σ²), by torch's own; of
     tasks that are padded to one length, too."""
-    method, _ = network(name, floor=0.2)
+    method, _ = network(name, min_std=0.2)
     given, y = task()
     f = torch.randn(1, 2, 9, 2, generator=torch.Generator().manual_seed(4)).double()
     points = given["targets"].clone()
@@ -63,7 +63,7 @@ def test_the_loss_is_that_of_a_point_whatever_the_longest_task(name: str) -> Non
     point; tasks of 6 points beside one of 60 change nothing of that."""
     x = torch.linspace(-1, 1, 60)[:, None]
     tasks = [(x, x.sin())] + [(x[::11], x[::11].cos())] * 7
-    method = type(short(name))(**{**short(name).settings(), "floor": 1000.0})
+    method = type(short(name))(**{**short(name).settings(), "min_std": 1000.0})
     posterior = doxa.fit(None, doxa.data.Tasks(tasks), method, steps=1, lr=1e-9, batch_size=8)
     loss = posterior.history["loss"][0][1][0]
     assert loss == pytest.approx(math.log(1000 * math.sqrt(2 * math.pi)), rel=0.1)
@@ -81,9 +81,9 @@ def test_reconstruction_counts_the_context_too(name: str) -> None:
 @pytest.mark.parametrize("name", ["np", "anp"])
 def test_bounds_are_in_order_and_meet_the_likelihood(name: str) -> None:
     """ELBO < bound of 4 draws < log p; of 20,000 draws it is log p: their error is below 0.01."""
-    method, net = network(name, width=2, floor=0.3)
+    method, net = network(name, width=2, min_std=0.3)
     given, y = task(points=6, seen=3)
-    net.belief = belief
+    net.latent_moments = moments_of
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(5)
         net.decoder = mlp(5, 32, 2, 2).double()

@@ -56,7 +56,7 @@ def test_a_context_by_parts_and_tasks_at_once(name: str) -> None:
 
 def test_an_autoregressive_draw_begins_with_the_marginal_of_predict() -> None:
     """Of the first point mean and spread, within 4 standard errors of 4000 draws."""
-    method = doxa.TNP(width=8, depth=1, layers=1, heads=2, mode="autoregressive", floor=0.2)
+    method = doxa.TNP(width=8, depth=1, layers=1, heads=2, mode="autoregressive", min_std=0.2)
     tasks = lines()
     posterior = doxa.fit(None, Tasks(tasks), method, steps=20, progress=False)
     known = posterior.condition(*tasks[0])

@@ -16,7 +16,7 @@ from doxa.errors import ShapeError
 
 def method(name: str) -> Any:
     settings = {"mode": "autoregressive"} if name == "tnp" else {}
-    return type(short(name))(**{**short(name).settings(), **settings, "floor": 0.2})
+    return type(short(name))(**{**short(name).settings(), **settings, "min_std": 0.2})
 
 
 @pytest.mark.parametrize("name", ["cnp", "np", "tnp"])

@@ -19,8 +19,8 @@ from doxa.errors import CorruptedArtefact, MethodError, StoreError
 
 METHODS: dict[str, Any] = {
     "hmc": doxa.HMC(draws=12, burn_in=8, leapfrog=3),
-    "sgld": doxa.SGLD(draws=12, burn_in=8, thin=2, step=1e-4),
-    "cyclical": doxa.CyclicalSGMCMC(cycles=3, draws=4, thin=2, exploration=0.5, step=1e-4),
+    "sgld": doxa.SGLD(draws=12, burn_in=8, thin=2, step_size=1e-4),
+    "cyclical": doxa.CyclicalSGMCMC(cycles=3, draws=4, thin=2, exploration=0.5, step_size=1e-4),
 }
 TASKS = {"regression": ("gaussian", 1), "classification": ("categorical", 3)}
 
@@ -153,7 +153,7 @@ def test_no_checkpoint_writes_the_draws_again(tmp_path: Path) -> None:
         if done >= 900:
             raise KeyboardInterrupt
 
-    method = doxa.SGLD(draws=1000, burn_in=0, thin=1, step=1e-4)
+    method = doxa.SGLD(draws=1000, burn_in=0, thin=1, step_size=1e-4)
     net = doxa.nets.mlp(3, 1, hidden=(8,))
     with pytest.raises(KeyboardInterrupt):
         doxa.fit(net, table("regression"), method, members=2, checkpoint=tmp_path, callbacks=[stop])
@@ -186,7 +186,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(tmp_path: Path) -> None:
 
 
 def test_draws_that_are_not_finite_are_replaced_on_disk_too() -> None:
-    method = doxa.SGLD(draws=30, burn_in=0, thin=1, step=10.0)
+    method = doxa.SGLD(draws=30, burn_in=0, thin=1, step_size=10.0)
     net = doxa.nets.mlp(3, 1, hidden=(8,))
     want, got = (
         doxa.fit(net, table("regression"), method, members=2, draws_budget=budget)
@@ -249,10 +249,7 @@ def test_draws_of_a_log_density(tmp_path: Path) -> None:
 def test_the_doctor_sees_no_difference() -> None:
     data = table("regression")
     found = [
-        [
-            (f.check, f.verdict, f.words)
-            for f in doxa.diagnose.doctor(fit("hmc", **o), data).findings
-        ]
+        [(f.check, f.status, f.words) for f in doxa.diagnose.doctor(fit("hmc", **o), data).findings]
         for o in ({}, {"draws_budget": 0})
     ]
     assert found[0] == found[1]
@@ -275,9 +272,9 @@ torch.set_num_threads(1)
 x = torch.randn(16, 300, generator=torch.Generator().manual_seed(0))
 y = x[:, :1].sin()
 net = doxa.nets.mlp(300, 1, hidden=(1000,))
-method = doxa.SGLD(draws=100, burn_in=1, thin=1, step=1e-7)
+method = doxa.SGLD(draws=100, burn_in=1, thin=1, step_size=1e-7)
 def fit(draws):
-    method = doxa.SGLD(draws=draws, burn_in=1, thin=1, step=1e-7)
+    method = doxa.SGLD(draws=draws, burn_in=1, thin=1, step_size=1e-7)
     return doxa.fit(net, (x, y), method, members=2, draws_budget=int(sys.argv[1]), progress=False)
 fit(2).predict(x)  # whatever is allocated once
 gc.collect()

@@ -10,25 +10,29 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from likelihood_rows import outputs_of
 from torch import Tensor, nn
 
 import doxa
 from doxa import decide, evaluate
 from doxa.evaluate import conformal, recalibrate
+from doxa.likelihoods import LIKELIHOODS
 
 N = 30
 X = torch.randn(N, 2, generator=torch.Generator().manual_seed(0))
 NUMBERS = X.sum(1) + 0.1 * torch.randn(N, generator=torch.Generator().manual_seed(1))
 OTHER = torch.randn(N, 2, generator=torch.Generator().manual_seed(2))
 TARGETS = {
-    "gaussian": NUMBERS, "heteroscedastic": NUMBERS, "student-t": NUMBERS,
-    "bernoulli": (NUMBERS > 0).long(), "poisson": NUMBERS.abs().round(),
-}  # fmt: skip
+    name: (NUMBERS > 0).long() if kind.binary else NUMBERS.abs().round() if kind.counts else NUMBERS
+    for name, kind in LIKELIHOODS.items()
+    if not kind.class_axis
+}
 MOMENTS = ("mean", "variance", "std", "aleatoric", "epistemic", "expected_entropy")
 
 
 def fit(y: Any, likelihood: Any = "gaussian", x: Any = X, **options: Any) -> Any:
-    net = doxa.nets.mlp(2, 2 if likelihood == "heteroscedastic" else 1, hidden=(4,))
+    outputs = outputs_of(likelihood, 1)[0] if isinstance(likelihood, str) else 1
+    net = doxa.nets.mlp(2, outputs, hidden=(4,))
     return doxa.fit(
         net, (x, y), "deep-ensemble", likelihood=likelihood, members=2, steps=3, progress=False,
         validation=None, **options,

@@ -90,7 +90,7 @@ def sampled(name: str, method: doxa.Method, members: int) -> list[str]:
 def test_a_small_one_is_met() -> None:
     """All aims on seven parameters. 8 × 600 draws of HMC are worth some 4,000: the mean is then
     within 0.1 sd by six standard errors, the sd within 5 % by four."""
-    method = doxa.HMC(draws=600, burn_in=400, leapfrog=6, mass="dense")
+    method = doxa.HMC(draws=600, burn_in=400, leapfrog=6, mass="full")
     assert sampled("arK-arK", method, 8) == []
 
 
@@ -102,5 +102,5 @@ def test_a_small_one_is_met() -> None:
 )  # fmt: skip
 def test_hamiltonian_chains_meet_the_reference(name: str) -> None:
     """The whole table is `benchmarks/posteriordb.py`."""
-    method = doxa.HMC(draws=2000, burn_in=800, leapfrog=10, mass="dense")
+    method = doxa.HMC(draws=2000, burn_in=800, leapfrog=10, mass="full")
     assert sampled(name, method, 8) == []

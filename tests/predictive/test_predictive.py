@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import likelihood_rows
 import numpy as np
 import pytest
 import torch
@@ -15,12 +16,11 @@ from torch import Tensor
 from doxa.errors import Unavailable
 from doxa.likelihoods import (
     Affine,
-    Bernoulli,
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
-    Poisson,
+    NegativeBinomial,
     StudentT,
 )
 from doxa.predictive import Predictive, mixture
@@ -33,20 +33,17 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-CASES: dict[str, tuple[Likelihood, tuple[int, ...]]] = {
-    "gaussian": (Gaussian(), (2,)),
+CASES: dict[str, tuple[Likelihood, tuple[int, ...]]] = likelihood_rows.cases() | {
     "gaussian, given": (Gaussian(noise=[0.4, 0.9]), (2,)),
     "gaussian, no output axis": (Gaussian(), ()),
     "affine": (Affine(Gaussian(per_output=True), LOC, SCALE), (2,)),
     "heteroscedastic": (Affine(HeteroscedasticGaussian(), LOC, SCALE), (4,)),
     "student-t": (Affine(StudentT(), LOC, SCALE), (2,)),
-    "bernoulli": (Bernoulli(), (1,)),
     "categorical": (Categorical(), (3,)),
     "segmentation": (Categorical(ignore_index=-1), (3, 2, 2)),
-    "poisson": (Poisson(), (2,)),
 }
 REGRESSION = [n for n, (lik, _) in CASES.items() if not lik.discrete]
-ORDERED = [*REGRESSION, "poisson"]
+ORDERED = [n for n, (lik, _) in CASES.items() if not lik.classifies]
 CLASSES = [n for n in CASES if n not in ORDERED]
 every = pytest.mark.parametrize("name", CASES)
 
@@ -179,6 +176,9 @@ def _scipy(lik: Likelihood, f: Tensor, theta: dict[str, Tensor]) -> Any:
     if isinstance(lik, Affine) and isinstance(lik.base, StudentT):
         df, scale = 2 + 4 * theta["log_df"].exp(), theta["log_scale"].exp() * lik.scale
         return stats.t(df.numpy(), lik.location(f).numpy(), scale.numpy())
+    if isinstance(lik, NegativeBinomial):
+        mean, r = f.exp().numpy(), theta["log_concentration"].exp().numpy()
+        return stats.nbinom(r, r / (r + mean))
     if lik.discrete:
         return stats.poisson(f.exp().numpy())
     return stats.norm(lik.mean(f, theta).numpy(), lik.variance(f, theta).sqrt().numpy())

@@ -56,7 +56,7 @@ def test_evidence_of_linear_networks_is_exact() -> None:
     split = Split(np.arange(50), np.arange(50, 60))
     found = doxa.evidence(
         {str(k): polynomial(k) for k in DEGREES}, (x, y), priors=STDS,
-        likelihood=doxa.Gaussian(noise=NOISE), laplace=doxa.Laplace(polish=2), bound=None,
+        likelihood=doxa.Gaussian(noise=NOISE), laplace=doxa.Laplace(newton_steps=2), bound=None,
         splits=[split], standardize=False, steps=1,
     )  # fmt: skip
     assert (len(found), found.train_rows, found.test_rows) == (6, 50, 10)

@@ -29,8 +29,9 @@ def test_the_prior_of_largest_evidence_is_chosen(tmp_path: Path) -> None:
         "likelihood": [doxa.Gaussian(noise=sigma) for sigma in noises],
     }
     posterior = doxa.tune(
-        nn.Linear(2, 1, bias=False).double(), (x, y), doxa.Laplace("full", tune=None, polish=2),
-        grid, by="evidence", steps=50, likelihood=doxa.Gaussian(noise=0.5),
+        nn.Linear(2, 1, bias=False).double(), (x, y),
+        doxa.Laplace("full", tune=None, newton_steps=2), grid, by="evidence", steps=50,
+        likelihood=doxa.Gaussian(noise=0.5),
     )  # fmt: skip
     exact = []
     for s in widths:

@@ -66,9 +66,9 @@ def fitted(name: str) -> Any:
         method = doxa.BayesianLinear(intercept=False, prior_std=STD, noise=NOISE)
         return doxa.fit(None, data, method)
     if name == "gp":
-        method = doxa.GP("linear", variance=STD**2, noise=NOISE, fit_hyper=False)
+        method = doxa.GP("linear", variance=STD**2, noise=NOISE, learn_kernel=False)
         return doxa.fit(None, data, method)
-    return doxa.fit(network(), data, doxa.Laplace("full", polish=2), steps=50)
+    return doxa.fit(network(), data, doxa.Laplace("full", newton_steps=2), steps=50)
 
 
 def relative(ours: Any, theirs: Any) -> float:
@@ -141,7 +141,7 @@ def test_bayesian_ridge_at_its_own_hyper_parameters() -> None:
 
 CHAINS = {
     "hmc": doxa.HMC(draws=500, burn_in=300, leapfrog=8),
-    "hmc, dense mass": doxa.HMC(draws=500, burn_in=300, leapfrog=5, mass="dense"),
+    "hmc, dense mass": doxa.HMC(draws=500, burn_in=300, leapfrog=5, mass="full"),
     "nuts": doxa.NUTS(draws=1000, burn_in=300),
     "metropolis": doxa.Metropolis(draws=500, burn_in=500, thin=10),
 }

@@ -28,7 +28,7 @@ class Case(NamedTuple):
 CASES = {
     "map-members": Case("sample", doxa.MAP()),
     "map-batch-norm": Case("sample", doxa.MAP(), "categorical"),
-    "sgld": Case("sample", doxa.SGLD(draws=4, burn_in=3, thin=2, step=1e-3), "student-t"),
+    "sgld": Case("sample", doxa.SGLD(draws=4, burn_in=3, thin=2, step_size=1e-3), "student-t"),
     "nuts": Case("sample", doxa.NUTS(draws=4, burn_in=6, max_depth=3), "bernoulli"),
     "mean-field": Case(
         "gaussian", doxa.MeanField(initial_std=0.1, elbo_samples=2), "heteroscedastic"
@@ -36,9 +36,9 @@ CASES = {
     "mean-field-subset": Case("gaussian", doxa.MeanField()),
     "dropout-layers": Case("implicit", doxa.MCDropout(), "poisson"),
     "dropout-inserted": Case("implicit", doxa.MCDropout(p=0.3, insert="all"), "categorical"),
-    "laplace": Case("laplace", doxa.Laplace("full", tune=None, polish=0)),
+    "laplace": Case("laplace", doxa.Laplace("full", tune=None, newton_steps=0)),
     "laplace-diagonal": Case(
-        "laplace", doxa.Laplace("diagonal", "sampled", tune=None, polish=0), "categorical"
+        "laplace", doxa.Laplace("diagonal", "sampled", tune=None, newton_steps=0), "categorical"
     ),
     "linear": Case("linear", doxa.BayesianLinear(features="polynomial", degree=2)),
     "gp": Case("process", doxa.GP(kernel="rbf", ard=False, refine=2)),

@@ -39,23 +39,23 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gp": {"rounding": 1e-6},  # repeated rows have no noise: B's condition is that of its bound
     "mc-dropout": {"changed": {"p": 0.2, "insert": "all"}, "grid": {"p": [0.05, 0.3]}},
     "mean-field": {"grid": {"initial_std": [0.02, 0.1]}},
-    "snapshot": {"one_step": {"size": 1}},
+    "snapshot": {"one_step": {"snapshots": 1}},
     "swag": {"changed": {"rank": 3}},
-    "laplace": {"changed": {"structure": "kronecker", "prior_scale": "layer"}},
+    "laplace": {"changed": {"structure": "kronecker", "tuned_scale": "layer"}},
     "hmc": {
         "one_step": {"leapfrog": 2},
         "many_steps": {"leapfrog": 2},
         "hopeless": {"leapfrog": 1},
         "rounding": 1e-6,
     },
-    "nuts": {"hopeless": {"max_depth": 1}, "changed": {"mass": "dense"}, "rounding": 1e-4},
+    "nuts": {"hopeless": {"max_depth": 1}, "changed": {"mass": "full"}, "rounding": 1e-4},
     "metropolis": {
         "one_step": {"scale": 0.05},
         "many_steps": {"scale": 0.05},
         "hopeless": {"scale": 100.0},
         "changed": {"covariance": "diagonal"},
     },
-    "sghmc": {"changed": {"gradient_noise": 0.01}, "grid": {"step": [1e-4, 2e-4]}},
+    "sghmc": {"changed": {"gradient_noise": 0.01}, "grid": {"step_size": [1e-4, 2e-4]}},
     "psgld": {
         "one_step": {"correction": "none"},
         "many_steps": {"burn_in": 20},  # its end freezes the preconditioner
@@ -70,17 +70,17 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "constant-sgd": {
         "rounding": 1e-6,  # its rate lies near the edge where errors grow
         "one_step": {"probes": 2},
-        "many_steps": {"burn_in": 10, "rate": 0.01},
-        "hopeless": {"rate": 1e6},
-        "changed": {"rate": 0.1},
-        "grid": {"rate": [0.01, 0.03]},
+        "many_steps": {"burn_in": 10, "step_size": 0.01},
+        "hopeless": {"step_size": 1e6},
+        "changed": {"step_size": 0.1},
+        "grid": {"step_size": [0.01, 0.03]},
     },
     # Their evidence is maximised by line searches; on a GPU many runs are factorised in one call.
     "nngp": {"hopeless": {"refine": 1}, "rounding": 1e-5},
     "ntk": {"hopeless": {"refine": 1}, "rounding": 1e-5},
     "minibatch-mh": {
-        "one_step": {"step": 1e-4},
-        "many_steps": {"step": 1e-4},
+        "one_step": {"step_size": 1e-4},
+        "many_steps": {"step_size": 1e-4},
         "hopeless": {"draws": 8},
         "changed": {"proposal": "walk", "target_accept": 0.3},
     },
@@ -91,7 +91,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 def fast(name: str) -> Fast:
     cls, row = doxa.get_method(name), doxa.methods()[name]
     special, sampler = SPECIAL.get(name, {}), "draws" in defaults(cls)
-    leap = {"step": 1e6} if sampler and "step" in defaults(cls) else {}
+    leap = {"step_size": 1e6} if sampler and "step_size" in defaults(cls) else {}
     derived: dict[str, Any] = {
         "settings": short_settings(name),
         "one_step": lengths(cls, 1),

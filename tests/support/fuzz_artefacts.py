@@ -59,8 +59,8 @@ def posteriors(folder: Path) -> dict[str, Path]:
     found["draws"] = artefact_cases.FOLDER / "draws" / "draws"
     quick: dict[str, Any] = {"steps": 2, "members": 2, "progress": False, "engine": "loop:eager"}
     methods: dict[str, Any] = {
-        "laplace-kronecker": doxa.Laplace("kronecker", polish=0),
-        "laplace-functional": doxa.Laplace("functional", polish=0),
+        "laplace-kronecker": doxa.Laplace("kronecker", newton_steps=0),
+        "laplace-functional": doxa.Laplace("functional", newton_steps=0),
         "low-rank-vi": doxa.LowRankVI(rank=2),
     }
     alone = ("sparse-gp", "deep-gp", "gp", "cnp")

@@ -29,7 +29,7 @@ def fixed_for(steps: int, data: Any, count: int, kernel: str = "rbf", **options:
     """The same after so many steps."""
     settings = {"variance": 1.3} | ({} if kernel == "linear" else {"lengthscale": 0.9})
     method = options.pop("method", doxa.SparseGP)(
-        kernel, inducing=count, fit_hyper=False, fit_points=False, **settings,
+        kernel, inducing=count, learn_kernel=False, learn_inducing=False, **settings,
         **options.pop("settings", {}),
     )  # fmt: skip
     likelihood = doxa.Gaussian(noise=NOISE)

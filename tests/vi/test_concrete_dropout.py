@@ -49,7 +49,7 @@ def test_the_objective_is_mc_dropouts_at_the_same_p() -> None:
             return super().finish(run, state, kept)
 
     posterior = doxa.fit(
-        net.double(), (x, y), Watched(initial=0.2), steps=30, prior=doxa.Normal(0.7),
+        net.double(), (x, y), Watched(initial_p=0.2), steps=30, prior=doxa.Normal(0.7),
         likelihood=doxa.Gaussian(noise=0.5), members=2,
     )  # fmt: skip
     rates = posterior.diagnostics["p"]
@@ -74,7 +74,7 @@ def test_p_falls_as_rows_are_added() -> None:
     for n in (20, 2000):
         net = doxa.nets.mlp(1, 1, (40,), activation="relu").double()
         posterior = doxa.fit(
-            net, curve(n), doxa.ConcreteDropout(initial=0.3), steps=1500, lr=1e-2,
+            net, curve(n), doxa.ConcreteDropout(initial_p=0.3), steps=1500, lr=1e-2,
             likelihood=doxa.Gaussian(noise=0.3), validation=None, batch_size=64,
         )  # fmt: skip
         (p,) = posterior.diagnostics["p"].values()
@@ -102,5 +102,5 @@ def test_what_it_cannot_use() -> None:
         doxa.fit(net, (x, y), "concrete-dropout", prior=doxa.LaplacePrior(1.0))
     with pytest.raises(ModelError, match="none can be inserted"):
         doxa.fit(net, (x, y), "concrete-dropout", subset=lambda name: name == "0.weight")
-    with pytest.raises(MethodError, match="initial"):
-        doxa.ConcreteDropout(initial=1.0)
+    with pytest.raises(MethodError, match="initial_p"):
+        doxa.ConcreteDropout(initial_p=1.0)

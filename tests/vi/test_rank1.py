@@ -62,7 +62,7 @@ def test_without_variance_it_is_a_batch_ensemble() -> None:
 
 def test_it_has_little_more_than_one_network() -> None:
     """P + 2K Σ_layers (inputs + outputs): a mean and a standard deviation each."""
-    posterior = doxa.fit(lenet(), images(), doxa.Rank1(size=3), steps=2, batch_size=6)
+    posterior = doxa.fit(lenet(), images(), doxa.Rank1(components=3), steps=2, batch_size=6)
     own = 2 * (2 + 3 + 12 + 5 + 5 + 2)
     assert posterior.layers.shape == (1, 3, own)
     assert posterior.theta.shape == (1, sum(p.numel() for p in lenet().parameters()))
@@ -162,11 +162,11 @@ def test_a_step_is_the_gradient_of_the_bound(prior: str, temperature: float) -> 
     x, y = randn(8, 3), randn(8, 1, seed=1)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     method = doxa.Rank1(
-        size=1,
+        components=1,
         initial_std=1e-9,
         factor_prior=prior,
         prior_std=0.3,
-        spread=0.2,
+        initial_factor_std=0.2,
         temperature=temperature,
     )
     before, after = (
@@ -187,8 +187,8 @@ def test_a_step_is_the_gradient_of_the_bound(prior: str, temperature: float) -> 
     for name in own:
         if not name.endswith("_rho"):
             q = Normal(own[name], own[f"{name}_rho"].exp().log1p())
-            prior_moments = {"normal": Normal, "cauchy": Cauchy}[prior](1.0, 0.3)
-            value = value + (prior_moments.log_prob(q.mean) + temperature * q.entropy()).sum()
+            density = {"normal": Normal, "cauchy": Cauchy}[prior](1.0, 0.3)
+            value = value + (density.log_prob(q.mean) + temperature * q.entropy()).sum()
     grads = torch.autograd.grad(value / len(x), [theta, layers])
     assert torch.allclose(after.theta[0], theta + 0.01 * grads[0], rtol=1e-6, atol=1e-8)
     assert torch.allclose(after.layers[0, 0], layers + 0.01 * grads[1], rtol=1e-6, atol=1e-8)
@@ -200,7 +200,7 @@ def linear_gaussian() -> tuple[Any, Tensor, Tensor]:
     x = randn(20, 2)
     y = x @ torch.tensor([[1.0], [-0.5]]).double() + NOISE * randn(20, 1, seed=1)
     net = nn.Sequential(nn.Linear(2, 1)).double()
-    method = doxa.Rank1(size=2, prior_std=0.3, elbo_samples=200)
+    method = doxa.Rank1(components=2, prior_std=0.3, elbo_samples=200)
     posterior = doxa.fit(
         net, (x, y), method, steps=300, batch_size=20, lr=0.05, validation=None,
         likelihood=doxa.Gaussian(NOISE),
@@ -294,7 +294,7 @@ def test_the_bound_is_of_one_draw_for_all_places_of_a_row(call: str, engine: str
     x = draw(16, 1, 2) + 0.1 * draw(16, 4, 2)
     y = x.mean(1).sum(1, keepdim=True) + 0.5 * draw(16, 1)
     torch.manual_seed(0)
-    method = doxa.Rank1(size=2, initial_std=0.5, prior_std=0.7, elbo_samples=300)
+    method = doxa.Rank1(components=2, initial_std=0.5, prior_std=0.7, elbo_samples=300)
     posterior: Any = doxa.fit(
         Tokens(CALLS[call]).double(), (x, y), method, steps=1, lr=1e-14, init="given", members=2,
         likelihood=doxa.Gaussian(noise=0.5), validation=None, engine=engine,

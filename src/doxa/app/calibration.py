@@ -21,6 +21,7 @@ from doxa.evaluate.conformal import CLASSES as SETS
 from doxa.evaluate.conformal import NUMBERS as INTERVALS
 from doxa.evaluate.conformal import rows_needed
 from doxa.evaluate.recalibrate import CLASSES, NUMBERS, Temperature
+from doxa.likelihoods import LIKELIHOODS
 
 FEWEST = 20  # the smallest number of rows for a recalibration
 KINDS = ("auto", *CLASSES, *NUMBERS)
@@ -53,10 +54,10 @@ class Calibration:
     def of(self, likelihood: str) -> Calibration:
         """With "auto" resolved; an error, before any fit, if it does not suit the target."""
         classes = likelihood in CLASSIFIERS
-        if self.kind is not None and likelihood == "poisson":
+        if self.kind is not None and LIKELIHOODS[likelihood].counts:
             raise MethodError(
-                "there is no recalibration for counts (likelihood poisson); --conformal 0.9 gives "
-                "intervals with guaranteed coverage"
+                f"there is no recalibration for counts (likelihood {likelihood}); --conformal 0.9 "
+                "gives intervals with guaranteed coverage"
             )
         kind = ("temperature" if classes else "quantile") if self.kind == "auto" else self.kind
         what = "classes" if classes else "numbers"

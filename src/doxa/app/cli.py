@@ -7,6 +7,9 @@ bug of doxa and keeps its traceback.
 from __future__ import annotations
 
 import errno
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +30,7 @@ from doxa.app.commands import (
     report,
 )
 from doxa.app.commands.terminal import err, out
-from doxa.errors import DoxaError
+from doxa.errors import DoxaDeprecationWarning, DoxaError
 
 RESUMABLE = {
     "fit": "; the same command continues from the last checkpoint",
@@ -37,10 +40,30 @@ RESUMABLE = {
 }
 
 
+@contextmanager
+def _shown_deprecations() -> Iterator[None]:
+    """Print a deprecated name as one line on standard error. Python does not show it by default."""
+    others = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, DoxaDeprecationWarning):
+            err.print(
+                f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True, highlight=False
+            )
+        else:
+            others(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DoxaDeprecationWarning)
+        warnings.showwarning = show
+        yield
+
+
 class _OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _shown_deprecations():
+                return super().invoke(ctx)
         except DoxaError as error:
             message = " ".join(str(error).split())
             err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)

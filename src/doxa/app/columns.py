@@ -33,6 +33,7 @@ from doxa.app.reading import (
     numbers_of,
 )
 from doxa.errors import DataError, did_you_mean
+from doxa.likelihoods import LIKELIHOODS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -213,8 +214,8 @@ MOST_CATEGORIES = 50
 MOST_INTEGER_CLASSES = 10
 FEWEST_COUNTED = 20  # rows from which a column 1, 2, 3, ... is a row number and not a measurement
 COUNTS = "it counts the rows"
-CLASSIFIERS = ("bernoulli", "categorical")
-REGRESSIONS = ("gaussian", "heteroscedastic", "student-t", "poisson")
+CLASSIFIERS = tuple(name for name, kind in LIKELIHOODS.items() if kind.classifies)
+REGRESSIONS = tuple(name for name, kind in LIKELIHOODS.items() if not kind.classifies)
 _YEARS = (1500, 2200)
 _ID_WORDS = {"id", "uid", "uuid", "guid", "key", "idx", "nr", "rowid", "identifier"}
 _ID_NAMES = {"index", "row", "no", "number", "#"}
@@ -381,8 +382,8 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
             "average (for a number, ask for --likelihood gaussian)"
         )
     likelihood = asked or ("bernoulli" if len(classes) == 2 else "categorical")
-    if likelihood == "bernoulli" and len(classes) != 2:
-        raise DataError(f"column {name!r} has {len(classes)} classes; bernoulli needs two")
+    if LIKELIHOODS[likelihood].binary and len(classes) != 2:
+        raise DataError(f"column {name!r} has {len(classes)} classes; {likelihood} needs two")
     shown = ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
     return (
         likelihood,

@@ -90,8 +90,9 @@ def span(seconds: float) -> str:
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
-def make_method(name: str, settings: Sequence[str] = ()) -> Any:
-    """The method with its `--set` values; the method raises an error for a value out of range."""
+def make_method(name: str, settings: Sequence[str] = (), warn: bool = True) -> Any:
+    """The method with its `--set` values; the method raises an error for a value out of range.
+    Old names of settings give a warning, unless `warn` is False."""
     cls = doxa.get_method(name)
     fields = {field.name for field in dataclasses.fields(cls) if field.init}
     declared = rules(cls)
@@ -101,14 +102,16 @@ def make_method(name: str, settings: Sequence[str] = ()) -> Any:
         key = key.strip().replace("-", "_")
         if not equals:
             raise MethodError(f"--set takes NAME=VALUE, not {setting!r}")
-        if key not in fields:
-            hint = did_you_mean(key, sorted(fields)) if fields else "; it has no settings"
+        now = cls.renamed.get(key, key)
+        if now not in fields:
+            hint = did_you_mean(key, sorted(fields), renamed=cls.renamed)
+            hint = hint if fields else "; it has no settings"
             raise MethodError(f"method {name!r} has no setting {key!r}{hint}")
         if key in chosen:
             raise MethodError(f"--set {key} is given twice, as {chosen[key]!r} and as {text}")
-        chosen[key] = read_value(text, declared.get(key))
+        chosen[key] = read_value(text, declared.get(now))
     try:
-        return cls(**chosen)
+        return cls(**cls.current_settings(chosen, warn=warn))
     except (
         TypeError,
         AttributeError,
@@ -238,7 +241,7 @@ def fit_arrays(
     tasks: Sequence[str] | None = None,
 ) -> Any:
     """The posterior, with the schema in its metadata; tasks: the task of each row."""
-    chosen = make_method(method, settings)
+    chosen = make_method(method, settings, warn=False)  # the command warned
     if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
         raise MethodError(
             f"method {method!r} is for regression only, and {schema.target!r} is a class; "

@@ -7,13 +7,11 @@ same rows, also if a fit is resumed.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from doxa.app.calibration import Calibration, conformal_level
 from doxa.app.predictions import ROWS_AT_ONCE
@@ -23,7 +21,7 @@ from doxa.data.rows import shuffled
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError
 from doxa.evaluate import Streaming, table
-from doxa.likelihoods import Bernoulli, Gaussian, Poisson
+from doxa.likelihoods import LIKELIHOODS
 from doxa.predictive import Predictive
 
 if TYPE_CHECKING:
@@ -159,16 +157,9 @@ def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str
 def constant(schema: Schema, seen: Array, rows: int) -> Predictive:
     """The prediction that ignores the inputs, from the targets `seen` in training: the shares of
     the classes, the mean rate of counts, or the mean and standard deviation of numbers."""
-    if schema.classes is not None:
-        counts = np.bincount(seen.astype(int), minlength=len(schema.classes)) + 1.0
-        shares = torch.as_tensor(counts / counts.sum())
-        if schema.likelihood == "bernoulli":
-            return Predictive((shares[1] / shares[0]).log().expand(1, rows), Bernoulli())
-        return Predictive.from_probs(shares.expand(rows, -1))
-    if schema.likelihood == "poisson":
-        return Predictive(torch.full((1, rows), math.log(max(float(seen.mean()), 1e-3))), Poisson())
-    spread = max(float(seen.std()), 1e-12)
-    return Predictive(torch.full((1, rows), float(seen.mean())).double(), Gaussian(noise=spread))
+    kind = LIKELIHOODS[schema.likelihood]()
+    likelihood, f = kind.constant_prediction(seen, (schema.outputs,))
+    return Predictive(f.expand(1, rows, *f.shape), likelihood)
 
 
 def score_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from doxa.likelihoods import LIKELIHOODS
+
 LEAST_TEXT = 16  # the smallest width of a text column with longer cells
 
 
@@ -103,11 +105,11 @@ DataFile = Annotated[
     ),
 ]
 Target = Annotated[str, typer.Option("--target", "-t", help="The column to predict.")]
+*_FIRST, _LAST = LIKELIHOODS
 Likelihood = Annotated[
     str | None,
     typer.Option(
-        help="The likelihood: gaussian, heteroscedastic, student-t, poisson, bernoulli or "
-        "categorical. Default: inferred from the target.",
+        help=f"The likelihood: {', '.join(_FIRST)} or {_LAST}. Default: inferred from the target.",
         rich_help_panel=TABLE,
     ),
 ]
@@ -176,6 +178,14 @@ Net = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+SavedNet = Annotated[
+    str | None,
+    typer.Option(
+        "--net",
+        help="The network of a run that was fitted with --net, as module:builder. Other runs do "
+        "not need it.",
+    ),
+]
 Hidden = Annotated[
     str,
     typer.Option(
@@ -196,9 +206,9 @@ Steps = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Steps of optimisation, instead of --epochs. Other stages of a method have their own "
-        "lengths, which are added: burn-in and draws of a sampler (--set), and 100 steps for the "
-        "noise if rows are held out.",
+        help="Steps of optimisation, instead of epochs. Other stages of a method have their own "
+        "lengths, which are added: burn-in and draws of a sampler, and 100 steps for the noise if "
+        "rows are held out.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -211,8 +221,8 @@ Validation = Annotated[
     typer.Option(
         min=0.0,
         max=0.9,
-        help="Share of the rows held out for early stopping; 0 for none. Default: in methods that "
-        "would overfit, each member holds out a different tenth or so.",
+        help="Share of the rows held out for early stopping; 0 for none. Default: with methods "
+        "that can overfit, each member holds out a different part, about a tenth.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -263,7 +273,7 @@ Seed = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log of the fit.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show log messages.")]
 
 
 def listed(text: str) -> list[str]:

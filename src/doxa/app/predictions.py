@@ -26,6 +26,7 @@ from doxa.app.reading import Array, import_pandas
 from doxa.app.schema import Schema
 from doxa.data import Tasks
 from doxa.errors import DataError, MethodError
+from doxa.likelihoods import LIKELIHOODS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +82,7 @@ def columns(
 
 def class_probs(p: Any, schema: Schema) -> Array:
     """[N, C], also for a Bernoulli likelihood, whose one number is P(second class)."""
-    if schema.likelihood == "bernoulli":
+    if LIKELIHOODS[schema.likelihood].binary:
         second = flat(p.mean)
         return np.stack([1.0 - second, second], axis=1)
     return array(p.probs)

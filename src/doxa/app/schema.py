@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from doxa.app.columns import (
     CLASSIFIERS,
@@ -57,6 +58,7 @@ from doxa.app.reading import (
 )
 from doxa.app.tables import open_table, pick
 from doxa.errors import DataError, StoreError, did_you_mean
+from doxa.likelihoods import LIKELIHOODS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,9 +90,10 @@ class Schema:
     @property
     def outputs(self) -> int:
         """The number of outputs of the network per row."""
-        if self.likelihood == "categorical":
+        kind = LIKELIHOODS[self.likelihood]
+        if kind.class_axis:
             return len(self.classes or ())
-        return 2 if self.likelihood == "heteroscedastic" else 1
+        return kind().outputs(torch.empty(1))[0]
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))
@@ -128,7 +131,7 @@ class Schema:
             and (classes is not None) == (self.likelihood in CLASSIFIERS)
             and (classes is None or all(isinstance(label, str | int | float) for label in classes))
             and (classes is None or len({label_of(label) for label in classes}) == len(classes) > 1)
-            and not (self.likelihood == "bernoulli" and len(classes or ()) != 2)
+            and not (LIKELIHOODS[self.likelihood].binary and len(classes or ()) != 2)
             and len(self.columns) > 0
             and all(column.sound for column in self.columns)
             and len({column.name for column in self.columns}) == len(self.columns)
@@ -170,7 +173,7 @@ class Schema:
                     f"not seen when fitting{did_you_mean(label, number)}"
                 )
         codes = np.array([number[label] for label in labels])
-        return codes.astype(np.float64) if self.likelihood == "bernoulli" else codes
+        return codes.astype(np.float64) if LIKELIHOODS[self.likelihood].binary else codes
 
 
 def with_target(frame: pd.DataFrame, target: str, missing: str) -> tuple[pd.DataFrame, list[str]]:

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from doxa.errors import MethodError, ShapeError, Unavailable, did_you_mean
-from doxa.likelihoods import Bernoulli
 from doxa.noise import generator
 from doxa.predictive import Predictive
 
@@ -39,14 +38,15 @@ from doxa.predictive import Predictive
 def class_probs(p: Predictive) -> tuple[Tensor, Tensor]:
     """(weights [S], probabilities [S, N, C]) in float64; for Bernoulli C = 2, no and yes."""
     logits = p.samples.double()
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         yes = _one_label(logits.sigmoid(), 2)
         return p.weights.double(), torch.stack([1.0 - yes, yes], 2)
     return p.weights.double(), _one_label(logits.softmax(2), 3)
 
 
 def _one_label(probs: Tensor, axes: int) -> Tensor:
-    """Without the axes of length one that follow; a row with several labels is refused."""
+    """The probabilities without trailing axes of length one; rows with several labels are
+    refused."""
     if probs.shape[axes:].numel() != 1:
         raise ShapeError(
             f"rows have {probs.shape[axes:].numel()} labels each: what several rows teach together "
@@ -56,9 +56,11 @@ def _one_label(probs: Tensor, axes: int) -> Tensor:
 
 
 def scaled_functions(p: Predictive) -> tuple[Tensor, Tensor]:
-    """(z, noise) in float64 of numbers with Gaussian noise: z [S, N, D] are the functions about
-    their mean, times √weight, so that zᵀz is their covariance; noise [N, D] the variance of y
-    given f, averaged."""
+    """(z, noise) in float64, for numbers with Gaussian noise.
+
+    z [S, N, D] are the functions minus their mean, times √weight, so that zᵀz is their covariance.
+    noise [N, D] is the variance of y given f, averaged over the functions.
+    """
     if not p.likelihood.is_normal:
         raise Unavailable(
             f"what several rows teach together is known of classes and of numbers with Gaussian "
@@ -78,22 +80,22 @@ def predictive_variance(p: Predictive) -> Tensor:
     """Var[y]; for classes the sum over classes of p̄ (1 − p̄)."""
     if not p.likelihood.classifies:
         return _outputs(p.variance)
-    total = 2.0 * p.variance if isinstance(p.likelihood, Bernoulli) else p.variance.sum(1)
+    total = 2.0 * p.variance if p.likelihood.binary else p.variance.sum(1)
     return _labels(total)
 
 
 def max_entropy(p: Predictive) -> Tensor:
-    """H[y] in nats: how unsure the prediction is, for whatever reason."""
+    """H[y] in nats: the total uncertainty of the prediction."""
     if p.likelihood.classifies:
         return _labels(p.entropy)
     try:
         return _outputs(p.entropy)
-    except Unavailable:  # a mixture of densities: that of the normal with its variance
+    except Unavailable:  # for a mixture of densities: the entropy of the normal with its variance
         return _outputs(p.moment_matched().entropy)
 
 
 def bald(p: Predictive) -> Tensor:
-    """I[y; f] in nats: what a label would teach about the function."""
+    """I[y; f] in nats: the information of a label about the function."""
     if p.likelihood.classifies:
         return _labels(p.mutual_information)
     try:
@@ -120,7 +122,7 @@ def variation_ratio(p: Predictive, kind: str = "votes") -> Tensor:
     if kind != "votes":
         raise MethodError(f"kind of a variation ratio is 'votes' or 'mean', not {kind!r}")
     votes = p.votes()
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return _labels(torch.minimum(votes, 1.0 - votes))
     return _labels(1.0 - votes.amax(1))
 
@@ -131,10 +133,10 @@ def variation_ratio_of_mean(p: Predictive) -> Tensor:
 
 
 def mean_std(p: Predictive) -> Tensor:
-    """The standard deviation over draws of each class's probability, or of each output's mean: the
-    average of them."""
+    """The standard deviation over draws of the probability of each class, or of the mean of each
+    output, averaged over classes or outputs."""
     spread = p.epistemic.clamp_min(0.0).sqrt()
-    if p.likelihood.classifies and not isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.classifies and not p.likelihood.binary:
         spread = spread.mean(1)
     return _labels(spread)
 
@@ -142,14 +144,14 @@ def mean_std(p: Predictive) -> Tensor:
 def margin(p: Predictive) -> Tensor:
     """How close the second class comes to the first: 1 − (p̄₍₁₎ − p̄₍₂₎)."""
     probs = p.probs
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return _labels(1.0 - (2.0 * probs - 1.0).abs())
     first, second = probs.topk(2, 1).values.unbind(1)
     return _labels(1.0 - (first - second))
 
 
 def random(p: Predictive, seed: int = 0) -> Tensor:
-    """Nothing but chance, which every other score has to beat."""
+    """Random scores, as a baseline."""
     return chance(len(p.mean), seed).to(p.mean)
 
 
@@ -170,7 +172,7 @@ ACQUISITIONS: dict[str, Acquisition] = {
 
 
 def acquisition(by: str | Acquisition) -> Acquisition:
-    """A score by its name, or anyone's function of a predictive."""
+    """A score by its name; a function of a predictive is returned as it is."""
     if callable(by):
         return by
     name = by.replace("-", "_")
@@ -193,8 +195,9 @@ _BLOCK = 1 << 24  # numbers in a joint table
 
 
 def epig(p: Predictive, p_target: Predictive) -> Tensor:
-    """[N], in nats. `p_target` is predicted at rows x* like those of later predictions, with
-    the same draws: `posterior.predict(x_target, n, seed)` with the n and seed of `p`."""
+    """EPIG of each row, [N], in nats. `p_target` is the prediction at rows x* like those of later
+    predictions, with the same draws: `posterior.predict(x_target, n, seed)` with the n and seed of
+    `p`."""
     if p.likelihood.classifies:
         return _classes(class_probs(p), class_probs(p_target)).to(p.mean)
     return _numbers(scaled_functions(p), scaled_functions(p_target)).to(p.mean)

@@ -13,7 +13,7 @@ import textwrap
 from typing import Any
 
 from doxa.diagnose.data import DiagnosticData
-from doxa.likelihoods import Gaussian, Heads
+from doxa.likelihoods import Heads
 from doxa.posterior import Posterior
 from doxa.priors import Normal
 from doxa.registry import get_method, methods
@@ -186,7 +186,7 @@ def other_likelihood(case: DiagnosticData, name: str, text: str, outputs: int = 
 def learned_noise(case: DiagnosticData) -> Advice | None:
     """Learn the noise if it was fixed; recalibrate if it was already learned."""
     likelihood = case.posterior.base_likelihood
-    if isinstance(likelihood, Gaussian) and likelihood.noise is not None:
+    if likelihood.integrates_normal and not likelihood.learns_noise:
         return other_likelihood(case, "gaussian", "let the noise be learned")
     return recalibrate(case.posterior)
 

@@ -34,7 +34,6 @@ from doxa.diagnose.advice import (
 )
 from doxa.diagnose.data import ALPHA, DiagnosticData, normal_quantile
 from doxa.diagnose.finding import Finding, bad, good, skipped, warning
-from doxa.likelihoods import Categorical
 from doxa.mcmc.convergence import APART, LEAST_EBFMI, LEAST_TRANSITIONS, MOST_DIVERGENT
 from doxa.posterior import SamplePosterior
 from doxa.posterior.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat
@@ -62,7 +61,7 @@ def status(case: DiagnosticData) -> Finding:
         return replace(own, words=message)
     if outcome == "diverged":
         return bad(message, calmer(case))
-    if outcome in ("worse-than-constant", "learned-nothing"):
+    if outcome in ("worse-than-constant", "prior-collapse"):
         return bad(message, any_of(standardise(case), longer(case), MORE_ROWS))
     if outcome == "overconfident":
         return warning(message, any_of(recalibrate(case.posterior), ensemble(case), MORE_ROWS))
@@ -196,7 +195,7 @@ def _functions(case: DiagnosticData, count: int, draws: int) -> Tensor:
     parts = []
     for head in p.heads:
         f = head.samples.detach().cpu()
-        if isinstance(head.likelihood, Categorical):
+        if head.likelihood.class_axis:
             f = torch.log_softmax(f, 2)
         parts.append(f.reshape(count, draws, -1))
     assert isinstance(case.base, SamplePosterior)

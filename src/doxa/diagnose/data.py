@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import check_finite, parse, rows_of
 from doxa.errors import DataError, ShapeError, Unavailable
-from doxa.likelihoods import Affine, Bernoulli, Categorical, Heads, Likelihood
+from doxa.likelihoods import Affine, Heads, Likelihood
 from doxa.noise import generator
 from doxa.posterior import Posterior, SamplePosterior, TransformedPosterior
 from doxa.predictive import Predictive
@@ -136,7 +136,7 @@ class Scored:
 
     def _counted(self, flat: Tensor) -> Tensor:
         base = family(self.likelihood)
-        if isinstance(base, Categorical) and base.ignore_index is not None:
+        if base.ignore_index is not None:
             return flat != base.ignore_index
         return torch.ones_like(flat, dtype=torch.bool)
 
@@ -171,7 +171,7 @@ class Scored:
 
     def _of_moments(self, name: str) -> Tensor:
         values = getattr(self.p, name)
-        if isinstance(family(self.likelihood), Categorical):
+        if family(self.likelihood).class_axis:
             values = values.sum(1)
         return self.one(values)
 
@@ -179,7 +179,7 @@ class Scored:
     def probs(self) -> Tensor:
         """Class probabilities: [N, C]."""
         probs = self.p.probs
-        if isinstance(self.likelihood, Bernoulli):
+        if self.likelihood.binary:
             yes = self.one(probs)
             return torch.stack([1.0 - yes, yes], 1)
         table = probs.detach().cpu().double().reshape(*probs.shape[:2], -1)[self.rows]

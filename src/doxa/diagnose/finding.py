@@ -7,12 +7,12 @@ returns one of them, and `diagnose` fills in its name.
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from doxa.diagnose.advice import NAMES, Advice
+from doxa.errors import deprecated
 
 GOOD, SLIGHT, WARNING, BAD, NOT_CHECKED = "good", "slight", "warning", "bad", "not checked"
 STATUSES = (BAD, WARNING, SLIGHT, GOOD, NOT_CHECKED)
@@ -41,8 +41,8 @@ class Finding:
     ----------
     check : str
         Name of the check.
-    verdict : str
-        Status: "good", "slight", "warning", "bad" or "not checked".
+    status : str
+        "good", "slight", "warning", "bad" or "not checked".
     value : float or None
         The number that the status is based on. None if there is none.
     words : str
@@ -55,7 +55,7 @@ class Finding:
     """
 
     check: str
-    verdict: str
+    status: str
     value: float | None
     words: str
     advice: str = ""
@@ -64,7 +64,13 @@ class Finding:
     @property
     def alarms(self) -> bool:
         """Whether the status is "warning" or "bad"."""
-        return self.verdict in (WARNING, BAD)
+        return self.status in (WARNING, BAD)
+
+    @property
+    def verdict(self) -> str:
+        """Deprecated alias of `status`."""
+        deprecated("Finding.verdict", "Finding.status")
+        return self.status
 
 
 @dataclass(frozen=True)
@@ -95,19 +101,17 @@ class Diagnosis:
     @property
     def ranked(self) -> list[Finding]:
         """All findings, the worst first."""
-        return sorted(self.findings, key=lambda finding: STATUSES.index(finding.verdict))
+        return sorted(self.findings, key=lambda finding: STATUSES.index(finding.status))
 
     @property
     def status(self) -> str:
         """The worst status of all findings: "bad", "warning", "slight", "good" or "not checked"."""
-        return self.ranked[0].verdict if self.findings else NOT_CHECKED
+        return self.ranked[0].status if self.findings else NOT_CHECKED
 
     @property
     def verdict(self) -> str:
         """Deprecated alias of `status`."""
-        warnings.warn(
-            "Diagnosis.verdict is deprecated: use Diagnosis.status", FutureWarning, stacklevel=2
-        )
+        deprecated("Diagnosis.verdict", "Diagnosis.status")
         return self.status
 
     @property
@@ -142,11 +146,11 @@ class Diagnosis:
     @property
     def code(self) -> list[str]:
         """Remedies as Python: each snippet once, those of the worst findings first."""
-        faults = [f for f in self.ranked if f.verdict not in (GOOD, NOT_CHECKED)]
+        faults = [f for f in self.ranked if f.status not in (GOOD, NOT_CHECKED)]
         return list(dict.fromkeys(snippet for f in faults for snippet in f.code))
 
     def _of(self, status: str) -> list[Finding]:
-        return [finding for finding in self.findings if finding.verdict == status]
+        return [finding for finding in self.findings if finding.status == status]
 
     def __getitem__(self, check: str) -> Finding:
         for finding in self.findings:
@@ -185,7 +189,7 @@ class Diagnosis:
             message = Text(finding.words)
             if finding.advice:
                 message.append(f"\n→ {finding.advice}")
-            status = Text(finding.verdict, style=_STYLES[finding.verdict])
+            status = Text(finding.status, style=_STYLES[finding.status])
             table.add_row(Text(finding.check), status, message)
         tried = [Text(f"\n{snippet}") for snippet in self.code]
         about = [Text(f"\nIn Python ({NAMES}):", style="dim")] if tried else []

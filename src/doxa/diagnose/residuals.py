@@ -24,7 +24,6 @@ from doxa.diagnose.advice import (
 from doxa.diagnose.data import ALPHA, REPLICAS, DiagnosticData, Head, Scored, family, two_sided
 from doxa.diagnose.finding import Finding, bad, by_chance, good, number, skipped, slight, warning
 from doxa.errors import Unavailable
-from doxa.likelihoods import HeteroscedasticGaussian, Poisson, StudentT
 from doxa.noise import generator
 
 _LEAST_ROWS = 30
@@ -87,7 +86,7 @@ def dispersion(case: DiagnosticData, head: Head) -> Finding:
     ratio, where = float(observed), "test" if head.test is not None else "training"
     message = f"squared errors at the {where} rows are {number(ratio)} times the predicted variance"
     floor = _TOO_SMALL if head.test is not None else 0.1  # residuals at training rows are smaller
-    counts = isinstance(family(scored.likelihood), Poisson)
+    counts = family(scored.likelihood).counts
     if ratio < 1 and head.test is None and ratio > floor:
         return good(message, ratio)
     if p > ALPHA:
@@ -153,7 +152,7 @@ def _normal_scores(head: Head) -> Tensor | None:
 
 
 def _scores(scored: Scored) -> Tensor:
-    if isinstance(family(scored.likelihood), StudentT):
+    if family(scored.likelihood).heavy_tailed:
         u = scored.one(scored.p.cdf(scored.targets)).clamp(1e-9, 1 - 1e-9)
         return torch.special.ndtri(u)
     return scored.z
@@ -202,7 +201,7 @@ def evenness(case: DiagnosticData, head: Head) -> Finding:
     if p > ALPHA:
         return by_chance(message, p, ratio)
     advice = any_of(noise_by_input(case), "a transform of y")
-    if isinstance(family(head.train.likelihood), HeteroscedasticGaussian):
+    if family(head.train.likelihood).predicts_noise:
         advice = any_of(longer(case), "more hidden units")
     if ratio < _UNEVEN:
         return slight(

@@ -34,7 +34,6 @@ from doxa.diagnose.advice import (
 )
 from doxa.diagnose.data import ALPHA, DiagnosticData, Head, Scored, mean_above_zero, normal_quantile
 from doxa.diagnose.finding import Finding, bad, good, number, skipped, warning
-from doxa.likelihoods import Categorical
 from doxa.noise import generator
 from doxa.posterior import Posterior, SamplePosterior
 from doxa.predictive import Predictive
@@ -50,7 +49,7 @@ def prior_variance(case: DiagnosticData, head: Head) -> Tensor:
         f if base.base_likelihood.scales_targets else base.base_likelihood.plain().mean(f, {}, 1)
     )
     variance = means.double().var(0, correction=0)
-    if isinstance(scored.likelihood, Categorical):
+    if scored.likelihood.class_axis:
         variance = variance.sum(1)
     return scored.one(variance).mean()
 
@@ -294,6 +293,6 @@ def _epistemic(posterior: Posterior, x: Tensor, head: Head) -> float:
     if not p.has_samples and p.splits:
         return float(p.mutual_information.double().mean())
     logits = (p.samples if p.has_samples else posterior.functions(x, 100)).double()
-    if isinstance(p.likelihood, Categorical):
+    if p.likelihood.class_axis:
         logits = logits - logits.mean(2, keepdim=True)  # a constant changes nothing
     return float(logits.var(0, correction=0).mean())

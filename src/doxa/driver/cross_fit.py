@@ -65,7 +65,7 @@ class CrossFit:
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
             record.validation = found.validation
-            for key in ("held_out", "left_out"):
+            for key in ("held_out", "held_out_calibration"):
                 if key in found.diagnostics:
                     record.diagnostics[key] = found.diagnostics[key]
             record.diagnostics.setdefault("held_out", {})["cross_fit_parts"] = self.parts

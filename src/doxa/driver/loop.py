@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batch, Data, Feed, Pass, free_memory, halved
+from doxa.data import Batch, Data, Feed, Pass, condition_on_half, free_memory
 from doxa.driver.bar import Shown, shown
 from doxa.engine import Engine
 from doxa.engine.engine import threads_for
@@ -241,7 +241,7 @@ class EarlyStopping:
         with torch.no_grad():
             for t in range(rows.count):
                 batch = rows.batch(t)
-                total += self._score(at.state, halved(batch) if held.tasks else batch)
+                total += self._score(at.state, condition_on_half(batch) if held.tasks else batch)
         if run.pooled_rows is not None:
             total = run.over_run(total)
         scores = total.cpu().tolist()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from doxa import describe
 from doxa.data import as_tensor
 from doxa.errors import DataError, MethodError, Unavailable
+
+if TYPE_CHECKING:
+    from doxa.method import Method
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,12 @@ class Runs:
                 points, [seed + i] if self.seeds is None else self.seeds
             )
         ]
+
+    def for_method(self, method: Method) -> Runs:
+        """The same runs, with current names for settings of the method that were renamed."""
+        grid = None if self.grid is None else method.current_settings(self.grid)
+        per_split = None if self.per_split is None else method.current_settings(self.per_split)
+        return replace(self, grid=grid, per_split=per_split)
 
     def _row_sets(self) -> Sequence[Any]:
         if not hasattr(self.rows, "__len__"):

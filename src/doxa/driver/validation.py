@@ -20,10 +20,10 @@ the mixture of all functions f_s, shifted to the mean of member m,
     p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
 
 and the likelihood is calibrated within this mixture, so that the spread between members is not
-counted a second time (`ensemble/map.py` has the same for a noise level, in closed form).
+counted twice (`ensemble/map.py` has the same for a noise level, in closed form).
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
-`Likelihood.left_out` estimates them; without clear evidence from the rows, nothing changes. The
-weights of the rows are scaled to add up to their effective number.
+`Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
+changes. The weights of the rows are scaled to add up to their effective number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from doxa.data.rows import effective_rows, per_effective_row, standard_error, we
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
-from doxa.likelihoods.base import LeftOut
+from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
 from doxa.posterior.weights import WeightPosterior
@@ -63,11 +63,11 @@ _FROM_EACH = 50  # functions drawn from each Gaussian over functions
 _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for prior collapse
 
 
-HeldOutPredictions = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
+PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
 
 
 def evaluate_held_out(
-    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run, alone: bool = False
+    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, alone: bool = False
 ) -> None:
     """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: each
     member is evaluated alone, also after calibration."""
@@ -76,8 +76,8 @@ def evaluate_held_out(
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
-    found_by_mixture = "left_out" in posterior.diagnostics and not alone
-    for each, split in held_out_predictions:
+    found_by_mixture = "held_out_calibration" in posterior.diagnostics and not alone
+    for each, split in posteriors_by_split:
         p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
             mixed = _mixed(posterior, each, data, data.validation[split], split)
@@ -107,7 +107,7 @@ def evaluate_held_out(
     }
     pooled = None
     if run.pooled_rows is not None:
-        pooled = run.pooled_rows[data.run_of(held_out_predictions[0][1])]
+        pooled = run.pooled_rows[data.run_of(posteriors_by_split[0][1])]
         found = _corrected(found, posterior, pooled)
     record = posterior.record
     record.validation = found["log_prob"].mean
@@ -171,7 +171,7 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
-    """Set the status "learned-nothing" if training rows are predicted no better than by a
+    """Set the status "prior-collapse" if training rows are predicted no better than by a
     constant."""
     split = run.split_of[0]
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
@@ -183,22 +183,22 @@ def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     gain = Scored(_log_prob(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
         posterior.record.status = Status(
-            "learned-nothing",
+            "prior-collapse",
             f"{len(gain.values)} training rows are predicted no better than by a constant "
             f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
             "learning rate or a narrower prior; or there is nothing to learn in the data",
         )
 
 
-def held_out_predictions(
+def posteriors_by_split(
     posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
-) -> HeldOutPredictions:
+) -> PosteriorsBySplit:
     """The posterior of a run, whose members are `part`, and its split. If members hold out
     different rows: the posterior of each member alone, and its split."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
         return [(posterior, splits[0])]
-    each: HeldOutPredictions = []
+    each: PosteriorsBySplit = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
         alone = method.finish(
@@ -358,7 +358,7 @@ CalibrationRows = tuple[  # f [S, N, ...], y, theta, weight [N]
 
 def calibrate_on_held_out(
     posterior: Posterior,
-    held_out_predictions: HeldOutPredictions,
+    posteriors_by_split: PosteriorsBySplit,
     method: Method,
     run: Run,
     stopped: bool,
@@ -375,25 +375,25 @@ def calibrate_on_held_out(
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
         return
-    rows = _rows(None if alone else posterior, held_out_predictions, run)
+    rows = _rows(None if alone else posterior, posteriors_by_split, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
         return
-    stops = 1 if run.pooled_rows else len(held_out_predictions)  # steps that the rows have chosen
-    found = before.left_out(*rows, stopped=stops * stopped)
+    stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
+    found = before.calibrate_held_out(*rows, stopped=stops * stopped)
     if found is None:
         return
-    for each in {id(p): p for p in (posterior, *(p for p, _ in held_out_predictions))}.values():
+    for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.said}
-    posterior.record.diagnostics["left_out"] = calibration
-    log.info("likelihood: %s, by %d held-out rows", found.said, len(rows[1]))
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
+    posterior.record.diagnostics["held_out_calibration"] = calibration
+    log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
 
 
-def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
+def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
     """Replace the likelihood of a posterior by the calibrated one."""
-    model = posterior.network.meaning(found.likelihood)
+    model = posterior.network.with_likelihood(found.likelihood)
     posterior.base_likelihood, posterior.model = found.likelihood, model
     for name, more in found.moved.items():
         weights: Tensor = getattr(posterior, posterior.flat)
@@ -405,7 +405,7 @@ def _take_up(posterior: WeightPosterior, found: LeftOut) -> None:
 def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
     """Give a posterior the likelihood of another one, and the values of its learned parameters."""
     assert isinstance(posterior, WeightPosterior) and isinstance(other, WeightPosterior)
-    model = posterior.network.meaning(other.base_likelihood)
+    model = posterior.network.with_likelihood(other.base_likelihood)
     posterior.base_likelihood, posterior.model = other.base_likelihood, model
     names = [name for name in other.layout.names if name.startswith("likelihood.")]
     if names:
@@ -418,14 +418,14 @@ def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
 
 
 def _rows(
-    posterior: Posterior | None, held_out_predictions: HeldOutPredictions, run: Run
+    posterior: Posterior | None, posteriors_by_split: PosteriorsBySplit, run: Run
 ) -> CalibrationRows | None:
     """The held-out rows and the functions at them. None if a prediction is not a mixture of
     functions."""
-    data, most = run.rows, _MOST_NUMBERS // len(held_out_predictions)
+    data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
-    for alone, split in held_out_predictions:
+    for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
         if form is None:

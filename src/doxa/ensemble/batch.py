@@ -34,9 +34,9 @@ class BatchEnsemble(Components):
 
     Parameters
     ----------
-    size : int
+    components : int
         K, the number of components.
-    spread : float
+    initial_factor_std : float
         The standard deviation of the initial factors around one; 0: random signs.
     """
 

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data.rows import weighted_mean
-from doxa.likelihoods import Gaussian
 from doxa.method import (
     Method,
     Run,
@@ -48,9 +47,9 @@ _LEAST = 0.1  # smallest share of σ² that remains, as few rows are unreliable
 
 
 def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
-    """Weights [M, P] of a run's members with that noise, where it is learned and rows were held
-    out; as they are otherwise, and of a member alone."""
-    learned = isinstance(run.likelihood, Gaussian) and _LOG_NOISE in run.layout.names
+    """The weights [M, P] of a run's members with that noise, if it is learned and rows were held
+    out; otherwise, and for a single member, they do not change."""
+    learned = run.likelihood.learns_noise and _LOG_NOISE in run.layout.names
     if run.size == 1 or run.data.validation is None or not learned:
         return theta
     data, splits = run.rows, list(dict.fromkeys(run.split_of))
@@ -74,7 +73,7 @@ def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
 
 
 def _some(rows: Tensor) -> Tensor:
-    """At most so many, evenly."""
+    """At most this many rows, evenly spaced."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).round().long()]
 
 

@@ -1,21 +1,21 @@
 """Snapshot ensembles: several networks from one training run with a cyclic rate.
 
-    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / size;   keep θ at each cycle's end
-    p(y | x) = (1/K) Σ_k p(y | x, θ_k)
+    α(t) = (α₀ / 2) (cos(π (t mod c) / c) + 1),   c = steps / K;   keep θ at each cycle's end
+    p(y | x) = (1/K) Σ_k p(y | x, θ_k),   K = snapshots
 
 Huang, Li, Pleiss, Liu, Hopcroft & Weinberger (2017); Loshchilov & Hutter (2017). The rate falls to
-zero in each cycle, so that every snapshot is a trained network, and starts anew, which throws it
-out of where it was, with an optimiser that remembers nothing. Where rows are held out, a cycle is
-one training with early stopping: the snapshot is its point that predicts them best, from which the
-next cycle starts. Else every snapshot of a small table has learned it by heart. An ensemble for the
-price of one network; its members are nearer to each other than those of a deep ensemble. Snapshots
-have BatchNorm statistics of their own, those they were trained with. With `members`, each member is
-such a run.
+zero in each cycle, so that every snapshot is a trained network. Then the rate starts again at α₀,
+with a new state of the optimiser, and the weights leave their mode. If rows are held out, a cycle
+is one training with early stopping: the snapshot is the point that predicts them best, and the next
+cycle starts there. Without held-out rows, every snapshot overfits a small table. This is an
+ensemble at the cost of one network; its members are nearer to each other than those of a deep
+ensemble. Each snapshot keeps the BatchNorm statistics of its training. With `members`, each member
+is such a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -51,42 +51,43 @@ class SnapshotEnsemble(Method):
 
     Parameters
     ----------
-    size : int
+    snapshots : int
         The number of cycles per member, and of its networks.
     skip : int
         The number of first snapshots that are dropped, because they are the least trained.
     """
 
     name: ClassVar[str] = "snapshot"
+    renamed: ClassVar[Mapping[str, str]] = {"size": "snapshots"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
-    size: int = whole(5, least=1)
+    snapshots: int = whole(5, least=1)
     skip: int = whole(0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.skip >= self.size:
-            raise MethodError(f"skip={self.skip} of size={self.size} snapshots leaves none")
+        if self.skip >= self.snapshots:
+            raise MethodError(f"skip={self.skip} of snapshots={self.snapshots} leaves none")
 
     @property
     def kept_draws(self) -> int:
-        return self.size
+        return self.snapshots
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if run.steps < self.size:
-            raise MethodError(f"{self.size} snapshots need as many steps, not {run.steps}")
-        cycle = run.steps // self.size
+        if run.steps < self.snapshots:
+            raise MethodError(f"{self.snapshots} snapshots need as many steps, not {run.steps}")
+        cycle = run.steps // self.snapshots
         objective: Objective = log_joint
         if run.free is not None:  # weights outside the subset are points: find them first
             yield optimise(log_joint, run.steps, name="maximum")
             objective = of_subset(log_joint)
-        for k in range(self.size):
-            walk = optimise(objective, cycle, name=f"cycle {k + 1}")
-            begin = walk.enter
+        for k in range(self.snapshots):
+            training = optimise(objective, cycle, name=f"cycle {k + 1}")
+            begin = training.enter
             assert begin is not None
-            yield replace(walk, rates=self.rates(run, cycle), enter=self._entered(k, begin))
-        yield Stage("last snapshot", walk.step, 0, enter=self._take)
+            yield replace(training, rates=self.rates(run, cycle), enter=self._entered(k, begin))
+        yield Stage("last snapshot", training.step, 0, enter=self._take)
         yield from noise_on_held_out(self._mixed, run, f"{_KEPT}theta")
 
     def _entered(self, k: int, begin: Hook) -> Hook:
@@ -107,7 +108,7 @@ class SnapshotEnsemble(Method):
         return run.rates(0.5 * (torch.cos(torch.pi * at) + 1))
 
     def _empty(self, run: Run, state: State) -> State:
-        count = self.size - self.skip
+        count = self.snapshots - self.skip
         room = {
             _KEPT + name: v.unsqueeze(1).repeat(1, count, *(1,) * (v.ndim - 1))
             for name, v in _network(state).items()
@@ -115,9 +116,9 @@ class SnapshotEnsemble(Method):
         return room | {"taken": torch.zeros_like(run.n)}
 
     def _take(self, run: Run, state: State) -> State:
-        """Keep the network as it is, here and in the places of those to come, so that a run that
-        is stopped has no other."""
-        count, taken = self.size - self.skip, state["taken"]
+        """Store the current network as this snapshot and as all later ones, so that a run that is
+        stopped has valid snapshots."""
+        count, taken = self.snapshots - self.skip, state["taken"]
         free = torch.arange(count, device=run.device) >= taken.unsqueeze(1)  # [M, K]
         new = {"taken": taken + 1}
         for name, v in _network(state).items():
@@ -142,5 +143,5 @@ def _network(state: State) -> State:
 
 
 def _snapshots(state: State) -> State:
-    """The networks that were kept, as a state of particles: {name: [M, K, ...]}."""
+    """The stored networks, as a state of particles: {name: [M, K, ...]}."""
     return {n.removeprefix(_KEPT): v for n, v in state.items() if n.startswith(_KEPT)}

@@ -3,18 +3,18 @@
     w ← w − α(i) ∇L(w);   every c steps:  w_SWA ← (w_SWA · n + w) / (n + 1)
     α(i) = (1 − t(i)) α₁ + t(i) α₂,   t(i) = ((i − 1) mod c + 1) / c       (cyclic)
 
-Izmailov, Podoprikhin, Garipov, Vetrov & Wilson (2018), Algorithm 1. The first share of the steps is
-ordinary training; then the rate stays at α₁ (constant), or falls from α₁ to α₂ in every cycle, and
-the points at the ends of cycles are averaged. They lie around a wide optimum and their mean near
-its middle, which generalises better than any of them. BatchNorm statistics belong to no point that
-was visited: they are recomputed for the mean by one pass over the data; without them the mean that
-predicts held-out rows best is kept, where rows are held out. One point has no epistemic
-uncertainty: with `members` it is an ensemble of such points.
+Izmailov, Podoprikhin, Garipov, Vetrov & Wilson (2018), Algorithm 1. The first part of the steps is
+ordinary training. Then the rate stays at α₁ (constant), or falls from α₁ to α₂ in every cycle, and
+the points at the ends of cycles are averaged. The points lie around a wide optimum, and their mean
+lies near its middle, where it generalises better than the points. The mean has no BatchNorm
+statistics from training, so they are recomputed by one pass over the data. Without BatchNorm, if
+rows are held out, the mean that predicts them best is kept. One point has no epistemic uncertainty;
+with `members`, it is an ensemble of such points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -45,30 +45,31 @@ class SWA(Method):
 
     Parameters
     ----------
-    share: of the steps, the last ones, whose points are averaged.
+    average: the share of the last steps whose points are averaged.
     cycle: c, the steps between points that are averaged.
     schedule: "constant" or "cyclic".
-    rate: α₁; None: half the rate of `fit`. lowest: α₂, as a share of α₁, of the cyclic schedule.
+    swa_lr: α₁; None: half the rate of `fit`. lowest: α₂, as a share of α₁, of the cyclic schedule.
     """
 
     name: ClassVar[str] = "swa"
+    renamed: ClassVar[Mapping[str, str]] = {"share": "average", "rate": "swa_lr"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
 
-    share: float = between(0.25, 0, 1, "(]")
+    average: float = between(0.25, 0, 1, "(]")
     cycle: int = whole(10, least=1)
     schedule: str = one_of("constant", "cyclic")
-    rate: float | None = positive(None, per_run=True)
+    swa_lr: float | None = positive(None, per_run=True)
     lowest: float = between(0.01, 0, 1, "(]")
 
     def averaging_steps(self, run: Run) -> int:
-        return max(self.cycle, round(self.share * run.steps))
+        return max(self.cycle, round(self.average * run.steps))
 
     def stages(self, run: Run) -> Iterable[Stage]:
         steps = self.averaging_steps(run)
         if run.steps > steps:
             yield optimise(log_joint, run.steps - steps, name="train")
-        averaging = optimise(  # the average has no BatchNorm statistics yet, and no score then
+        averaging = optimise(  # the average has no BatchNorm statistics yet, so no score
             log_joint, steps, average=1.0, every=self.cycle, name="average",
             validates=not run.net.momenta,
         )  # fmt: skip
@@ -83,9 +84,9 @@ class SWA(Method):
             at = torch.arange(steps, dtype=run.dtype, device=run.device)
             done = (at % self.cycle + 1) / self.cycle  # t(i)
             shape = (1 - done) + done * self.lowest
-        if "rate" not in run.hyper and self.rate is None:
+        if "swa_lr" not in run.hyper and self.swa_lr is None:
             return run.rates(0.5 * shape)
-        first = run.setting(self, "rate")
+        first = run.setting(self, "swa_lr")
         return shape[:, None, None] * first if isinstance(first, Tensor) else shape * first
 
     def parameters(self, run: Run, state: State) -> Tensor:

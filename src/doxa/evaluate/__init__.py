@@ -16,11 +16,11 @@ from doxa.evaluate.calibration import (
     quantile_reliability,
     reliability,
 )
-from doxa.evaluate.closeness import agreement, closeness, total_variation, wasserstein2
 from doxa.evaluate.conformal import conformal
 from doxa.evaluate.ood import FeatureDensity, aupr, auroc, fpr95, ood_metrics, ood_scores
 from doxa.evaluate.pixels import Segmentation, segmentation
 from doxa.evaluate.recalibrate import recalibrate
+from doxa.evaluate.reference_distance import agreement, closeness, total_variation, wasserstein2
 from doxa.evaluate.scores import (
     BrierParts,
     CoverageCurve,

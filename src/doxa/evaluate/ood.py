@@ -47,7 +47,6 @@ from torch.utils._pytree import tree_map
 from doxa.checks import positive, whole
 from doxa.data import rows_of
 from doxa.errors import DataError, MethodError, ShapeError, Unavailable, did_you_mean
-from doxa.likelihoods import Categorical
 from doxa.posterior import Posterior
 from doxa.predictive import Predictive
 from doxa.predictive.form import mix
@@ -314,7 +313,7 @@ def energy(p: Predictive) -> Tensor:
     It depends on the size of the logits, which probabilities do not contain. From probabilities
     (for example recalibrated ones) every energy is zero, so the score is unavailable.
     """
-    if not isinstance(p.likelihood, Categorical):
+    if not p.likelihood.class_axis:
         raise Unavailable("energy needs one logit for each class")
     energies = -torch.logsumexp(p.samples, 2)  # [S, N, *site]
     if bool((energies.abs() < _LOG_PROBABILITY).all()):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError
-from doxa.likelihoods import Bernoulli
 from doxa.predictive import Predictive
 
 _SUM_TOLERANCE = 1e-3  # what half-precision softmax leaves; the same as Predictive.from_probs
@@ -66,7 +65,7 @@ def labelled(p: Predictive, y: Any) -> Labelled:
     probs, label = check_predicted(p.probs, "probability"), p.targets(y)
     check_some(label)
     decimals = 12 if probs.dtype == torch.float64 else 6
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         yes = probs.double().flatten()
         _check_distribution(yes.unsqueeze(1), (yes < 0) | (yes > 1))
         return Labelled(torch.stack([1.0 - yes, yes], 1), label.flatten().long(), True, decimals)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from doxa.errors import DataError, ShapeError
 from doxa.evaluate.paired import check_predicted
-from doxa.likelihoods import Bernoulli
 from doxa.predictive import Predictive
 
 
@@ -105,7 +104,7 @@ def segmentation(
     """
     if isinstance(predicted, Predictive):
         probs = check_predicted(predicted.probs, "probability")
-        if isinstance(predicted.likelihood, Bernoulli):
+        if predicted.likelihood.binary:
             labels, known = (probs > 0.5).long(), 2
         else:
             labels, known = probs.argmax(1), probs.shape[1]

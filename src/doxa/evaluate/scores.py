@@ -91,7 +91,6 @@ from doxa.evaluate.paired import (
     labelled,
     predicted_mean,
 )
-from doxa.likelihoods import Bernoulli
 from doxa.predictive import Predictive
 from doxa.predictive.classes import ClassTable
 from doxa.predictive.mixture import Mixture
@@ -315,7 +314,7 @@ def crps_each(
         "closed": of the mixture of normals. "normal": of the normal with the same mean and
         variance, which the deep-ensembles paper scores. "draws": estimated from `draws` draws
         of y, fair. "auto": closed where y is a mixture of normals, else draws (Student-t,
-        Poisson), where the result carries sampling noise and depends on the seed.
+        counts), where the result carries sampling noise and depends on the seed.
     """
     mean, target = predicted_mean(p, y)
     if kind not in ("auto", "closed", "normal", "draws"):
@@ -448,7 +447,7 @@ def sharpness(p: Predictive) -> float:
         return float(check_predicted(p.std, "standard deviation", finite=False).double().mean())
     probs = check_predicted(p.probs, "probability").double()
     check_some(probs)
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return float(torch.maximum(probs, 1.0 - probs).mean())
     return float(probs.amax(1).mean())
 
@@ -469,7 +468,7 @@ def _by_site(p: Predictive, y: Tensor) -> Tensor:
     for f, weight in zip(form.f, form.weights, strict=True):
         if not bool(weight > 0):
             continue
-        if isinstance(p.likelihood, Bernoulli):
+        if p.likelihood.binary:
             each = logsigmoid((2.0 * y - 1.0).to(f.dtype) * f)
         else:
             index = y.clamp(0, f.shape[1] - 1).unsqueeze(1)
@@ -483,7 +482,7 @@ def _by_site(p: Predictive, y: Tensor) -> Tensor:
 def _probability_of(p: Predictive, y: Tensor) -> Tensor:
     """[L]: the predicted probability of each label."""
     probs = p.probs.double()
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return torch.where(y > 0.5, probs, 1.0 - probs).flatten()
     index = y.clamp(0, probs.shape[1] - 1).unsqueeze(1)
     return probs.gather(1, index).squeeze(1).flatten()

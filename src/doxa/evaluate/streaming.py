@@ -8,7 +8,7 @@
 Everything in `metrics` is a mean, a count or a sum over fixed bins: only those sums are kept, in
 float64, and the result is that of the whole to 1e-12 (in float32 the quantiles of a mixture, and
 with them coverage, width and pinball, are themselves only known to 1e-6). Two things differ: a
-CRPS from draws (Student-t, Poisson) is drawn anew for each batch. And what depends on the ranks of
+CRPS from draws (Student-t, counts) is drawn anew for each batch. And what depends on the ranks of
 all rows, the adaptive ECE and the area under the risk-coverage curve, needs a number or two of
 every label: `ranks=True` keeps them and adds "adaptive_ece" and "aurc" to the result.
 """

@@ -5,18 +5,18 @@
     log p(y) = −½ yᵀ(K + σ²I)⁻¹y − ½ log |K + σ²I| − (n/2) log 2π
 
 Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and the noise are found
-by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where
-there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
-Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
-n³ per evaluation and two matrices of n²: up to about 10,000 rows. `announce` reports the memory
-that is needed before it is allocated.
+by type-II maximum likelihood, as logarithms, with BFGS on log p(y). If there are many rows, some of
+them are fitted first. All computations are in float64, for data of any type. Several outputs share
+the kernel. Members after the first start from perturbed hyper-parameters; all are fitted at once.
+An evaluation costs n³ and two matrices of n²: up to about 10,000 rows. `announce` reports the
+memory that is needed before it is allocated.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -53,13 +53,13 @@ _SLACK = 256 << 20  # blocks of covariances, and what they leave for the backwar
 
 
 def exact_bytes(rows: int, matrices: int) -> int:
-    """What `matrices` factors [N, N] in float64 and the work on them take."""
+    """Bytes of `matrices` factors [N, N] in float64 and of the work on them."""
     return 8 * rows**2 * (matrices + WORKING) + _SLACK
 
 
 def announce(rows: int, matrices: int, name: str, device: torch.device) -> int:
-    """The bytes that `matrices` factors [N, N] and work on them need: logged, and an error where
-    they are not there."""
+    """Log the bytes of `matrices` factors [N, N] and of the work on them; raise an error if they
+    are not available."""
     need = exact_bytes(rows, matrices)
     log.info("%s: %s rows take %.3g GiB (%s bytes)", name, rows, need / 2**30, need)
     free = free_memory(device)
@@ -92,7 +92,7 @@ class GP(Method):
         starts from its own values and needs a registered builder to be saved.
     noise : float, optional
         Standard deviation of the noise in units of y. None: that of the likelihood, or fitted.
-    fit_hyper : bool
+    learn_kernel : bool
         Fit the hyper-parameters of the kernel and the noise. False keeps the initial values.
     lengthscale, variance : float, optional
         Initial values for a named kernel, in fitted units. None: the root mean square distance
@@ -113,6 +113,7 @@ class GP(Method):
     """
 
     name: ClassVar[str] = "gp"
+    renamed: ClassVar[Mapping[str, str]] = {"fit_hyper": "learn_kernel"}
     default_steps: ClassVar[int] = 0
     default_rate: ClassVar[float] = 0.1
     needs_network: ClassVar[bool] = False
@@ -120,7 +121,7 @@ class GP(Method):
 
     kernel: str | KernelSpec | nn.Module = plain("rbf", (str, nn.Module, KernelSpec), _KERNELS)
     noise: float | None = positive(None, per_run=True)
-    fit_hyper: bool = flag(True)
+    learn_kernel: bool = flag(True)
     lengthscale: float | None = positive(None, per_run=True)
     variance: float | None = positive(None, per_run=True)
     ard: bool | None = flag(None)
@@ -160,15 +161,15 @@ class GP(Method):
         announce(max(map(len, run.rows.rows)), run.size * levels, self.name, run.device)
         theta, low = self._start(run)
         bounds = {"low": low, "high": theta + _WIDE}
-        if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
+        if self.learn_kernel:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.5 * away)
         return {"theta": theta, **bounds}
 
     def _start(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Initial logarithms [M, H], the kernel's, then the noise if it is learned; and how small
-        they may become."""
+        """Initial logarithms [M, H], of the kernel and of the noise if it is learned; and their
+        lower limits."""
         x, y, weight = sample_rows(run)
         x = matrix(x, shared=False).double()
         y = y.double().reshape(*x.shape[:2], -1)
@@ -187,24 +188,24 @@ class GP(Method):
         level = given_noise(run, self)[1]
         n = noise.new_full((run.size,), x.shape[1]) if weight is None else weight.sum(1)
         problem = Problem(kernel, x, y, weight, n, level)
-        if self.fit_hyper:
+        if self.learn_kernel:
             start = best_start(kernel, problem, start, size is None)
         return start, torch.cat([start[:, : kernel.layout.size] - _WIDE, least], 1)
 
     def _learned(self, run: Run) -> int:
-        """How many noise levels are learned."""
+        """The number of learned noise levels."""
         shape = self._noise_shape(run)
         return 0 if shape is None else math.prod(shape)
 
     def _noise_shape(self, run: Run) -> tuple[int, ...] | None:
-        """The shape of the learned noise, None where it is given."""
+        """The shape of the learned noise; None if it is given."""
         likelihood, given = given_noise(run, self)
         if given is not None:
             return None
         return event_of(run) if likelihood.per_output else ()
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if not self.fit_hyper:
+        if not self.learn_kernel:
             return
         rows = max(map(len, run.rows.rows))
         function = self.function(math.prod(run.rows.x.shape[1:])).to(run.device)

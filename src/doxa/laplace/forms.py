@@ -66,7 +66,6 @@ from doxa.laplace.curvature import (
     gauss_newton,
     output_size,
 )
-from doxa.likelihoods import Gaussian
 from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, LowRankPrecision, Structure
 from doxa.linalg.layout import Layout
 from doxa.method import Run, State
@@ -218,7 +217,7 @@ ROUNDS = 2000  # fixed-point iterations, where they are cheap
 
 def learns_noise(run: Run) -> bool:
     """Whether the run has a learned Gaussian noise level, re-estimated outside the Hessian."""
-    return isinstance(run.likelihood, Gaussian) and NOISE in run.layout.slices
+    return run.likelihood.learns_noise and NOISE in run.layout.slices
 
 
 def noise_groups(run: Run) -> int:
@@ -711,6 +710,6 @@ class Hessian(Matrix):
         if bool((least <= 0).any()):
             raise NumericalError(
                 f"the Hessian of the log joint has the eigenvalue {float(least.min()):.3g}: the "
-                "weights are not at a maximum; train longer, use polish=, or curvature='ggn'"
+                "weights are not at a maximum; train longer, use newton_steps=, or curvature='ggn'"
             )
         return super().covariance(run, state, prior)

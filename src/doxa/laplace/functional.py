@@ -312,7 +312,7 @@ def check(run: Run, need: int, groups: int) -> None:
     if need > 0.8 * free_memory(run.device):
         raise MemoryBudgetError(
             f"{run.size} kernels over rows × outputs take "
-            f"{need / 2**30:.3g} GiB; use rows= for the kernel of fewer rows, "
+            f"{need / 2**30:.3g} GiB; use kernel_rows= for the kernel of fewer rows, "
             "structure='diagonal', or fewer members at once"
         )
 

@@ -15,7 +15,8 @@ default.
 The evidence selects the scale that explains the data, which is not always the one that predicts
 best: where the posterior is not Gaussian, class predictions have too little confidence. So the
 predictive is compared with that of θ* alone, on held-out rows if there are any. Where it is much
-worse, the mean of the Gaussian is corrected for classes (`centre`), or `status` reports it.
+worse, the mean of the Gaussian is corrected for classes (`mean_correction`), or `status` reports
+it.
 
 Use Laplace where one mode is enough and the evidence is needed. "full" is for up to about 5,000
 weights (2,000 by default), "block-diagonal" for as many in each layer, "kronecker" for networks of
@@ -55,9 +56,9 @@ from torch import Tensor
 
 from doxa import store
 from doxa.data import Batch
-from doxa.laplace import centre, status
 from doxa.laplace import forms as scales
 from doxa.laplace import forms as statistics
+from doxa.laplace import mean_correction, status
 from doxa.laplace.curvature import Jacobians, Outputs, output_size
 from doxa.laplace.forms import (
     CHOSEN,
@@ -232,7 +233,7 @@ class Laplace(Method):
         stays as given. "auto": as given, if the user chose a prior for the model; otherwise
         "evidence", and "validation" where held-out rows show that θ* alone predicts better (by 0.1
         nats per row, if the same rows stopped the training).
-    polish : int or None
+    newton_steps : int or None
         The number of Gauss–Newton steps on all rows after training, for an exact maximum ("full"
         only). Each has a line search, and is followed by the re-estimation of noise and prior
         scale. None: ten where they are cheap, and none after training with early stopping.
@@ -246,30 +247,40 @@ class Laplace(Method):
         The number of eigenpairs of structure="low-rank".
     link : str
         From a Gaussian over logits to class probabilities, where the predictive is linearised.
-        "odds": functions are drawn, and the log odds are integrated over a Gaussian with the
+        "log-odds": functions are drawn, and the log odds are integrated over a Gaussian with the
         moments of the draws (`predictive/classes.py`). "samples": drawn functions are averaged.
         "probit", "bridge", and "probit-marginal" (the probit of laplace-torch): closed forms
         (`laplace/posterior.py`).
-    rows : int or None
+    kernel_rows : int or None
         The number of evenly spaced rows of structure="functional"; None: all.
     subnetwork : int or None
         The number of weights, those of largest variance, with a full matrix; the others are points.
-    prior_scale : str
+    tuned_scale : str
         The factors that are tuned: one factor, "shared" by all uncertain weights, or one for each
         "layer" (each tensor).
     evidence_steps : int
         How many times learned noise and the prior scale are re-estimated during training, at even
         intervals; training continues under the new values (`laplace/laplace.py`). No rows are then
         held out by default. 0: only after training.
-    centre : str
-        For classes. "mode": the Gaussian stays at θ*. "mean": its mean moves, in the linearised
+    mean_correction : bool or "auto"
+        For classes. False: the Gaussian stays at θ*. True: its mean moves, in the linearised
         network, to the point where the average gradient is zero, and its covariance follows from
-        the average curvature (`laplace/centre.py`). The uncertainty under the prior of maximal
-        evidence then costs little accuracy of probabilities. "auto": "mean" where "mode" would be
-        "worse-than-map", that is, predict much worse than θ* alone.
+        the average curvature (`laplace/mean_correction.py`). The uncertainty under the prior of
+        maximal evidence then costs little accuracy of probabilities. "auto": True where the
+        Gaussian at θ* would be "worse-than-map", that is, predict much worse than θ* alone.
     """
 
     name: ClassVar[str] = "laplace"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "polish": "newton_steps",
+        "centre": "mean_correction",
+        "rows": "kernel_rows",
+        "prior_scale": "tuned_scale",
+    }
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "link": {"odds": "log-odds"},
+        "mean_correction": {"mode": False, "mean": True},
+    }
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({"tune": "validation"})
     overfits: ClassVar[bool] = True
 
@@ -279,16 +290,16 @@ class Laplace(Method):
     predictive: str = one_of("linearised", "sampled")
     temperature: float = positive(1.0, per_run=True)
     tune: str | None = one_of("auto", "evidence", "validation", None)
-    polish: int | None = whole(None, least=0)
+    newton_steps: int | None = whole(None, least=0)
     train: bool = flag(True)
     curvature: str = one_of("ggn", "fisher", "hessian")
     rank: int = whole(50, least=1)
-    link: str = one_of("odds", "samples", "probit", "bridge", "probit-marginal")
-    rows: int | None = whole(None, least=1)
+    link: str = one_of("log-odds", "samples", "probit", "bridge", "probit-marginal")
+    kernel_rows: int | None = whole(None, least=1)
     subnetwork: int | None = whole(None, least=1)
-    prior_scale: str = one_of("shared", "layer")
+    tuned_scale: str = one_of("shared", "layer")
     evidence_steps: int = whole(0, least=0)
-    centre: str = one_of("auto", "mode", "mean")
+    mean_correction: bool | str = one_of("auto", or_a=bool, called="True or False")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -297,7 +308,7 @@ class Laplace(Method):
     def init(self, run: Run) -> State:
         method = self._settled(run)
         status.check_run(method, run, method._sums)
-        return {**run.init_network(), "tau": scales.initial_scales(run, self.prior_scale)}
+        return {**run.init_network(), "tau": scales.initial_scales(run, self.tuned_scale)}
 
     @property
     def holds_out(self) -> bool:
@@ -320,7 +331,7 @@ class Laplace(Method):
         forms: dict[str, Form] = {
             "full": Matrix(diagonal=False), "diagonal": Matrix(diagonal=True),
             "block-diagonal": Blocks(), "kronecker": Factors(), "low-rank": LowRank(self.rank),
-            "functional": Kernel(self.rows, self.curvature),
+            "functional": Kernel(self.kernel_rows, self.curvature),
         }  # fmt: skip
         form = Hessian() if self.curvature == "hessian" else forms[self.structure]
         form = form if self.subnetwork is None else Subnetwork(self.subnetwork)
@@ -337,11 +348,12 @@ class Laplace(Method):
         elif self.train:
             yield optimise(log_joint, run.steps)
         made = partial(Stage, capturable=False, product=self._sums.form.product(run))
-        polish = self.polish
-        if polish is None:
-            polish = centre.default_newton_steps(run, self.train) if self.structure == "full" else 0
-        if polish:
-            yield made("polish", self._polish, polish, "all")
+        newton_steps = self.newton_steps
+        if newton_steps is None:
+            few = self.structure == "full"
+            newton_steps = mean_correction.default_newton_steps(run, self.train) if few else 0
+        if newton_steps:
+            yield made("polish", self._newton_step, newton_steps, "all")
         if self.subnetwork is not None:
             yield Stage("choose", self._add_diagonal, 0, "pass", capturable=False,
                         enter=lambda run, state: state | _DIAGONAL.empty(run))  # fmt: skip
@@ -366,8 +378,10 @@ class Laplace(Method):
         rounds = EVIDENCE_ROUNDS if self.evidence_steps else statistics.ROUNDS
         return self._sums.settle(run, state, self.tunes(run), rounds)
 
-    def _polish(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        return centre.gauss_newton_step(run, state, batch, clock, self.tunes(run))
+    def _newton_step(
+        self, run: Run, state: State, batch: Batch, clock: Clock
+    ) -> tuple[State, Info]:
+        return mean_correction.gauss_newton_step(run, state, batch, clock, self.tunes(run))
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         return self._settled(run)._finish(run, state)
@@ -386,14 +400,16 @@ class Laplace(Method):
             posterior = self._evaluated(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
         if run.likelihood.classifies:
-            posterior.record.diagnostics["centre"] = "mode" if posterior.at is None else "mean"
+            posterior.record.diagnostics["mean_correction"] = posterior.at is not None
         at_mode = posterior.covariance if posterior.at is None else self._spread(run, state)
-        centre.check_maximum(run, state, posterior, at_mode, run.field(self, "temperature"))
+        mean_correction.check_maximum(
+            run, state, posterior, at_mode, run.field(self, "temperature")
+        )
         return posterior
 
     def _may_move(self, run: Run) -> bool:
         classes = run.likelihood.classifies and self.predictive == "linearised"
-        return self.centre == "auto" and classes
+        return self.mean_correction == "auto" and classes
 
     def _evaluated(
         self, run: Run, state: State, rows: status.EvaluationRows | None, moves: bool = False
@@ -430,13 +446,13 @@ class Laplace(Method):
             priors=scales.priors_used(run, tau) if self.tunes(run) else None,
             **run.common(self), **run.shared(state),
         )  # fmt: skip
-        if moves or self.centre == "mean":
+        if moves or self.mean_correction is True:
             width = partial(self._averaged, run, state) if self._sums.averages else None
-            centre.move(run, posterior, prior, width, asked=self.centre == "mean")
+            mean_correction.move(run, posterior, prior, width, asked=self.mean_correction is True)
         temperature = run.field(self, "temperature")
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             quad = (tau * scales.prior_curvature(run, state)[1]).sum(1)
-            above = 0.5 * centre.newton_step(run, state, inverse)[1]
+            above = 0.5 * mean_correction.newton_step(run, state, inverse)[1]
             posterior.log_evidence = self._log_evidence(
                 run, state, inverse.logdet(), prior, quad, above
             )

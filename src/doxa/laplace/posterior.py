@@ -51,7 +51,7 @@ from doxa.data import rows_of
 from doxa.errors import MethodError, StoreError
 from doxa.laplace.curvature import Jacobians, output_shapes, unflatten_outputs
 from doxa.laplace.kronecker import Factored
-from doxa.likelihoods import Bernoulli, Heads, Likelihood
+from doxa.likelihoods import Heads, Likelihood
 from doxa.linalg import Kronecker
 from doxa.linalg.layout import Params
 from doxa.posterior import FunctionDraws, GaussianPosterior, register_posterior
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from doxa.laplace.laplace import Laplace
 
 
-DRAWN_LINKS = ("odds", "samples")  # links that draw functions; for every likelihood
+DRAWN_LINKS = ("log-odds", "samples")  # links that draw functions; for every likelihood
 
 _TINY = 1e-12  # smallest variance
 _MOST = 600.0  # largest argument of an exponential
@@ -205,7 +205,7 @@ class _Contrast:
 
 def _several(head: Likelihood) -> bool:
     """Whether the head has one logit per class, rather than a single logit."""
-    return head.classifies and not isinstance(head, Bernoulli)
+    return head.classifies and not head.binary
 
 
 def _joined(pieces: list[_Logits]) -> _Logits:

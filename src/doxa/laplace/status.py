@@ -194,8 +194,8 @@ def _advice(posterior: LaplacePosterior, rows: EvaluationRows) -> str:
     advice = []
     if not posterior.linearised:
         advice.append("predictive='linearised'")
-    elif posterior.likelihood.classifies and posterior.method.centre == "mode":
-        advice.append("centre='mean'")
+    elif posterior.likelihood.classifies and posterior.method.mean_correction is False:
+        advice.append("mean_correction=True")
     if posterior.priors is None:
         advice.append("a prior scale of maximal evidence (tune='evidence')")
     elif posterior.method.tune == "evidence" or not rows.held_out:
@@ -257,23 +257,23 @@ _MOST_FULL = 5000  # the same for half a minute
 
 def check_settings(method: Laplace) -> None:
     held_whole = method.structure in ("auto", "full")
-    if method.polish and not held_whole:
-        raise MethodError("polish needs the full matrix: use structure='full'")
+    if method.newton_steps and not held_whole:
+        raise MethodError("newton_steps needs the full matrix: use structure='full'")
     if method.curvature == "hessian" and not held_whole:
         raise MethodError("curvature='hessian' needs structure='full'; or use curvature='ggn'")
-    if method.rows is not None and method.structure != "functional":
-        raise MethodError("rows= selects the rows of a kernel: use structure='functional'")
+    if method.kernel_rows is not None and method.structure != "functional":
+        raise MethodError("kernel_rows= selects the rows of a kernel: use structure='functional'")
     if method.subnetwork is not None and not (held_whole and method.curvature == "ggn"):
         raise MethodError("subnetwork= needs a full Gauss–Newton matrix: use structure='full'")
-    if method.prior_scale == "layer" and method.structure == "functional":
-        raise MethodError("a kernel has one scale: use prior_scale='shared', or structure='full'")
+    if method.tuned_scale == "layer" and method.structure == "functional":
+        raise MethodError("a kernel has one scale: use tuned_scale='shared', or structure='full'")
     if method.link not in posterior.DRAWN_LINKS and method.predictive != "linearised":
         raise MethodError(
             f"link={method.link!r} is for Gaussian logits: use predictive='linearised', or "
             "link='samples'"
         )
-    if method.centre == "mean" and method.predictive != "linearised":
-        raise MethodError("centre='mean' needs predictive='linearised'")
+    if method.mean_correction is True and method.predictive != "linearised":
+        raise MethodError("mean_correction=True needs predictive='linearised'")
     if not method.evidence_steps:
         return
     if not method.train:
@@ -297,7 +297,7 @@ def choose_structure(method: Laplace, run: Run) -> str:
     if method.structure != "auto":
         return method.structure
     weights = len(run.subset_index)
-    needed = method.polish or method.curvature == "hessian" or method.subnetwork is not None
+    needed = method.newton_steps or method.curvature == "hessian" or method.subnetwork is not None
     if needed or weights <= _FULL:
         return "full"
     if _few_rows(method, run):
@@ -317,7 +317,7 @@ def _few_rows(method: Laplace, run: Run) -> bool:
     longest = max(map(len, run.rows.rows))
     if longest * output_size(run.net.output) > _FULL or not run.prior.is_gaussian:
         return False
-    return method.prior_scale == "shared" and Sums(functional.Kernel()).groups(run) == 1
+    return method.tuned_scale == "shared" and Sums(functional.Kernel()).groups(run) == 1
 
 
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:
@@ -336,10 +336,10 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
             "validation=(x, y) with rows that a trained network has not seen"
         )
     posterior.check_link(method.link, run.likelihood)
-    if method.centre == "mean" and not run.likelihood.classifies:
+    if method.mean_correction is True and not run.likelihood.classifies:
         raise MethodError(
-            f"centre='mean' is for classes, and the likelihood is {run.likelihood.name}: use "
-            "centre='mode' (with Gaussian noise they are the same)"
+            f"mean_correction=True is for classes, and the likelihood is {run.likelihood.name}: "
+            "use mean_correction=False (with Gaussian noise they are the same)"
         )
     if method.subnetwork is not None and not run.prior.is_gaussian:
         raise MethodError("a subnetwork needs a Gaussian prior: use Normal or FanInNormal")

@@ -6,8 +6,9 @@ from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Affine, Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
-from doxa.likelihoods.infer import LIKELIHOODS, Inferred, assumed, infer, likelihood
+from doxa.likelihoods.negative_binomial import NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
+from doxa.likelihoods.table import LIKELIHOODS, Inferred, assumed, infer, likelihood
 
 __all__ = [
     "LIKELIHOODS",
@@ -19,6 +20,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Inferred",
     "Likelihood",
+    "NegativeBinomial",
     "Poisson",
     "StudentT",
     "Theta",

@@ -8,8 +8,8 @@ dict whose values have the shape [*lead, *own]. Shapes everywhere:
     theta  {name: [*lead, *own]}, or [*own] for a value that all members share
 
 This file also holds the checks of targets (`check_finite`, `check_whole`, `fit_event`), and the
-tools of held-out calibration: `likeliest` estimates one number of a likelihood on held-out rows,
-and `clear` decides whether the improvement is statistically significant.
+tools of held-out calibration: `map_estimate` estimates one number of a likelihood on held-out rows,
+and `significant_gain` decides whether the improvement is statistically significant.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from doxa.errors import DataError, ModelError, ShapeError, Unavailable
+from doxa.errors import DataError, ModelError, ShapeError, Unavailable, deprecated
+
+if TYPE_CHECKING:
+    from doxa.predictive.form import Form
 
 Shape = tuple[int, ...]
 
@@ -91,22 +94,26 @@ _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _CUTS = 18  # the bracket shrinks to 2e-4 of its first width
 
 
-def mixed(each: Tensor) -> Tensor:
+def log_mean_prob(each: Tensor) -> Tensor:
     """log of the mean probability over S functions, from log-probabilities [S, N] to [N], in
     float64."""
     return torch.logsumexp(each.double(), 0) - math.log(len(each))
 
 
-def likeliest(
-    score: Callable[[float], Tensor], weight: Tensor, most: float, spread: float, slope: float = 0.0
+def map_estimate(
+    score: Callable[[float], Tensor],
+    weight: Tensor,
+    largest: float,
+    prior_std: float,
+    slope: float = 0.0,
 ) -> float:
-    """argmax_u Σ_i w_i score(u)_i + slope u − u²/(2 spread²), in [−most, most], by golden
+    """argmax_u Σ_i w_i score(u)_i + slope u − u²/(2 prior_std²), in [−largest, largest], by golden
     section."""
 
     def value(u: float) -> float:
-        return float((weight * score(u)).sum()) + slope * u - 0.5 * (u / spread) ** 2
+        return float((weight * score(u)).sum()) + slope * u - 0.5 * (u / prior_std) ** 2
 
-    low, high = -most, most
+    low, high = -largest, largest
     cut = [high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)]
     at = [value(u) for u in cut]
     for _ in range(_CUTS):
@@ -121,7 +128,7 @@ def likeliest(
     return 0.5 * (low + high)
 
 
-def clear(gain: Tensor, weight: Tensor, errors: float) -> bool:
+def significant_gain(gain: Tensor, weight: Tensor, errors: float) -> bool:
     """Whether the sum of the gains [N] is more than `errors` of its standard errors above zero.
 
     Near the optimum of one number, a gain of k standard errors means that the number differs from
@@ -135,17 +142,17 @@ def clear(gain: Tensor, weight: Tensor, errors: float) -> bool:
 Theta = Mapping[str, Tensor]
 
 
-class LeftOut(NamedTuple):
+class CalibratedLikelihood(NamedTuple):
     """The result of held-out calibration.
 
     likelihood: the calibrated likelihood, which replaces the one of the fit.
-    said: the message for the log.
+    message: the message for the log.
     moved: {name: number}: parameters that training learned and calibration renames; the number is
         added to the value.
     """
 
     likelihood: Likelihood
-    said: str
+    message: str
     moved: Mapping[str, float] = MappingProxyType({})
 
 
@@ -159,11 +166,30 @@ class Likelihood(ABC):
     name: ClassVar[str]
     discrete: ClassVar[bool] = False
     """y takes whole numbers only."""
+    counts: ClassVar[bool] = False
+    """y is a count: 0, 1, 2, … without an upper limit."""
     classifies: ClassVar[bool] = False
     """The mean is a table of class probabilities."""
+    binary: ClassVar[bool] = False
+    """Each output is the logit of a label 0 or 1, and the mean is P(y = 1)."""
+    class_axis: ClassVar[bool] = False
+    """The first axis of the outputs and of the mean are the classes; y does not have this axis."""
     scales_targets: ClassVar[bool] = False
     """y may be standardised before fitting."""
-    spared: ClassVar[float] = 0.0
+    log_scales: ClassVar[tuple[str, ...]] = ()
+    """Names in theta that are logarithms of a scale of y, which a fit may start at that of y."""
+    heavy_tailed: ClassVar[bool] = False
+    """y given f has heavier tails than a normal: errors are compared by probability, not by
+    standard deviations."""
+    predicts_noise: ClassVar[bool] = False
+    """The noise of each row is an output of the network."""
+    constants_per_run: ClassVar[bool] = False
+    """The likelihoods of a grid of runs may differ in their `constants`."""
+    per_output: bool = False
+    """Each output has its own learned noise level."""
+    ignore_index: int | None = None
+    """The label that marks targets to be ignored; None where every target counts."""
+    degrees_of_freedom_correction: ClassVar[float] = 0.0
     """The degrees-of-freedom correction: calibration of its log scales counts so many fewer
     held-out rows."""
 
@@ -171,16 +197,6 @@ class Likelihood(ABC):
     def heads(self) -> tuple[Likelihood, ...]:
         """The likelihood of each head; the likelihood itself where there is one."""
         return (self,)
-
-    @property
-    def ignore_index(self) -> int | None:
-        """The label that counts nowhere; None: all labels count."""
-        return None
-
-    @property
-    def per_output(self) -> bool:
-        """Whether each output learns a noise level of its own."""
-        return False
 
     @property
     def assumed(self) -> bool:
@@ -194,7 +210,15 @@ class Likelihood(ABC):
 
     @property
     def integrates_normal(self) -> bool:
-        """For normal f, y is normal too, and the variances add up."""
+        """y is f plus normal noise of standard deviation exp(theta["log_noise"]), in fitted units.
+
+        For normal f, y is normal too, and the variances add up.
+        """
+        return False
+
+    @property
+    def learns_noise(self) -> bool:
+        """theta["log_noise"] is learned; it is the standard deviation of normal noise."""
         return False
 
     @property
@@ -213,12 +237,12 @@ class Likelihood(ABC):
 
     @property
     def calibrates_on_held_out(self) -> bool:
-        """Whether a number of it is estimated on held-out rows, by `left_out`."""
+        """Whether a number of it is estimated on held-out rows, by `calibrate_held_out`."""
         return False
 
-    def left_out(
+    def calibrate_held_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> LeftOut | None:
+    ) -> CalibratedLikelihood | None:
         """Calibrate p(y | f) on held-out rows. None where no significant change is needed.
 
         Parameters
@@ -236,6 +260,11 @@ class Likelihood(ABC):
         """
         return None
 
+    def left_out(self, *rows: Any, **options: Any) -> CalibratedLikelihood | None:
+        """Deprecated: `calibrate_held_out`."""
+        deprecated("Likelihood.left_out", "calibrate_held_out")
+        return self.calibrate_held_out(*rows, **options)
+
     @abstractmethod
     def event(self, output: Shape) -> Shape:
         """Shape of one target, for one network output of shape `output`."""
@@ -249,8 +278,8 @@ class Likelihood(ABC):
 
         y of shape [N] becomes [N, 1] for a network with outputs [N, 1]; nothing else is reshaped.
         Regression targets keep their floating dtype (integers become the default one, half
-        precision float32); Bernoulli and Poisson targets become the default floating dtype,
-        classes int64. Raises ShapeError, or DataError naming the first row that cannot be used.
+        precision float32); binary labels and counts become the default floating dtype, classes
+        int64. Raises ShapeError, or DataError naming the first row that cannot be used.
         """
         y = y if isinstance(y, Tensor) else as_tensor(y)
         return self._check(fit_event(y, self.event(output), output), output)
@@ -313,6 +342,57 @@ class Likelihood(ABC):
             scale = (share @ (seen - middle).square()).sqrt()
         z = (y - middle) / (scale := scale.clamp(min=torch.finfo(torch.float32).eps))
         return -(0.5 * z.square() + scale.log() + 0.5 * math.log(2 * math.pi)).sum(1)
+
+    def constant_prediction(self, seen: Any, output: Shape) -> tuple[Likelihood, Tensor]:
+        """The best prediction that ignores the inputs, which reports compare scores with.
+
+        Parameters
+        ----------
+        seen : array
+            Targets of the training rows, [N].
+        output : tuple of int
+            The output shape of the network.
+
+        Returns
+        -------
+        likelihood : Likelihood
+            A likelihood without learned parameters; by default a Gaussian.
+        f : Tensor
+            The constant that it takes: (), or [C] for classes.
+        """
+        from doxa.likelihoods.gaussian import Gaussian  # imported here: it imports this module
+
+        numbers = np.asarray(seen)
+        spread = max(float(numbers.std()), 1e-12)
+        return Gaussian(noise=spread), torch.tensor(float(numbers.mean())).double()
+
+    def predictive(
+        self, f: Tensor, theta: Theta, weights: Tensor, f_variance: Tensor | None
+    ) -> Form | None:
+        """The predictive distribution, where the likelihood has a form of its own.
+
+        A mixture density or an evidential output overrides this method and returns a subclass of
+        `doxa.predictive.form.Form`. Everything is in fitted units: an `Affine` around the
+        likelihood converts the form to units of y. Moments that are accumulated over chunks of
+        draws (`keep="moments"`) do not use this form, but `mean`, `variance` and `entropy`.
+
+        Parameters
+        ----------
+        f : Tensor
+            Outputs of S functions, [S, N, *output].
+        theta : dict of Tensor
+            Likelihood parameters of each function, [S, *own].
+        weights : Tensor
+            The weight of each function, [S]; the weights sum to 1.
+        f_variance : Tensor or None
+            Only if `integrates_normal`: the variances of Gaussians over f, [S, N, *output].
+
+        Returns
+        -------
+        Form or None
+            None: the mixture of p(y | f) over the functions.
+        """
+        return None
 
     @abstractmethod
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:

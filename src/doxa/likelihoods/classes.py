@@ -5,9 +5,9 @@ categorical   log p = f_y/T - logsumexp(f/T)
 
 Outputs are logits, divided by a temperature T. Reported logits are always f/T.
 
-T is 1 unless the user gives it, or held-out calibration estimates it (`left_out`; Guo, Pleiss, Sun
-and Weinberger 2017, who hold these rows out of everything). The estimate maximises the likelihood
-of the held-out rows under the prior
+T is 1 unless the user gives it, or held-out calibration estimates it (`calibrate_held_out`; Guo,
+Pleiss, Sun and Weinberger 2017, who hold these rows out of everything). The estimate maximises the
+likelihood of the held-out rows under the prior
 
     log T ~ N(0, 0.35²)
 
@@ -27,26 +27,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import logsigmoid
 
 from doxa.errors import ModelError, ShapeError
 from doxa.likelihoods.base import (
-    LeftOut,
+    CalibratedLikelihood,
     Likelihood,
     Shape,
     Theta,
     check_match,
     check_whole,
-    clear,
     diagonal,
-    likeliest,
-    mixed,
+    log_mean_prob,
+    map_estimate,
     positive,
     require,
+    significant_gain,
     sum_event,
     uniform,
 )
@@ -82,21 +83,23 @@ class Classes(Likelihood):
     def calibrates_on_held_out(self) -> bool:
         return self.temperature is None and not self.tempered
 
-    def left_out(
+    def calibrate_held_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> LeftOut | None:
+    ) -> CalibratedLikelihood | None:
         """The likelihood at the temperature that is estimated on held-out rows."""
 
         def score(log_t: float) -> Tensor:
-            return mixed(replace(self, temperature=math.exp(log_t)).log_prob(f, y, theta, 1))
+            tempered = replace(self, temperature=math.exp(log_t))
+            return log_mean_prob(tempered.log_prob(f, y, theta, 1))
 
         slope = _SLOPE * stopped
-        log_t = likeliest(score, weight, _MOST, _SPREAD, slope)
+        log_t = map_estimate(score, weight, _MOST, _SPREAD, slope)
         lacking = slope * log_t / weight.sum()
-        if not clear(score(log_t) - score(0.0) + lacking, weight, _ERRORS[log_t > 0]):
+        if not significant_gain(score(log_t) - score(0.0) + lacking, weight, _ERRORS[log_t > 0]):
             return None
         t = math.exp(log_t)
-        return LeftOut(replace(self, temperature=t), f"{self.name} at temperature {t:.3g}")
+        message = f"{self.name} at temperature {t:.3g}"
+        return CalibratedLikelihood(replace(self, temperature=t), message)
 
     def plain(self) -> Likelihood:
         return self if self.temperature is None else replace(self, temperature=None)
@@ -112,6 +115,12 @@ def _counts(seen: Tensor, weight: Tensor | None) -> Tensor:
     """The weight of each target, in the shape of the targets."""
     each = torch.ones(len(seen), dtype=torch.float64) if weight is None else weight.double()
     return each.to(seen.device).reshape(-1, *(1,) * (seen.ndim - 1)).expand(seen.shape)
+
+
+def _shares(seen: Any, classes: int) -> Tensor:
+    """The share of each class, [C], with one row added to each."""
+    counts = np.bincount(np.asarray(seen).astype(int), minlength=classes) + 1.0
+    return torch.as_tensor(counts / counts.sum())
 
 
 def entropy_terms(probs: Tensor) -> Tensor:
@@ -140,6 +149,7 @@ class Bernoulli(Classes):
     """Each output is the logit of y = 1; targets are 0 or 1 and have the shape of the outputs."""
 
     name: ClassVar[str] = "bernoulli"
+    binary: ClassVar[bool] = True
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)
@@ -164,6 +174,10 @@ class Bernoulli(Classes):
         each = _counts(seen, weight)
         share = ((each * seen).sum(0) + 1) / (each.sum(0) + 2)
         return torch.where(y > 0, share, 1 - share).log().reshape(len(y), -1).sum(1)
+
+    def constant_prediction(self, seen: Any, output: Shape) -> tuple[Likelihood, Tensor]:
+        shares = _shares(seen, 2)
+        return Bernoulli(), (shares[1] / shares[0]).log()
 
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return self.entropy_of(self.mean(f, theta, lead), lead)
@@ -197,6 +211,7 @@ class Categorical(Classes):
     """
 
     name: ClassVar[str] = "categorical"
+    class_axis: ClassVar[bool] = True
 
     ignore_index: int | None = None
     class_weight: Sequence[float] | None = None
@@ -277,6 +292,10 @@ class Categorical(Classes):
         shares = (counts + 1) / (counts.sum() + classes)
         each = shares.log()[torch.where(skipped, 0, y)].masked_fill(skipped, 0.0)
         return each.reshape(len(y), -1).sum(1)
+
+    def constant_prediction(self, seen: Any, output: Shape) -> tuple[Likelihood, Tensor]:
+        shares = _shares(seen, output[0])
+        return Categorical(), (shares / shares.sum()).log()
 
     def mean(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return softmax(self.location(f), lead + 1)

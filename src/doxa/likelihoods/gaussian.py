@@ -29,16 +29,16 @@ from torch.nn.functional import softplus
 
 from doxa.errors import ModelError
 from doxa.likelihoods.base import (
-    LeftOut,
+    CalibratedLikelihood,
     Likelihood,
     Shape,
     Theta,
     check_finite,
     check_match,
     diagonal,
-    likeliest,
     log_constant,
-    mixed,
+    log_mean_prob,
+    map_estimate,
     normal,
     per_row,
     positive,
@@ -63,6 +63,8 @@ class StudentT(Likelihood):
     """
 
     name: ClassVar[str] = "student-t"
+    heavy_tailed: ClassVar[bool] = True
+    log_scales: ClassVar[tuple[str, ...]] = ("log_scale",)
     scales_targets: ClassVar[bool] = True
 
     df: float | None = None
@@ -194,8 +196,10 @@ class Gaussian(Likelihood):
     """
 
     name: ClassVar[str] = "gaussian"
+    constants_per_run: ClassVar[bool] = True
+    log_scales: ClassVar[tuple[str, ...]] = ("log_noise",)
     scales_targets: ClassVar[bool] = True
-    spared: ClassVar[float] = 2.0  # σ² = Σ e²/(m − 2) of m errors
+    degrees_of_freedom_correction: ClassVar[float] = 2.0  # σ² = Σ e²/(m − 2) of m errors
 
     noise: float | Sequence[float] | None = None
     per_output: bool = False
@@ -217,31 +221,36 @@ class Gaussian(Likelihood):
         return True
 
     @property
+    def learns_noise(self) -> bool:
+        return self.noise is None
+
+    @property
     def calibrates_on_held_out(self) -> bool:
         return self.assumed and self.noise is None and not self.per_output
 
-    def left_out(
+    def calibrate_held_out(
         self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> LeftOut | None:
+    ) -> CalibratedLikelihood | None:
         """Student-t noise with its degrees of freedom and scale, where held-out rows are clearly
         more likely under it."""
 
         def score(u: float, df: float | None = None) -> Tensor:
             if df is None:
-                return mixed(self.log_prob(f, y, {"log_noise": theta["log_noise"] + u}, 1))
+                return log_mean_prob(self.log_prob(f, y, {"log_noise": theta["log_noise"] + u}, 1))
             scale = {"log_scale": theta["log_noise"] + u}
-            return mixed(StudentT(df=df).log_prob(f, y, scale, 1))
+            return log_mean_prob(StudentT(df=df).log_prob(f, y, scale, 1))
 
         def best(df: float | None) -> tuple[float, float]:
-            u = likeliest(lambda u: score(u, df), weight, _MOST, _SPREAD, self.spared)
+            fewer = self.degrees_of_freedom_correction
+            u = map_estimate(lambda u: score(u, df), weight, _MOST, _SPREAD, fewer)
             return float((weight * score(u, df)).sum()), u
 
         found = {df: best(df) for df in _DEGREES}
         df = max(_DEGREES, key=lambda df: found[df])
         if not 2.0 * (found[df][0] - best(None)[0]) > _CLEAR:
             return None
-        said = f"student-t with {df:g} degrees of freedom"
-        return LeftOut(StudentT(df=df), said, {"log_scale": found[df][1]})
+        message = f"student-t with {df:g} degrees of freedom"
+        return CalibratedLikelihood(StudentT(df=df), message, {"log_scale": found[df][1]})
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)
@@ -320,6 +329,7 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     name: ClassVar[str] = "heteroscedastic"
+    predicts_noise: ClassVar[bool] = True
     scales_targets: ClassVar[bool] = True
 
     floor: float = 1e-3

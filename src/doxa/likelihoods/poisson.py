@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -33,6 +34,7 @@ class Poisson(Likelihood):
 
     name: ClassVar[str] = "poisson"
     discrete: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)
@@ -51,6 +53,9 @@ class Poisson(Likelihood):
 
     def variance(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         return f.exp()
+
+    def constant_prediction(self, seen: Any, output: Shape) -> tuple[Likelihood, Tensor]:
+        return self, torch.tensor(math.log(max(float(np.asarray(seen).mean()), 1e-3)))
 
     def entropy(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         """-sum p log p term by term for rates up to 64, the asymptotic series above (1e-8)."""

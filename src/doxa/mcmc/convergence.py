@@ -1,9 +1,10 @@
-"""Convergence of MCMC: R-hat of the functions, on which predictions depend, and a status.
+"""Convergence of MCMC: R-hat of the network's functions, and the status of a posterior.
 
-The weights of a network have symmetric modes, which different chains need not share; functions have
-no such symmetry. So chains are compared by the network outputs at some training rows, and by the
-parameters of the likelihood. The chains of a plain log density are compared by its parameters.
-R-hat is rank-normalised and split (`doxa.posterior.chains`).
+The weights of a network have symmetric modes, and different chains may be in different ones.
+Functions have no such symmetry, and predictions depend on functions only. So chains are compared by
+the network's outputs at some training rows, and by the parameters of the likelihood. The chains of
+a plain log density are compared by its parameters. R-hat is rank-normalised and split
+(`doxa.posterior.chains`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from doxa.likelihoods import Categorical, Heads, Likelihood
+from doxa.likelihoods import Heads, Likelihood
 from doxa.posterior import SamplePosterior, Status
 from doxa.posterior.chains import LEAST_DRAWS, finite, moved, rhat
 
@@ -39,7 +40,7 @@ _SATURATED = 0.1  # share of transitions
 def chain_status(
     posterior: SamplePosterior, run: Run, accept: float, concerns: Sequence[Concern] = ()
 ) -> None:
-    """Fill in diagnostics and status; all messages are in `diagnostics["warnings"]`."""
+    """Set the diagnostics and the status; all messages are in `diagnostics["warnings"]`."""
     members, draws = posterior.samples.shape[:2]
     name = run.problem.compared
     if name == "parameters":
@@ -82,7 +83,7 @@ def chain_status(
             log.warning("%s", message)
 
 
-Concern = tuple[bool, str]  # whether it makes the draws unreliable, and the message
+Concern = tuple[bool, str]  # whether the draws are unreliable, and the message
 
 
 def concerns(diagnostics: Mapping[str, Any]) -> list[Concern]:
@@ -139,6 +140,6 @@ def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:
     """
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     return [
-        (own.log_softmax(2) if isinstance(head, Categorical) else own).flatten(1)
+        (own.log_softmax(2) if head.class_axis else own).flatten(1)
         for own, head in zip(tree_flatten(f)[0], heads, strict=True)
     ]

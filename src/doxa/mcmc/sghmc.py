@@ -12,14 +12,16 @@ with independent gradient noise of variance C the variance of θ is
 
     (1 + (ηC/2T − β̂)/α) / (1 − ηλ / (4 − 2α))   times   T/λ:
 
-friction costs no bias of its own, small friction lets mini-batch noise heat the chain. With β̂ = 0
-batches are those of shuffled epochs, which heat it less; with β̂ > 0 they are drawn independently,
-because what shuffled ones bring depends on λ, and no β̂ would be right for all weights. Use it
-instead of `SGLD` where curvatures differ: momentum crosses flat directions √(1/ηλ) times faster.
+Friction alone causes no bias. With small friction, the noise of mini-batches increases the
+variance. With β̂ = 0, batches are those of shuffled epochs, whose noise adds less. With β̂ > 0,
+batches are drawn independently, because the noise of shuffled batches depends on λ, and no β̂ would
+be right for all weights. Use it instead of `SGLD` if curvatures differ: momentum crosses flat
+directions √(1/ηλ) times faster.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,7 +43,7 @@ class SGHMC(StochasticGradient):
     Parameters
     ----------
     draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step: η, which multiplies the gradient of the full-data potential; None: the rate of `fit`
+    step_size: η, which multiplies the gradient of the full-data potential; None: the rate of `fit`
         over n.
     friction: α in (0, 1], one minus the momentum of SGD.
     gradient_noise: β̂ in [0, α), the share of friction whose noise the mini-batches already bring:
@@ -51,11 +53,12 @@ class SGHMC(StochasticGradient):
     """
 
     name: ClassVar[str] = "sghmc"
+    renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)
     thin: int = whole(10, least=1)
-    step: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     friction: float = between(0.1, 0, 1, "(]", per_run=True)
     gradient_noise: float = between(0.0, 0, 1, "[)")
     temperature: float = positive(1.0, per_run=True)
@@ -64,13 +67,14 @@ class SGHMC(StochasticGradient):
         super().__post_init__()
         if self.gradient_noise >= self.friction:
             raise MethodError(
-                f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): what is left "
-                "of the friction has its noise added"
+                f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): noise is added "
+                "for the rest of the friction"
             )
 
     @property
     def rows(self) -> str:
-        """β̂ stands for noise that does not remember; in shuffled epochs it would be too much."""
+        """β̂ assumes independent noise. In shuffled epochs the noise is smaller, and β̂ too
+        large."""
         return "independent" if self.gradient_noise else "mini"
 
     def memory(self, run: Run, theta: Tensor) -> State:

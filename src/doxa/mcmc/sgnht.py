@@ -49,7 +49,7 @@ class SGNHT(StochasticGradient):
         Steps before the first draw.
     thin : int
         Steps between draws.
-    step : float or None
+    step_size : float or None
         η, which multiplies the gradient of the full-data potential. None: the rate of `fit` over n.
     friction : float
         a in (0, 1], the first value of α, and the friction whose noise is added.
@@ -64,7 +64,7 @@ class SGNHT(StochasticGradient):
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)
     thin: int = whole(10, least=1)
-    step: float | None = positive(None, per_run=True)
+    step_size: float | None = positive(None, per_run=True)
     friction: float = between(0.1, 0, 1, "(]", per_run=True)
     coupling: float = positive(0.01, per_run=True)
     temperature: float = positive(1.0, per_run=True)

@@ -6,7 +6,7 @@ The factors are points in batch ensembles, and uncertain in rank-1 Bayesian netw
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,21 +29,22 @@ class Components(Method):
 
     Parameters
     ----------
-    size : int, default 4
+    components : int, default 4
         K, the number of components.
-    spread : float, default 0.0
+    initial_factor_std : float, default 0.0
         The standard deviation of the initial factors around one. 0 means random signs.
     """
 
     overfits: ClassVar[bool] = True
     half_precision: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {"size": "components", "spread": "initial_factor_std"}
 
-    size: int = whole(4, least=1)
-    spread: float = between(0.0, 0, 10, "[]")
+    components: int = whole(4, least=1)
+    initial_factor_std: float = between(0.0, 0, 10, "[]")
 
     @property
     def width(self) -> int:
-        return self.size
+        return self.components
 
     @property
     def factor_std(self) -> float | None:
@@ -60,7 +61,7 @@ class Components(Method):
             if not takes:
                 return None
             by_row = exact_noise(problem.net, name) is not None
-            return with_rank_one(name, layer, self.spread, self.factor_std, by_row)
+            return with_rank_one(name, layer, self.initial_factor_std, self.factor_std, by_row)
 
         if all(rule(name, layer) is None for name, layer in problem.net.net.named_modules()):
             raise ModelError(
@@ -70,7 +71,9 @@ class Components(Method):
         return problem.rewrite(rule)
 
     def init(self, run: Run) -> State:
-        many = unflatten_particles(run.expand_particles(self.size).init_network(), self.size)
+        many = unflatten_particles(
+            run.expand_particles(self.components).init_network(), self.components
+        )
         return {**many, "theta": run.start()}
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -86,7 +89,7 @@ class Components(Method):
         state entries that changed. One product with W is enough for all components, if rows are the
         first axis in each layer and no layer mixes rows. Otherwise each component has its own
         forward pass."""
-        k = self.size
+        k = self.components
         if run.net.rows_first and not run.problem.joins_rows:
             fit = run.train(params["theta"], network_part(params), batch.padded(k), clock)
             return fit.value, fit.changed
@@ -99,4 +102,4 @@ class Components(Method):
 
     def parameters(self, run: Run, state: State) -> Tensor:
         """[M, K, P]: the same weights for all components, which differ in the layers' factors."""
-        return state["theta"].unsqueeze(1).expand(-1, self.size, -1)
+        return state["theta"].unsqueeze(1).expand(-1, self.components, -1)

@@ -1,10 +1,10 @@
-"""The protocol of all methods, the declaration of their settings, and the checks of keywords.
+"""The protocol of all methods: `Method`, the rules of its settings, and the memory of a fit.
 
-A method is a frozen dataclass of hyper-parameters. It defines the problem (`prepare`), the initial
-state (`init`), the `Stage`s, and the posterior (`finish`). The step of a stage advances all members
-at once.
+**Methods.** A method is a frozen dataclass of hyper-parameters. It defines the problem (`prepare`),
+the initial state (`init`), the `Stage`s, and the posterior (`finish`). The step of a stage advances
+all members at once.
 
-Each field of a method is declared together with its allowed values:
+**Settings.** Each field of a method is declared together with its allowed values:
 
     draws: int = whole(100, least=1)
     step: float | None = positive(None, per_run=True)
@@ -17,20 +17,28 @@ default of None allows None, which means a value chosen by `fit` or from the dat
 `per_run=True`, a grid of runs may vary the field; its values are then [M], one per member.
 Conditions that involve two fields are checked by the method itself.
 
-Settings of one method belong to its class, `doxa.HMC(draws=10)`. Settings of all fits are keywords
-of `fit`, `doxa.fit(..., members=4)`. For an unknown keyword, the error names the place where it
-belongs, or a similar name (`keywords`, `check_settings`).
+**Renames.** A setting that was renamed keeps its old name for one version. The class declares it,
+and may declare old values of a setting:
 
-`in_half` checks whether a fit may use half precision: methods that follow stochastic gradients may,
-and methods that need exact values may not.
+    renamed = {"polish": "newton_steps"}
+    renamed_values = {"link": {"odds": "log-odds"}}
 
-An estimate of the memory of a fit, before it is allocated.
+`Method.current_settings` translates both, wherever settings are given: in the constructor, a grid,
+the command line and saved files. It warns, except for files. Reading an old attribute warns too.
 
-`fit` compares the method's `planned_bytes` for the `Workload` with the available memory, and raises
-an error with the figure if it is larger. At that time, nothing of the size of all members has been
-allocated. The estimate counts memory that grows with members and weights, or with rows if a method
-stores a matrix of them. It does not count the activations of a batch, nor Python and torch
-themselves. The estimate only decides whether a fit starts; it does not change the result.
+**Keywords.** Settings of one method belong to its class, `doxa.HMC(draws=10)`. Settings of all fits
+are keywords of `fit`, `doxa.fit(..., members=4)`. For an unknown keyword, the error names the place
+where it belongs, or a similar name (`keywords`, `check_settings`).
+
+**Memory.** `fit` compares the method's `planned_bytes` for the `Workload` with the available
+memory, before anything of the size of all members is allocated. If the estimate is larger, it
+raises an error with the figure (`check_planned`). The estimate counts memory that grows with
+members and weights, or with rows if a method stores a matrix of them. It does not count the
+activations of a batch, nor Python and torch themselves. It only decides whether a fit starts; it
+does not change the result.
+
+**Precision.** `in_half` checks whether a fit may use half precision: methods that follow stochastic
+gradients may, and methods that need exact values may not.
 """
 
 from __future__ import annotations
@@ -51,7 +59,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from doxa.data import Batch, Data, free_memory
-from doxa.errors import DoxaError, MemoryBudgetError, MethodError, UnknownSetting, did_you_mean
+from doxa.errors import (
+    DoxaError,
+    MemoryBudgetError,
+    MethodError,
+    UnknownSetting,
+    deprecated,
+    did_you_mean,
+)
 from doxa.method.run import Run
 from doxa.method.stage import Stage
 from doxa.method.state import State, flatten_particles, network_part
@@ -391,9 +406,11 @@ def _unknown(function: str, name: str, value: Any, method: Any, known: Sequence[
     message = f"doxa.{function} has no keyword {name!r}"
     cls = _class(method)
     own = [] if cls is None else list(inspect.signature(cls).parameters)
-    if cls is not None and name in own:
-        return f"{message}: it is a setting of the method, doxa.{cls.__name__}({name}={value!r})"
-    return f"{message}{did_you_mean(name, [*known, *own])}"
+    renamed = cls.renamed if cls is not None and issubclass(cls, Method) else {}
+    now = renamed.get(name, name)
+    if cls is not None and now in own:
+        return f"{message}: it is a setting of the method, doxa.{cls.__name__}({now}={value!r})"
+    return f"{message}{did_you_mean(name, [*known, *own], renamed=renamed)}"
 
 
 def _class(method: Any) -> type | None:
@@ -405,9 +422,9 @@ def _class(method: Any) -> type | None:
     return method if isinstance(method, type) else type(method)
 
 
-def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]) -> None:
+def check_settings(cls: type[Method], values: Sequence[Any], settings: Mapping[str, Any]) -> None:
     """Check that the class of a method has all the given settings."""
-    parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    parameters = inspect.signature(cls.__init__).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     known = [name for name in parameters if name != "self"]
     if inspect.Parameter.VAR_KEYWORD in kinds:
@@ -420,7 +437,7 @@ def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]
             if name in _TAKEN[function]:
                 message += f": give it to doxa.{function}(..., {name}={value!r})"
                 raise UnknownSetting(message)
-        raise UnknownSetting(f"{message}{did_you_mean(name, known)}")
+        raise UnknownSetting(f"{message}{did_you_mean(name, known, renamed=cls.renamed)}")
     if len(values) > len(known) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise UnknownSetting(
             f"{cls.__name__} has {len(known)} settings, but {len(values)} values were given: pass "
@@ -428,11 +445,33 @@ def check_settings(cls: type, values: Sequence[Any], settings: Mapping[str, Any]
         )
 
 
-class Method:
+class _Renaming(type):
+    """The metaclass of methods: old names and values of settings are translated before a method is
+    made. The constructor of a dataclass accepts its fields only."""
+
+    if not TYPE_CHECKING:  # type checkers see the constructor of the dataclass
+
+        def __call__(cls, *values: Any, **settings: Any) -> Any:
+            known = dataclasses.is_dataclass(cls) and values
+            fields = [f.name for f in dataclasses.fields(cls) if f.init] if known else []
+            given = dict(zip(fields, values, strict=False))  # too many: an error of the constructor
+            settings = cls.current_settings(settings, given)
+            first = cls.current_settings(given).values()
+            return super().__call__(*first, *values[len(fields) :], **settings)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            own = inspect.signature(cls.__init__)
+            return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class Method(metaclass=_Renaming):
     """Base of all methods. Subclasses are frozen dataclasses; their fields are declared with the
     allowed values (`doxa.method.method`)."""
 
     name: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}  # old name of a setting: its name
+    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # setting: {old value: value}
     default_members: ClassVar[int] = 1
     default_steps: ClassVar[int] = 2000
     default_rate: ClassVar[float] = 1e-2
@@ -458,6 +497,48 @@ class Method:
     def __new__(cls, *values: Any, **settings: Any) -> Self:
         check_settings(cls, values, settings)
         return super().__new__(cls)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            now = type(self).renamed.get(name)
+            if now is None:
+                return object.__getattribute__(self, name)  # with the usual error
+            deprecated(f"{type(self).__name__}.{name}", now)
+            return getattr(self, now)
+
+    @classmethod
+    def current_settings(
+        cls, settings: Mapping[str, Any], given: Iterable[str] = (), warn: bool = True
+    ) -> dict[str, Any]:
+        """Settings by their current names and with current values.
+
+        Parameters
+        ----------
+        settings : dict
+            Settings, some perhaps by an old name or with an old value.
+        given : iterable of str
+            Settings that are given besides, as positional arguments.
+        warn : bool
+            Whether an old name or value gives a warning. False for files: their user wrote none.
+        """
+        current: dict[str, Any] = {}
+        for name, value in settings.items():
+            now = cls.renamed.get(name, name)
+            if now != name:
+                if now in given or now in settings or now in current:
+                    raise MethodError(
+                        f"{cls.__name__} is given {now} twice: {name} is its old name"
+                    )
+                if warn:
+                    deprecated(f"{cls.__name__}({name}=...)", f"{now}=...")
+            old = cls.renamed_values.get(now, {})
+            if isinstance(value, str) and value in old:
+                if warn:
+                    deprecated(f"{cls.__name__}({now}={value!r})", f"{now}={old[value]!r}")
+                value = old[value]
+            current[now] = value
+        return current
 
     def __post_init__(self) -> None:
         """Check the fields. Conditions on two fields are checked after super().__post_init__()."""

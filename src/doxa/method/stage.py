@@ -195,7 +195,7 @@ def noise_on_held_out(
     held = list(zip(run.data.validation, weights, strict=True))
     sizes = [number_of_rows(rows, w) for rows, w in held]
     pooled = run.pooled_rows
-    spared = min(run.likelihood.spared, 0.5 * min(pooled or sizes))
+    fewer = min(run.likelihood.degrees_of_freedom_correction, 0.5 * min(pooled or sizes))
     share = 1.0 if pooled is None else len(pooled) / run.size
     sums = [float(len(rows) if w is None else w.double().sum()) for rows, w in held]
     shares = torch.tensor(sizes, dtype=torch.float64) / torch.tensor(sums, dtype=torch.float64)
@@ -206,7 +206,7 @@ def noise_on_held_out(
     def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:
         own = put(params)
         # The factor of log σ makes the estimate that of m − 2 rows.
-        theta, wider = own[name], spared * params["noise"].sum(-1)
+        theta, wider = own[name], fewer * params["noise"].sum(-1)
         fit = score(run, own, batch) * params["per_row"]
         if theta.ndim == 2:
             return fit + share * (run.prior.log_prob(theta) + wider), {}

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import cast
 from doxa.errors import ModelError
-from doxa.likelihoods import Bernoulli, Categorical, Heads, Inferred, Likelihood, assumed, infer
+from doxa.likelihoods import Heads, Inferred, Likelihood, assumed, infer
 from doxa.linalg.layout import Params
 from doxa.model.model import Inputs, Model
 from doxa.noise import Noise
@@ -48,7 +48,7 @@ def infer_likelihood(
         return model, None
     seen = looked_at(model, x)
     inferred = _logged(infer(y, seen.output, complete))
-    return seen.meaning(assumed(inferred.name)), inferred
+    return seen.with_likelihood(assumed(inferred.name)), inferred
 
 
 def infer_from_targets(y: Any, complete: bool) -> Inferred:
@@ -57,9 +57,9 @@ def infer_from_targets(y: Any, complete: bool) -> Inferred:
 
 
 def _logged(inferred: Inferred) -> Inferred:
-    if inferred.said:
+    if inferred.message:
         advice = f"; {inferred.advice}" if inferred.advice else ""
-        log.log(inferred.level, "likelihood: %s%s", inferred.said, advice)
+        log.log(inferred.level, "likelihood: %s%s", inferred.message, advice)
     return inferred
 
 
@@ -82,12 +82,12 @@ def check_logits(whole: Likelihood, f: Any) -> None:
 
 def _probabilities(likelihood: Likelihood, f: Tensor) -> str:
     """A description of the outputs if they are not logits, else ""."""
-    if isinstance(likelihood, Bernoulli) and _ends_in_sigmoid(f):
+    if likelihood.binary and _ends_in_sigmoid(f):
         return (
             "end in a sigmoid, and a bernoulli likelihood takes logits: the sigmoid would be "
             "applied twice, and all probabilities would be in 0.5 … 0.73; drop the last layer"
         )
-    if not isinstance(likelihood, Categorical):
+    if not likelihood.class_axis:
         return ""
     f = f.detach()
     near = torch.finfo(f.dtype).eps ** 0.5

@@ -42,7 +42,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from doxa import likelihoods, nets
-from doxa.errors import DoxaError, MethodError, ModelError
+from doxa.errors import DoxaError, MethodError, ModelError, deprecated
 from doxa.likelihoods import Heads
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.functional import Functional
@@ -223,7 +223,7 @@ class Applied(NamedTuple):
 
 
 class Model:
-    """A network with a likelihood and a prior: the model before seeing data.
+    """A network with a likelihood and a prior, before it is fitted to data.
 
     Parameters
     ----------
@@ -243,6 +243,16 @@ class Model:
     output : str or tuple of str, default None
         The name of the output for the likelihood, if the network returns a dict or a dataclass; a
         tuple of names for several heads. None means "logits", or the only tensor.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> model = doxa.Model(net, "gaussian", prior=doxa.Normal(0.5), subset="last_layer")
+    >>> x, y = torch.randn(20, 2), torch.randn(20)
+    >>> posterior = doxa.fit(model, (x, y), "map", steps=5)
+    >>> posterior.predict(x).mean.shape
+    torch.Size([20])
     """
 
     def __init__(
@@ -329,12 +339,17 @@ class Model:
         moved.derive()
         return moved
 
-    def meaning(self, likelihood: Any) -> Self:
+    def with_likelihood(self, likelihood: Any) -> Self:
         """A copy with another likelihood."""
         changed = copy.copy(self)
         changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
         changed.forget()
         return changed
+
+    def meaning(self, likelihood: Any) -> Self:
+        """Deprecated: `with_likelihood`."""
+        deprecated("Model.meaning", "Model.with_likelihood")
+        return self.with_likelihood(likelihood)
 
     @cached_property
     def layout(self) -> Layout:

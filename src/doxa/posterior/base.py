@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Required, Self, TypedDict
@@ -28,13 +28,13 @@ from doxa.data import (
     as_tensors,
     cast,
     check_finite,
-    gathered,
-    in_order,
+    join_batches,
+    reorder_columns,
     rows_of,
     warn_far,
 )
 from doxa.engine.engine import default_modes
-from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable
+from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
@@ -101,8 +101,21 @@ class Diagnostics(dict[str, Any]):
 
     `posterior.diagnostics.seconds` and `posterior.diagnostics["seconds"]` are the same number. An
     attribute is None where there is no such entry. `own` are the entries of the method, which
-    docs/posterior_diagnostics.md lists.
+    docs/posterior_diagnostics.md lists. An entry that was `renamed` is found by its old name,
+    with a warning.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "centre": "mean_correction", "left_out": "held_out_calibration", "rate": "step_size",
+        "rate_limited": "step_size_limited",
+    }  # fmt: skip
+
+    def __missing__(self, name: str) -> Any:
+        now = self.renamed.get(name)
+        if now is None or now not in self:
+            raise KeyError(name)
+        deprecated(f"diagnostics[{name!r}]", f"diagnostics[{now!r}]")
+        return ("mean" if self[now] else "mode") if name == "centre" else self[now]
 
     @property
     def engine(self) -> str | None:
@@ -145,9 +158,9 @@ class Diagnostics(dict[str, Any]):
         return self.get("held_out")
 
     @property
-    def left_out(self) -> HeldOutCalibration | None:
+    def held_out_calibration(self) -> HeldOutCalibration | None:
         """The calibration of the likelihood on held-out rows: rows, likelihood."""
-        return self.get("left_out")
+        return self.get("held_out_calibration")
 
     @property
     def stopping(self) -> Stopping | None:
@@ -425,7 +438,7 @@ class Posterior(describe.Described, ABC):
     def ordered(self, x: Any) -> Any:
         """x with the batches of a loader concatenated, and the columns of a data frame in the order
         of the fit."""
-        return in_order(gathered(x), self.columns)
+        return reorder_columns(join_batches(x), self.columns)
 
     def ordered_pair(self, data: Any) -> Any:
         """(x, y) with x as in `ordered`; anything else is returned unchanged."""

@@ -98,8 +98,27 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     return posterior
 
 
+# Statuses that were renamed since artefacts were written.
+_STATUSES = {"learned-nothing": "prior-collapse"}
+
+
+def _current(plain: dict[str, Any]) -> dict[str, Any]:
+    """A saved record by its current names."""
+    status, found = plain["status"], plain.get("diagnostics")
+    if isinstance(status, str):
+        plain = plain | {"status": _STATUSES.get(status, status)}
+    if isinstance(found, dict):
+        moved = found.get("centre")
+        found = found | ({} if moved is None else {"centre": moved == "mean"})
+        plain = plain | {
+            "diagnostics": {Diagnostics.renamed.get(k, k): v for k, v in found.items()}
+        }
+    return plain
+
+
 def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) -> Record:
     """The saved record, with the types of its entries checked."""
+    plain = _current(plain)
     record = Record(**plain | {"status": Status(plain["status"], reason), "stats": stats})
     kinds: dict[str, Any] = {
         "history": dict, "diagnostics": dict, "metadata": dict, "validation": float | None,
@@ -109,8 +128,8 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
             raise StoreError(f"{name} of the record is {getattr(record, name)!r:.60}")
     shown: dict[str, Any] = {
         "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
-        "seconds": float | int, "steps": int, "rows": int, "held_out": dict, "left_out": dict,
-        "stopping": dict, "warnings": list, "elbo_error": float,
+        "seconds": float | int, "steps": int, "rows": int, "held_out": dict,
+        "held_out_calibration": dict, "stopping": dict, "warnings": list, "elbo_error": float,
     }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
@@ -281,7 +300,7 @@ def _rebuild(
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
-        """The network as the method's `prepare` makes it from what it saw in the fit."""
+        """The network as the method's `prepare` makes it from the facts of the fit."""
         facts = _facts(meta)
         given = Model(own, likelihood, prior, subset, output=named)
         for name, value in facts.items():

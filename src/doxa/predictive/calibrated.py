@@ -39,7 +39,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from doxa.errors import DataError, Unavailable
-from doxa.likelihoods import Bernoulli
 from doxa.likelihoods.gaussian import standard_normal_cdf
 from doxa.noise import generator
 from doxa.predictive.blend import Blend
@@ -201,7 +200,7 @@ def _log_probs(form: Form) -> Tensor:
 def _log_tables(form: Mixture) -> Tensor:
     """log p of each draw: [S, N, C, *site]."""
     f = form.f.double()
-    if isinstance(form.likelihood, Bernoulli):
+    if form.likelihood.binary:
         return torch.stack([logsigmoid(-f), logsigmoid(f)], 2)
     return torch.log_softmax(f, 2)
 

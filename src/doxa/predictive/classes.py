@@ -42,7 +42,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import logsigmoid
 
 from doxa.errors import Unavailable
-from doxa.likelihoods import Bernoulli, Categorical, Heads, Likelihood
+from doxa.likelihoods import Heads, Likelihood
 from doxa.noise import generator
 from doxa.predictive.form import Derived, Form, HeadsForm, KeepsDraws, check_rows, mix
 from doxa.predictive.mixture import Mixture
@@ -63,7 +63,7 @@ class ClassTable(Derived):
     @cached_property
     def _mean(self) -> Tensor:
         table = self.log_table.exp()
-        chosen = table[:, 1] if isinstance(self.likelihood, Bernoulli) else table
+        chosen = table[:, 1] if self.likelihood.binary else table
         return chosen.to(self.base.mean.dtype)
 
     def class_table(self) -> Tensor:
@@ -100,7 +100,7 @@ class ClassTable(Derived):
     def by_label(self, y: Tensor) -> Tensor:
         """log p of each label, in the shape of y; 0 for ignored labels."""
         index, counted = y.long(), torch.ones_like(y, dtype=torch.bool)
-        if isinstance(self.likelihood, Categorical) and self.likelihood.ignore_index is not None:
+        if self.likelihood.ignore_index is not None:
             counted = index != self.likelihood.ignore_index
             index = torch.where(counted, index, 0)
         each = self.log_table.gather(1, index.unsqueeze(1)).squeeze(1)
@@ -108,7 +108,7 @@ class ClassTable(Derived):
 
     def labels(self, log_table: Tensor, n: int, source: Generator) -> Tensor:
         """n labels for each row independently, with these probabilities: [n, N, *event]."""
-        binary = isinstance(self.likelihood, Bernoulli)
+        binary = self.likelihood.binary
         logits = log_table[:, 1] - log_table[:, 0] if binary else log_table
         drawn = self.likelihood.sample(logits.expand(n, *logits.shape), {}, source, 1)
         return drawn.to(self.mean.dtype) if drawn.is_floating_point() else drawn
@@ -191,7 +191,7 @@ def _log_table(base: Mixture, centres: Tensor, counts: Sequence[int]) -> Tensor:
 def log_odds(f: Tensor, likelihood: Likelihood) -> Tensor:
     """Log odds of each class against all others: [S, N, C, *site] for logits of that shape,
     [S, N, 2, *event] for Bernoulli."""
-    if isinstance(likelihood, Bernoulli):
+    if likelihood.binary:
         return torch.stack([-f, f], 2)
     top, first = f.max(2, keepdim=True)
     shares = (f - top).exp()
@@ -233,7 +233,7 @@ class _NotDrawn(Mixture):
             quantity,
             instead
             or "its probabilities are averaged over the functions in closed form; draw functions "
-            "with posterior.functions(x, n), or predict with link='odds'",
+            "with posterior.functions(x, n), or predict with link='log-odds'",
         )
 
 
@@ -258,7 +258,7 @@ class Dirichlets(_NotDrawn):
 
     def __init__(self, likelihood: Likelihood, concentration: Tensor) -> None:
         self.concentration = concentration
-        binary = isinstance(likelihood, Bernoulli)
+        binary = likelihood.binary
         alpha = concentration.log()
         super().__init__(likelihood, alpha[:, :, 1] - alpha[:, :, 0] if binary else alpha)
         self._total = concentration.sum(

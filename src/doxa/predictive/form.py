@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from doxa.errors import DataError, MethodError, ModelError, ShapeError, Unavailable
-from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from doxa.likelihoods import Affine, Gaussian, Likelihood
 from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
 from doxa.noise import generator
 
@@ -93,7 +93,7 @@ def draw_functions(
 def cast_votes(likelihood: Likelihood, f: Tensor) -> Tensor:
     """The vote of each draw from logits [S, N, C, *site], one-hot; [S, N, *event] of 0 and 1 for
     Bernoulli."""
-    if isinstance(likelihood, Bernoulli):
+    if likelihood.binary:
         return (f > 0).to(f.dtype)
     return torch.zeros_like(f).scatter(2, f.argmax(2, keepdim=True), 1.0)
 
@@ -201,7 +201,7 @@ class Form:
         if not self.likelihood.classifies:
             raise self.unavailable("prediction_set", "it is for classification; use interval")
         probs = self.probs.double()
-        if isinstance(self.likelihood, Bernoulli):
+        if self.likelihood.binary:
             return torch.stack([1.0 - probs, probs], 1)
         return probs
 
@@ -252,7 +252,7 @@ class Form:
     @property
     def variation_ratio(self) -> Tensor:
         probs = self.probs
-        if isinstance(self.likelihood, Bernoulli):
+        if self.likelihood.binary:
             return torch.minimum(probs, 1.0 - probs)
         return 1.0 - probs.amax(1)
 
@@ -465,7 +465,7 @@ class MomentForm(Summary):
     def _single_label(self, quantity: str) -> Tensor:
         if math.prod(self.expected_entropy.shape[1:]) != 1:
             raise self.unavailable(quantity)
-        if isinstance(self.likelihood, Bernoulli | Categorical):
+        if self.likelihood.classifies:
             return self.likelihood.logits(self.mean)
         raise self.unavailable(quantity)
 
@@ -530,6 +530,91 @@ class HeadsForm(Form):
         return super().unavailable(
             quantity, f"it has {len(self._heads)} heads; use one of them, as in heads[0].{quantity}"
         )
+
+
+class AffineForm(Form):
+    """A form of fitted targets z, for y = loc + scale z."""
+
+    def __init__(self, likelihood: Affine, base: Form, output: tuple[int, ...]) -> None:
+        self.likelihood: Affine = likelihood
+        self.base, self._output = base, output
+
+    @property
+    def splits(self) -> bool:
+        return self.base.splits
+
+    def _scale(self, values: Tensor) -> Tensor:
+        """The scale of y, for values [..., N, *event]."""
+        return self.likelihood.scale.to(values)
+
+    def _units(self, z: Tensor) -> Tensor:
+        """z in units of y, [..., N, *event]."""
+        return self.likelihood.loc.to(z) + self._scale(z) * z
+
+    def _fitted(self, y: Tensor) -> Tensor:
+        """y in fitted units. The difference is computed in the precision of loc."""
+        loc, scale = self.likelihood.loc.to(y.device), self.likelihood.scale.to(y.device)
+        return ((y - loc) / scale).to(self.base.mean.dtype)
+
+    @property
+    def mean(self) -> Tensor:
+        return self._units(self.base.mean)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return self._scale(self.base.aleatoric).square() * self.base.aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        return self._scale(self.base.epistemic).square() * self.base.epistemic
+
+    @property
+    def variance(self) -> Tensor:
+        return self._scale(self.base.variance).square() * self.base.variance
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        entropy = self.base.expected_entropy
+        return entropy + self._scale(entropy).log()
+
+    @property
+    def marginal_entropy(self) -> Tensor:
+        entropy = self.base.marginal_entropy
+        return entropy + self._scale(entropy).log()
+
+    @property
+    def samples(self) -> Tensor:
+        return self._units(self.base.samples)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.base.weights
+
+    def normals(self) -> tuple[Tensor, Tensor, Tensor]:
+        weights, mean, std = self.base.normals()
+        return weights, self._units(mean), self._scale(std) * std
+
+    def targets(self, y: Any) -> Tensor:
+        mean, ready = self.base.mean, self.likelihood.prepare_targets(y, self._output)
+        return check_rows(ready.to(mean.device), len(mean))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        z = self._fitted(y)
+        log_scale = self._scale(z).log().expand_as(z)
+        return self.base.log_prob(z) - log_scale.reshape(len(z), math.prod(z.shape[1:])).sum(1)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return self.base.cdf(self._fitted(y))
+
+    def quantile(self, level: float) -> Tensor:
+        return self._units(self.base.quantile(level))
+
+    def interval(self, level: float | None) -> tuple[Tensor, Tensor]:
+        low, high = self.base.interval(level)
+        return self._units(low), self._units(high)
+
+    def sample(self, n: int, seed: int) -> Tensor:
+        return self._units(self.base.sample(n, seed))
 
 
 def moments(form: Form) -> Form:

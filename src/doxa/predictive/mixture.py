@@ -20,6 +20,7 @@ from doxa.likelihoods import likelihood as resolve
 from doxa.likelihoods.gaussian import HALF_LOG_2PI, standard_normal_cdf
 from doxa.noise import generator
 from doxa.predictive.form import (
+    AffineForm,
     Form,
     HeadsForm,
     as_draws,
@@ -74,7 +75,22 @@ def build(
     if f_variance is not None and not likelihood.integrates_normal:
         f, values, weights = draw_functions(f, f_variance, values, weights, seed, draws)
         f_variance = None
-    return Mixture(likelihood, f, values, weights, f_variance)
+    given = own_form(likelihood, f, values, weights, f_variance)
+    return Mixture(likelihood, f, values, weights, f_variance) if given is None else given
+
+
+def own_form(
+    likelihood: Likelihood,
+    f: Tensor,
+    theta: Mapping[str, Tensor],
+    weights: Tensor,
+    f_variance: Tensor | None,
+) -> Form | None:
+    """The form that the likelihood gives itself, in units of y; None if it gives none."""
+    if not isinstance(likelihood, Affine):
+        return likelihood.predictive(f, theta, weights, f_variance)
+    fitted = own_form(likelihood.base, f, theta, weights, f_variance)
+    return None if fitted is None else AffineForm(likelihood, fitted, tuple(f.shape[2:]))
 
 
 class Mixture(Form):

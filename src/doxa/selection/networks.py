@@ -156,7 +156,8 @@ def evidence(
     subset : optional
         As in `doxa.fit`, the same for all candidates.
     laplace : Method, optional
-        The method that gives the evidence. Default: `Laplace(polish=10)`, at an exact maximum.
+        The method that gives the evidence. Default: `Laplace(newton_steps=10)`, at an exact
+        maximum.
     bound : str, Method or None
         The variational method that gives the ELBO: "mean-field", "last-layer-vi" (of the last layer
         alone, with point estimates of the others: not a bound on the evidence of all weights), ...;
@@ -217,7 +218,7 @@ def evidence(
     task = Task(
         x, y, chosen, inner, common | {"seed": seed, **options},
         [seed + 1000 * r for r in range(restarts)],
-        Laplace(polish=10) if laplace is None else as_method(laplace),
+        Laplace(newton_steps=10) if laplace is None else as_method(laplace),
         None if bound is None else as_method(bound),
     )  # fmt: skip
     say = say or log.info

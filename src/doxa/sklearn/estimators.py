@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
 from doxa.errors import DataError, ModelError, did_you_mean
-from doxa.likelihoods import Bernoulli, HeteroscedasticGaussian, Likelihood
+from doxa.likelihoods import Likelihood
 from doxa.model import Model
 from doxa.sklearn import estimator
 from doxa.sklearn.estimator import Array, BayesianEstimator, as_numbers
@@ -102,11 +102,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         meant = self._likelihood("bernoulli" if two else "categorical")
         if not meant.classifies:
             raise ModelError(f"a {meant.name} likelihood is for numbers: use BayesianRegressor")
-        if isinstance(meant, Bernoulli):
-            if count != 2:
-                raise ModelError(f"y has {count} classes, and bernoulli is for two")
-            return meant, 1
-        return meant, count
+        if not meant.binary:
+            return meant, count
+        if count != 2:
+            raise ModelError(f"y has {count} classes, and {meant.name} is for two")
+        return meant, 1
 
 
 def _outputs_of(net: Any, X: Array) -> Any:
@@ -120,8 +120,9 @@ def _outputs_of(net: Any, X: Array) -> Any:
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """Regression with any network and any method of doxa.
 
-    y may have several columns. The likelihood is Gaussian unless another is given, such as
-    "heteroscedastic", "student-t" or "poisson". `score` is R², as everywhere in scikit-learn.
+    y may have several columns. The likelihood is Gaussian unless another is given: an object, or a
+    name of `doxa.likelihoods.LIKELIHOODS` that is not for classes. `score` is R², as everywhere in
+    scikit-learn.
 
     >>> regressor = BayesianRegressor("laplace").fit(X, y)
     >>> mean, std = regressor.predict(X_new, return_std=True)
@@ -184,5 +185,4 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         meant = self._likelihood("gaussian")
         if meant.classifies:
             raise ModelError(f"a {meant.name} likelihood is for classes: use BayesianClassifier")
-        each = 2 if isinstance(meant, HeteroscedasticGaussian) else 1
-        return meant, each * self.n_outputs_
+        return meant, meant.outputs(torch.empty(1, self.n_outputs_))[0]

@@ -40,20 +40,21 @@ class Rank1(Components):
 
     Parameters
     ----------
-    size: K, the components of the mixture.
-    factor_prior: of the factors, around one: "normal", or "cauchy", which lets some go far.
+    components: K, the components of the mixture.
+    factor_prior: of the factors, around one: "normal", or "cauchy", which allows large values.
     prior_std: its standard deviation; of a Cauchy prior, its scale.
-    spread: the standard deviation with which components' means start around one; 0: random signs.
+    initial_factor_std: the standard deviation of the components' initial means around one; 0:
+        random signs.
     initial_std: the standard deviation each factor starts with.
     temperature: T in E_q[−log joint] − T·H[q]; below 1 the factors are narrower.
-    elbo_samples: draws a row with which the final ELBO is estimated.
+    elbo_samples: draws per row with which the final ELBO is estimated.
     """
 
     name: ClassVar[str] = "rank1"
     default_steps: ClassVar[int] = 4000
     factor_prior: str = one_of("normal", "cauchy")
     prior_std: float = positive(0.3, per_run=True)
-    spread: float = between(0.3, 0, 10, "[]")
+    initial_factor_std: float = between(0.3, 0, 10, "[]")
     initial_std: float = positive(0.05)
     temperature: float = positive(1.0, per_run=True)
     elbo_samples: int = whole(8, least=1)
@@ -80,7 +81,10 @@ class Rank1(Components):
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         posterior = ImplicitPosterior(
-            theta=state["theta"], components=self.size, **run.common(self), **run.shared(state)
+            theta=state["theta"],
+            components=self.components,
+            **run.common(self),
+            **run.shared(state),
         )
         heated = bool((run.field(self, "temperature") != 1.0).any())
         if not heated and not run.tempered:
@@ -88,9 +92,9 @@ class Rank1(Components):
         return posterior
 
     def _final_elbo(self, run: Run, state: State) -> float:
-        """The bound at the answer, over all rows and components; the mean over members. Weights,
-        given which it holds, have no prior in it."""
-        k, many = self.size, run.expand_particles(self.size)
+        """The bound for the final q, over all rows and components; the mean over members. It is
+        conditional on the weights, whose prior is not included."""
+        k, many = self.components, run.expand_particles(self.components)
         theta, inner = (
             state["theta"].repeat_interleave(k, 0),
             flatten_particles(network_part(state), k),
@@ -113,7 +117,7 @@ class Rank1(Components):
         if self.factor_prior == "normal":
             return self._divergence(run, mean, std, None).double()
         noise = run.noise("divergence")
-        total = torch.zeros(run.size, self.size, device=run.device, dtype=torch.float64)
+        total = torch.zeros(run.size, self.components, device=run.device, dtype=torch.float64)
         for t in range(1000):
             total += self._divergence(run, mean, std, noise.normal(mean.shape[1:], t)).double()
         return total / 1000
@@ -128,7 +132,7 @@ def cauchy_divergence(mean: Tensor, std: Tensor, scale: Tensor, eps: Tensor) -> 
 
 
 def _factors(run: Run, layers: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations of all factors, of [M, K, Q]: [M, K, F] each."""
+    """Means and standard deviations of all factors, from [M, K, Q]: [M, K, F] each."""
     own = run.net.layers.unflatten(layers)
     rho = [value for name, value in own.items() if name.endswith("_rho")]
     mean = [own[name.removesuffix("_rho")] for name in own if name.endswith("_rho")]

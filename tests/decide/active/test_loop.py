@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import doxa
 from doxa.decide import active
-from doxa.decide.active.book import _median, load
+from doxa.decide.active.labels import _median, load
 from doxa.errors import DataError, MethodError, StoreError
 
 

@@ -18,7 +18,7 @@ def data(rows: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_rows_left_out_are_those_of_fits_without_them() -> None:
     x, y = data(12, 0.1)
-    method = doxa.NTK(depth=1, noise=0.2, fit_hyper=False)
+    method = doxa.NTK(depth=1, noise=0.2, learn_kernel=False)
     whole = doxa.fit(None, (x, y), method, likelihood="gaussian")
     left, spread = residuals(whole._solved, whole._among)
     for i in (0, 5):
@@ -31,7 +31,7 @@ def test_rows_left_out_are_those_of_fits_without_them() -> None:
 
 def test_the_noise_is_what_rows_left_out_show_beside_the_spread() -> None:
     x, y = data(12, 0.5)
-    method = doxa.NTK(depth=1, noise=0.2, fit_hyper=False)
+    method = doxa.NTK(depth=1, noise=0.2, learn_kernel=False)
     whole = doxa.fit(None, (x, y), method, likelihood="gaussian")
     shown = []
     for i in range(12):

@@ -55,7 +55,7 @@ def test_members_are_trained_linear_networks(
     x, y = sines(9)
     y = torch.cat([y, x[:, 1:2]], 1)
     new, net = sines(14)[0][9:], normed(2)
-    settings: dict[str, Any] = {"noise": 0.3, "scale": 0.7, "fit_hyper": False, "time": time}
+    settings: dict[str, Any] = {"noise": 0.3, "scale": 0.7, "learn_kernel": False, "time": time}
     method = doxa.NTK(kernel="empirical", **settings)
     posterior = doxa.fit(net, (x, y), method, members=2)
     mean, root = posterior.joints(posterior.prepared(new))
@@ -101,7 +101,7 @@ def test_wide_networks_approach_the_limit() -> None:
     16; asked is 6."""
     x, y = sines(12)
     new, limit = sines(30)[0][12:], Architecture.fully_connected(1, "erf")
-    fixed: dict[str, Any] = {"noise": 0.3, "fit_hyper": False}
+    fixed: dict[str, Any] = {"noise": 0.3, "learn_kernel": False}
     wide = doxa.NTK(net=limit, weight_std=1.5, bias_std=0.3, **fixed)
     want = doxa.fit(None, (x, y), wide).predict(new).mean
     away = []
@@ -131,7 +131,7 @@ def test_the_way_out_of_an_error_leads_somewhere(tmp_path: Path) -> None:
     again = doxa.load(tmp_path / "run", net=net)
     assert torch.allclose(again.predict(new).variance, p.variance, rtol=1e-9)
     more = posterior.condition(new[:50], target[:50])
-    fixed = doxa.NTK(kernel="empirical", noise=0.3, scale=0.5, fit_hyper=False)
+    fixed = doxa.NTK(kernel="empirical", noise=0.3, scale=0.5, learn_kernel=False)
     one = doxa.fit(net, (x[:40], y[:40]), fixed).condition(x[40:], y[40:]).predict(new)
     two = doxa.fit(net, (x, y), fixed).predict(new)
     assert torch.allclose(one.mean, two.mean, rtol=1e-8)

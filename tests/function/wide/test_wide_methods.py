@@ -17,7 +17,7 @@ from doxa.function.wide import Architecture, finite_network
 
 FIXED: dict[str, Any] = {
     "depth": 2, "activation": "erf", "weight_std": WEIGHT_STD, "bias_std": BIAS_STD,
-    "noise": NOISE, "fit_hyper": False,
+    "noise": NOISE, "learn_kernel": False,
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_classes_are_calibrated_without_held_out_rows(name: str) -> None:
     """A tenth of the labels is random. The expected calibration error of 1,000 rows has a standard
     error of about 0.015 under perfect calibration."""
     x, y = three_classes(1200)
-    method = doxa.get_method(name)(depth=1, fit_hyper=False, noise=0.3)
+    method = doxa.get_method(name)(depth=1, learn_kernel=False, noise=0.3)
     posterior = doxa.fit(None, (x[:200], y[:200]), method, likelihood="categorical")
     p = posterior.predict(x[200:])
     assert float((p.probs.argmax(1) == y[200:]).double().mean()) > 0.8  # at most 0.93
@@ -81,7 +81,7 @@ def test_the_temperature_is_that_of_rows_left_out_in_fact() -> None:
     is another one, so that T is above the least that is tried."""
     x, y = three_classes(12)
     y = torch.where(torch.arange(12) % 6 == 0, (y + 1) % 3, y)
-    method = doxa.NNGP(depth=1, fit_hyper=False, noise=0.2)
+    method = doxa.NNGP(depth=1, learn_kernel=False, noise=0.2)
     posterior = doxa.fit(None, (x, y), method, likelihood="categorical")
     means, variances = [], []
     for i in range(12):
@@ -153,7 +153,7 @@ def test_a_trained_ensemble_is_the_limits() -> None:
     x, new = torch.randn(8, 2, generator=g), torch.randn(5, 2, generator=g)
     y = (x[:, :1] * x[:, 1:]).clone()
     fixed: dict[str, Any] = {"depth": 1, "activation": "erf", "weight_std": 1.5, "bias_std": 0.3}
-    method = doxa.NTK(**fixed, noise=1e-3, time=30.0, fit_hyper=False)
+    method = doxa.NTK(**fixed, noise=1e-3, time=30.0, learn_kernel=False)
     limit = doxa.fit(None, (x.double(), y.double()), method).predict(new.double())
     architecture = Architecture.fully_connected(1, "erf")
     with torch.random.fork_rng(devices=[]):
@@ -183,7 +183,7 @@ def test_as_a_gpytorch_kernel() -> None:
 
     given = peer_data()
     kernel = wide_kernel(2, "erf", "nngp", WEIGHT_STD, BIAS_STD)
-    settings = {"noise": NOISE, "fit_hyper": False}
+    settings = {"noise": NOISE, "learn_kernel": False}
     found = doxa.fit(None, (given["train"], given["y"]), doxa.GP(kernel=kernel, **settings))
     want = torch.tensor(PEER["posterior"]["mean"]).double()
     assert float((found.predict(given["x"]).mean - want).abs().max()) < 1e-6

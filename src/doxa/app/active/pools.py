@@ -38,6 +38,7 @@ from doxa.app.tables import open_table
 from doxa.data.text_files import check_memory, check_regular, most_unpacked, unescape
 from doxa.decide.active import LabelState
 from doxa.errors import DataError, MethodError, StoreError, did_you_mean
+from doxa.likelihoods import LIKELIHOODS
 
 ARRAYS = (".npy", ".npz")
 ROW = "row"  # the column of the numbers of images
@@ -232,7 +233,7 @@ def coded(schema: Schema, answers: Sequence[Any]) -> Array:
         return numbers_of(import_pandas().Series(list(answers)))
     code = {label: k for k, label in enumerate(schema.classes)}
     codes = np.array([code[label] for label in answers])
-    return codes.astype(np.float64) if schema.likelihood == "bernoulli" else codes
+    return codes.astype(np.float64) if LIKELIHOODS[schema.likelihood].binary else codes
 
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")

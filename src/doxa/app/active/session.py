@@ -40,7 +40,7 @@ from doxa.app.schema import TableSpec
 from doxa.app.tables import check_name, write_table
 from doxa.decide.acquisition import acquisition
 from doxa.decide.active import LabelState
-from doxa.decide.active.book import load, save
+from doxa.decide.active.labels import load, save
 from doxa.decide.select import joint, score, select
 from doxa.errors import DataError, DoxaError, ModelError, StoreError
 from doxa.noise import digest

@@ -57,7 +57,7 @@ def _heads(
 
 def _swag(problem: Problem) -> Any:
     """Half of the epochs to train, half for the trajectory, a point at the end of each."""
-    return doxa.SWAG(share=0.5, cycle=max(1, 4 * problem.rows // 5 // _BATCH))
+    return doxa.SWAG(average=0.5, cycle=max(1, 4 * problem.rows // 5 // _BATCH))
 
 
 _BY_ALL = (
@@ -80,17 +80,17 @@ _POINTS = {
     "snapshot": Protocol(
         f"five cycles of 40 epochs of one network; heteroscedastic head, B = 32; {_BY_ALL}, the "
         "schedule being the cycles' own",
-        _heads(doxa.SnapshotEnsemble(size=5), epochs=200),
+        _heads(doxa.SnapshotEnsemble(snapshots=5), epochs=200),
     ),
     "batch-ensemble": Protocol(
         "four components, 160 epochs in batches of 128 of which each has a quarter: as many steps "
         f"and rows a component as MAP; heteroscedastic head; {_BY_ALL}",
-        _heads(doxa.BatchEnsemble(size=4), epochs=160, batch=128),
+        _heads(doxa.BatchEnsemble(components=4), epochs=160, batch=128),
     ),
     "swa": Protocol(
         f"80 epochs, the mean of the last half; heteroscedastic head, B = 32; {_BY_ALL}; the mean "
         "is of points at half that rate",
-        _heads(doxa.SWA(share=0.5), epochs=80),
+        _heads(doxa.SWA(average=0.5), epochs=80),
     ),
     "swag": Protocol(
         "40 epochs of training and 40 of trajectory at half its rate, a point an epoch, rank 20; "
@@ -371,7 +371,7 @@ _VARIATIONAL = {
 # Functional methods, with one Gaussian noise level that is learned. Lengths, rates and first widths
 # are chosen by validation rows.
 
-_NOISES = ("learned", "evidence")
+_NOISES = ("training", "evidence")
 
 
 def _functional(
@@ -397,7 +397,7 @@ def _functional(
         tried = list(itertools.product(methods, epochs, (None, 0.1)))
         one, point = best(problem, train, tried, grid, samples and 200, 5)
         sweep = train(problem.train, one, only(point))
-        noise = one[0].settings().get("noise", "learned")
+        noise = one[0].settings().get("noise_from", "training")
         chosen = {"noise": noise, "epochs": one[1], "held_out": one[2], **described(point)}
         return Answer(list(sweep), samples, {"chosen": chosen})
 
@@ -413,7 +413,10 @@ _FUNCTIONAL = {
         "learned with the weights or by the kernel's evidence, the rate, .01 or .03 decaying, and "
         f"{_HELD}: {_CHOSEN}; 1,000 samples",
         _functional(
-            [doxa.FunctionalVI(samples=16, rows=20, noise=noise) for noise in _NOISES],
+            [
+                doxa.FunctionalVI(samples=16, measured_rows=20, noise_from=noise)
+                for noise in _NOISES
+            ],
             (100, 300),
             {"lr": (0.01, 0.03)},
             64,

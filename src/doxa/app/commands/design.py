@@ -131,10 +131,10 @@ def picture(study: Study, width: int = 40) -> str:
     lengths = study.candidates
     low, high = float(lengths.min()) - 0.5, float(lengths.max()) + 0.5
     edges = torch.linspace(low, high, width + 1, dtype=torch.float64)
-    mean, std = float(study.belief.mean), float(study.belief.std)
+    mean, std = float(study.posterior.mean), float(study.posterior.std)
     smooth = 0.5 * (edges[1] - edges[0]) + 0.15 * std  # quadrature nodes are points
     centres = (edges[1:] + edges[:-1]) / 2
-    theta, weight = study.belief.theta.double(), study.belief.weight.double()
+    theta, weight = study.posterior.theta.double(), study.posterior.weight.double()
     height = (weight * (-0.5 * ((centres[:, None] - theta) / smooth).square()).exp()).sum(1)
     level = (height / height.max() * (len(BLOCKS) - 1)).round().long().tolist()
     return f"{''.join(BLOCKS[i] for i in level)}  {mean:.2f} ± {std:.2f}"
@@ -202,7 +202,7 @@ def design(
         result = "right" if outcome else "wrong"
         line = f"{len(session.trials):3}. {length:2} digits, {result:5}"
         out.print(f"{line:23}{picture(study)}", highlight=False, soft_wrap=True)
-    mean, std = float(study.belief.mean), float(study.belief.std)
+    mean, std = float(study.posterior.mean), float(study.posterior.std)
     out.print(
         f"span {mean:.2f} ± {std:.2f}: lists of {mean:.0f} digits are repeated correctly about "
         f"half the time; saved in {escape(str(folder))}", highlight=False, soft_wrap=True,

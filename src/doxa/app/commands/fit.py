@@ -298,7 +298,7 @@ def fit(
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
-    if left := posterior.diagnostics.get("left_out"):
+    if left := posterior.diagnostics.get("held_out_calibration"):
         out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
     if asked:
         rows = parts.calibration

@@ -40,7 +40,7 @@ from doxa.app.schema import Schema
 from doxa.app.tables import Array
 from doxa.errors import DataError, DoxaError, MemoryBudgetError, MethodError, ModelError
 from doxa.evaluate import metrics
-from doxa.evaluate.closeness import closeness
+from doxa.evaluate.reference_distance import closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.predictive import Predictive
 from doxa.selection.splits import Split, indexable, random_splits, rows_in, worst_status
@@ -327,9 +327,9 @@ def _width(x: Any) -> int:
 
 
 def _outputs(y: Any, likelihood: Any) -> int:
-    if likelihood.name == "categorical":
+    if likelihood.class_axis:
         return int(torch.as_tensor(y).max()) + 1
-    return 2 if likelihood.name == "heteroscedastic" else 1
+    return int(likelihood.outputs(torch.empty(1))[0])
 
 
 def _chains(options: Mapping[str, Any], method: Any) -> int:

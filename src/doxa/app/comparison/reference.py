@@ -23,7 +23,7 @@ import doxa
 from doxa.app.fitting import gradient_seconds
 from doxa.app.tables import Array
 from doxa.errors import MethodError
-from doxa.evaluate.closeness import Closeness, closeness
+from doxa.evaluate.reference_distance import Closeness, closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.posterior import SamplePosterior
 from doxa.posterior.chains import ess_bulk, rhat

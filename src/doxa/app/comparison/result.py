@@ -19,7 +19,7 @@ from doxa.app.comparison.reference import Referred
 from doxa.app.report.scores import title_of
 from doxa.app.tables import Array, import_pandas
 from doxa.evaluate import table
-from doxa.evaluate.closeness import Closeness
+from doxa.evaluate.reference_distance import Closeness
 from doxa.evaluate.table import Score
 from doxa.selection.splits import standard_error
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from doxa.app.calibration import conformal_level
 from doxa.app.report.subject import Array, Rows
 from doxa.errors import DoxaError, MemoryBudgetError, Unavailable
-from doxa.likelihoods import Bernoulli
 
 LEVEL = 0.95
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -180,7 +179,7 @@ def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
         return np.moveaxis(array(values), 1, -1).reshape(n, -1, values.shape[1])
 
     def class_probs() -> Array:
-        two = isinstance(p.likelihood, Bernoulli)
+        two = p.likelihood.binary
         return by_class(torch.stack([1.0 - p.probs, p.probs], dim=1) if two else p.probs)
 
     def ends() -> Array:  # the upper end comes with the lower one

@@ -22,7 +22,6 @@ from doxa.app.report.text import (
     settings,
     short,
 )
-from doxa.likelihoods import Gaussian
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
@@ -82,14 +81,12 @@ def _likelihood(posterior: Any) -> str:
     text = describe(posterior.base_likelihood)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
-    given = posterior.base_likelihood
-    learned = isinstance(given, Gaussian) and given.noise is None
-    return f"{text}, noise learned" if learned else text
+    return f"{text}, noise learned" if posterior.base_likelihood.learns_noise else text
 
 
 def _chosen_by(posterior: Any) -> int | None:
     """How many held-out rows chose the likelihood; None where they did not."""
-    return posterior.diagnostics.get("left_out", {}).get("rows")
+    return posterior.diagnostics.get("held_out_calibration", {}).get("rows")
 
 
 def _data(subject: Subject) -> Content:

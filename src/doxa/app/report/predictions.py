@@ -28,7 +28,6 @@ from doxa.app.report.html import Content, Picture, cut
 from doxa.app.report.subject import Array, Input, Rows, Subject
 from doxa.app.report.text import count, percent, short
 from doxa.errors import DoxaError
-from doxa.likelihoods import Bernoulli
 from doxa.posterior import TransformedPosterior
 
 MOST_POINTS = 300
@@ -434,7 +433,7 @@ def _function_chart(subject: Subject, line: Slice, k: int) -> Content:
     name, mean = cut(line.column.name, 40), array(p.mean)
     draws = function_draws(subject.posterior, line.x)
     if kind_of(p.likelihood) == "classes":
-        binary = isinstance(p.likelihood, Bernoulli)
+        binary = p.likelihood.binary
         if mean.ndim > 2 or (mean.ndim == 2 and binary and mean.shape[1] > 1):
             return None
         probs = mean.reshape(-1, 1) if binary else mean

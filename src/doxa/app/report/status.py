@@ -40,7 +40,7 @@ LEAST_ROWS = 20  # with fewer, nothing can be concluded
 LARGE_GAP = 0.05  # between nominal and observed share, in addition to chance
 HARDLY = 0.1  # a class is hardly recognised where it is in a smaller share of its rows
 MOST_CLASSES = 3  # named in one finding
-BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "learned-nothing")
+BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "prior-collapse")
 SHOWN_ELSEWHERE = {  # entries of `posterior.diagnostics`
     "engine", "mode", "engine_reason", "seconds", "steps", "rows", "kernel", "stopping",
 }  # fmt: skip
@@ -55,7 +55,7 @@ class OverallStatus:
 
     def find(self, check: str) -> Finding | None:
         """The finding of a check that was done."""
-        found = (f for f in self.diagnosis if f.check == check and f.verdict != NOT_CHECKED)
+        found = (f for f in self.diagnosis if f.check == check and f.status != NOT_CHECKED)
         return next(found, None)
 
 
@@ -65,7 +65,7 @@ def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
     evaluations = subject.evaluations
     level = evaluations[0].level if evaluations else LEVEL
     found, reason = _diagnose(subject, level) if diagnose else ([], "they were switched off")
-    seen = {finding.check for finding in found if finding.verdict != NOT_CHECKED}
+    seen = {finding.check for finding in found if finding.status != NOT_CHECKED}
     if not found:
         found = [replace(_status(subject), check="status")]
     for evaluation in evaluations:
@@ -311,9 +311,9 @@ def _describe_coverage(share: float, found: Evaluation, status: OverallStatus) -
     finding = status.find("coverage" + found.head)
     if finding is None:
         return "too few rows to tell"
-    little = "a little " if finding.verdict == "slight" else ""
+    little = "a little " if finding.status == "slight" else ""
     side = "underconfident" if share > found.level else "overconfident"
-    if finding.verdict != "good":
+    if finding.status != "good":
         more = "more" if share > found.level else "less"
         return f"{little}{more} than their level: it is {little}{side}"
     gap = None if found.conformal else coverage_gap(found)
@@ -336,7 +336,7 @@ def _describe_classes(found: Evaluation, status: OverallStatus) -> str:
     elif gap.beyond:
         side = "above" if gap.value > 0 else "below"
         text += f"; its mean confidence is {points(gap.value)} {side} that."
-    elif finding.verdict == "good":
+    elif finding.status == "good":
         text += ", about as often as its mean confidence says."
     else:
         text += f". {describe_confidence(gap)} But {finding.words}."
@@ -354,7 +354,7 @@ def diagnostics_section(subject: Subject) -> Content:
     if status.reason:
         parts.append(html.paragraph(f"The diagnostics were not run: {status.reason}."))
     parts.append(html.findings([
-        (html.mark(f.verdict, f.verdict), str(f.check).replace("_", " "), f.words, f.advice)
+        (html.mark(f.status, f.status), str(f.check).replace("_", " "), f.words, f.advice)
         for f in found.ranked
     ]))  # fmt: skip
     if found.code:

@@ -1,6 +1,6 @@
 """The active learning loop: fit, score the pool, choose rows, label them, repeat."""
 
-from doxa.decide.active.book import LabelState, Learned, Learner
+from doxa.decide.active.labels import LabelState, Learned, Learner
 from doxa.decide.active.learn import Stopping, answer, learn
 
 __all__ = ["LabelState", "Learned", "Learner", "Stopping", "answer", "learn"]

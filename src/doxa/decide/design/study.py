@@ -37,12 +37,19 @@ from torch import Tensor
 from torch import distributions as D
 
 from doxa import checks
-from doxa.decide.design.beliefs import Quadrature, Weighted
+from doxa.decide.design.distributions import Quadrature, Weighted
 from doxa.decide.design.draws import EIG, source, uniform
 from doxa.decide.design.eig import eig
 from doxa.decide.design.experiment import Choices, Experiment, Sequence, as_numbers, compared
 from doxa.density import sample
-from doxa.errors import DataError, MethodError, ShapeError, Unavailable, did_you_mean
+from doxa.errors import (
+    DataError,
+    MethodError,
+    ShapeError,
+    Unavailable,
+    deprecated,
+    did_you_mean,
+)
 from doxa.method import Method
 from doxa.predictive import Predictive
 from doxa.registry import get_method
@@ -59,8 +66,8 @@ class Study:
     experiment : Experiment
         The prior of θ, the likelihood of outcomes, and the space of designs.
     inference : {"auto", "grid", "importance", "sample"}, default "auto"
-        "grid": a discrete θ, or a θ of one number by a quadrature, with `belief.mean_error` and
-        `belief.std_error`. "importance": draws of the prior, replaced by a sampler when their
+        "grid": a discrete θ, or a θ of one number by a quadrature, with `posterior.mean_error` and
+        `posterior.std_error`. "importance": draws of the prior, replaced by a sampler when their
         effective number is small. "sample": a sampler after every outcome. "auto": a grid if
         possible, else importance.
     sampler : str or Method, optional
@@ -82,7 +89,7 @@ class Study:
 
     Attributes
     ----------
-    belief : Weighted
+    posterior : Weighted
         The posterior of θ given the outcomes so far.
     history : list of (design, outcome)
         The experiments so far.
@@ -93,7 +100,7 @@ class Study:
     >>> study = Study(working_memory())
     >>> for length, outcome in zip((5, 7, 9), (1, 1, 0)):
     ...     study.tell(length, outcome)
-    >>> round(float(study.belief.mean), 3), round(float(study.belief.std), 3)
+    >>> round(float(study.posterior.mean), 3), round(float(study.posterior.std), 3)
     (7.745, 1.229)
     """
 
@@ -123,10 +130,16 @@ class Study:
         self.points = checks.whole("points", points)
         self.candidates, self.thinned = compared(experiment.space, points)
         self.inference, self.prior = self._first(inference)
-        self.belief = self.prior
+        self.posterior = self.prior
         self.estimator, self.counts = estimator, counts
         self.history: list[tuple[Tensor, Tensor]] = []
         self.renewed = 0
+
+    @property
+    def belief(self) -> Weighted:
+        """Deprecated alias of `posterior`."""
+        deprecated("Study.belief", "Study.posterior")
+        return self.posterior
 
     def _first(self, inference: str) -> tuple[str, Weighted]:
         prior, like = self.experiment.prior, self.candidates
@@ -141,10 +154,10 @@ class Study:
 
     def gains(self, designs: Tensor | None = None) -> EIG:
         """The expected information gain of each design now; by default of all `candidates`."""
-        now = self.experiment.given(self.belief)
+        now = self.experiment.given(self.posterior)
         estimator = self.estimator
         if estimator is None:
-            discrete = now.outcomes(self.belief.theta, self.candidates) is not None
+            discrete = now.outcomes(self.posterior.theta, self.candidates) is not None
             estimator = "exact" if discrete else "pce"
         seed = self.seed + len(self.history)
         at = self.candidates if designs is None else designs
@@ -171,20 +184,20 @@ class Study:
         at = self.experiment.space.check(given.unsqueeze(0).to(self.candidates))[0]
         y = self._outcome(outcome, at)
         history = [*self.history, (at, y)]
-        belief, renewed = self._after(history), self.renewed
-        few = self.inference == "importance" and belief.effective < self.draws / 10
+        posterior, renewed = self._after(history), self.renewed
+        few = self.inference == "importance" and posterior.effective < self.draws / 10
         if few or self.inference == "sample":
-            belief, renewed = self._renewed(history, belief), renewed + 1
-        self.history, self.belief, self.renewed = history, belief, renewed
+            posterior, renewed = self._renewed(history, posterior), renewed + 1
+        self.history, self.posterior, self.renewed = history, posterior, renewed
 
     def _after(self, history: list[tuple[Tensor, Tensor]]) -> Weighted:
         """The posterior after the last outcome of a history, without a sampler."""
         if isinstance(self.prior, Quadrature):
             return self.prior.given(lambda theta: self._log_likelihood(history, theta))
         if self.inference == "sample":
-            return self.belief
+            return self.posterior
         at, y = history[-1]
-        return self.belief.updated(self.experiment.log_prob(y, self.belief.theta, at))
+        return self.posterior.updated(self.experiment.log_prob(y, self.posterior.theta, at))
 
     def _log_likelihood(self, history: list[tuple[Tensor, Tensor]], theta: Tensor) -> Tensor:
         """log p(h | θ) of θ [S], [S]."""
@@ -200,24 +213,24 @@ class Study:
     def _outcome(self, outcome: Any, design: Tensor) -> Tensor:
         y = as_numbers(outcome, "the outcome", self.candidates.dtype).detach()
         y = y.to(self.candidates)
-        found = self.experiment.outcome(self.belief.theta[:1], design)
+        found = self.experiment.outcome(self.posterior.theta[:1], design)
         if y.shape != found.event_shape:
             raise ShapeError(
                 f"the outcome has shape {list(y.shape)}; outcomes of this experiment have shape "
                 f"{list(found.event_shape)}"
             )
-        known = self.experiment.outcomes(self.belief.theta, design.unsqueeze(0))
+        known = self.experiment.outcomes(self.posterior.theta, design.unsqueeze(0))
         if known is not None and not bool((known == y).flatten(1).all(1).any() if y.ndim
                                           else (known == y).any()):  # fmt: skip
             listed = ", ".join(str(v) for v in known[:12].tolist())
             raise DataError(f"the outcome {y.tolist()} is not possible; it must be one of {listed}")
         return y
 
-    def _renewed(self, history: list[tuple[Tensor, Tensor]], belief: Weighted) -> Weighted:
+    def _renewed(self, history: list[tuple[Tensor, Tensor]], posterior: Weighted) -> Weighted:
         """Draws from p(θ | h) by a sampler, from the prior and every outcome of a history."""
         designs = torch.stack([design for design, _ in history])  # [T, ...]
         outcomes = torch.stack([y for _, y in history])
-        shape = belief.theta.shape[1:]
+        shape = posterior.theta.shape[1:]
 
         def log_density(params: dict[str, Tensor]) -> Tensor:
             theta = params["theta"]
@@ -225,12 +238,12 @@ class Study:
             return self.experiment.prior.log_prob(theta) + each.sum()
 
         found = sample(
-            log_density, {"theta": belief.mean.double()}, self.sampler, members=4,
+            log_density, {"theta": posterior.mean.double()}, self.sampler, members=4,
             seed=self.seed + self.renewed + 1, dtype=torch.float64, progress=False,
         )  # fmt: skip
         theta = found["theta"].flatten(0, 1)  # [4·draws, ...]
         keep = torch.linspace(0, len(theta) - 1, min(self.draws, len(theta))).long()
-        return Weighted(theta[keep].to(belief.theta))
+        return Weighted(theta[keep].to(posterior.theta))
 
 
 WAYS = ("adaptive", "random")
@@ -424,7 +437,7 @@ def _outcomes(p: Predictive) -> tuple[Callable[[Tensor, Tensor], D.Distribution]
             f"{list(samples.shape[2:])}"
         )
     flat = samples.reshape(samples.shape[:2])
-    if likelihood.discrete and likelihood.name != "bernoulli":
+    if likelihood.discrete and not likelihood.binary:
         raise MethodError(f"labels of {likelihood.name} are not supported: classes or numbers")
     if likelihood.discrete:
         return lambda s, row: D.Bernoulli(logits=flat[s, row], validate_args=False), flat.shape[1]

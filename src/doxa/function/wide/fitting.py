@@ -1,21 +1,21 @@
-"""Shared by NNGP and NTK: the architecture, its scales by evidence, classes as numbers.
+"""Shared by NNGP and NTK: the architecture, its scales by evidence, and classes as numbers.
 
 Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise. They maximise the
 evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, times N(·, 1) priors on these
 logarithms: such kernels can fit any noise, and with the evidence alone the fitted noise may be 0.
-Classes are regression targets: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The
-resulting functions, divided by a temperature, are logits: see `posterior.py`.
+Classes are regression targets: one-hot rows minus 1/C, or ±1 for two classes with one output (Lee
+et al. 2018). The resulting functions, divided by a temperature, are logits: see `posterior.py`.
 
-`Belief` is the Gaussian-process prior over functions of a run: a kernel, the initial values of its
-scales, and its evidence. `Analytic` is the kernel of an architecture at infinite width. Its scales
-are log σ_w and log σ_b.
+`ProcessPrior` is the Gaussian-process prior over functions of a run: a kernel, the initial values
+of its scales, and its evidence. `Analytic` is the kernel of an architecture at infinite width. Its
+scales are log σ_w and log σ_b.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -37,7 +37,7 @@ from doxa.method import Method, Run, Stage, State
 from doxa.method.method import Workload, flag, one_of, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
-_SKETCH = 500  # rows from which many are first fitted
+_SKETCH = 500  # rows that are fitted first if there are many
 _NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
 _FAR = math.log(1e3)  # how far σ_w and σ_b go from their start
 
@@ -52,6 +52,7 @@ class InfinitelyWide(Method):
     default_steps: ClassVar[int] = 0
     uses_rate: ClassVar[bool] = False
     needs_network: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"fit_hyper": "learn_kernel"}
 
     depth: int = whole(2, least=1)
     activation: str = one_of(*layers.NAMED)
@@ -61,7 +62,7 @@ class InfinitelyWide(Method):
     weight_std: float = positive(1.5, per_run=True)
     bias_std: float = positive(0.3, per_run=True)
     noise: float | None = positive(None, per_run=True)
-    fit_hyper: bool = flag(True)
+    learn_kernel: bool = flag(True)
     refine: int = whole(60, least=0)
 
     def __post_init__(self) -> None:
@@ -74,7 +75,8 @@ class InfinitelyWide(Method):
         """Check that the fields are compatible with each other."""
 
     def architecture(self, network: nn.Module | None) -> Architecture:
-        """Of the network that `fit` was given, of `net`, else fully connected."""
+        """The architecture of the network passed to `fit`, or of `net`, or else a fully connected
+        one."""
         if network is not None and self.net is not None:
             raise MethodError(
                 f"{self.name} was given two networks, by fit and as net=: pass one of them"
@@ -90,16 +92,16 @@ class InfinitelyWide(Method):
 
     def init(self, run: Run) -> State:
         self._noise(run)
-        belief = self._belief(run)
+        prior = self._prior(run)
         announce(max(map(len, run.rows.rows)), self.matrices * run.size, self.name, run.device)
-        rows = [belief.start()]
+        rows = [prior.start()]
         if self._learned(run):
             spread = spread_of(run).to(rows[0])
             rows.append((_NOISE * spread).log()[:, None].expand(-1, self._learned(run)))
         theta = torch.cat(rows, 1)
         bounds = {"low": theta - _FAR, "high": theta + _FAR}
         bounds["low"][:, rows[0].shape[1] :] += _FAR + math.log(_LEAST / _NOISE)
-        if self.fit_hyper:  # other members start elsewhere: the evidence may have several maxima
+        if self.learn_kernel:  # other members start elsewhere: the evidence may have several maxima
             first = torch.tensor([m == 0 for m in run.members], device=run.device)
             away = run.noise("start").normal((theta.shape[1],)).double()
             theta = torch.where(first[:, None], theta, theta + 0.3 * away)
@@ -111,10 +113,10 @@ class InfinitelyWide(Method):
         x, y = run.rows.of_split(split)
         if weight is not None:
             weight = weight[run.rows.rows[split].to(weight.device)].double()
-        return self._belief(run).rows(x).to(run.dtype), as_numbers(run, y), weight
+        return self._prior(run).rows(x).to(run.dtype), as_numbers(run, y), weight
 
     def _noise(self, run: Run) -> tuple[Likelihood, Tensor | None]:
-        """The likelihood, and log σ [M, L] where it is given; of classes, in units of ±1."""
+        """The likelihood, and log σ [M, L] if it is given; for classes, in units of ±1."""
         if not run.likelihood.classifies:
             likelihood, given = given_noise(run, self)
             return likelihood, None if given is None else shared_level(given)
@@ -123,26 +125,26 @@ class InfinitelyWide(Method):
         return run.likelihood, run.field(self, "noise").double().log().unsqueeze(1)
 
     def _learned(self, run: Run) -> int:
-        """How many noise levels are learned."""
+        """The number of learned noise levels."""
         likelihood, given = self._noise(run)
         if given is not None:
             return 0
         return math.prod(event_of(run)) if likelihood.per_output else 1
 
-    def belief(self, run: Run) -> Belief:
+    def process_prior(self, run: Run) -> ProcessPrior:
         """The kernel that is fitted."""
         return Analytic(self, run)
 
-    def _belief(self, run: Run) -> Belief:
-        return run.once("belief", lambda: self.belief(run))
+    def _prior(self, run: Run) -> ProcessPrior:
+        return run.once("process_prior", lambda: self.process_prior(run))
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        if not self.fit_hyper:
+        if not self.learn_kernel:
             return
         rows = max(map(len, run.rows.rows))
 
         def problem_of(run: Run, batch: Batch) -> Problem:
-            return self._belief(run).problem(batch, self._noise(run)[1])
+            return self._prior(run).problem(batch, self._noise(run)[1])
 
         if self.refine and rows >= 2 * _SKETCH:
             sketch = quasi_newton(problem_of, self.refine, "sketch", _SKETCH)
@@ -154,7 +156,7 @@ class InfinitelyWide(Method):
         likelihood, given = self._noise(run)
         x, y, weight = self._seen(run, 0)
         event = outputs_of(run)
-        belief, theta = self._belief(run), state["theta"]
+        prior, theta = self._prior(run), state["theta"]
         scales = theta[:, : theta.shape[1] - self._learned(run)]
         log_noise = theta[:, scales.shape[1] :] if given is None else given
         own = (
@@ -162,11 +164,11 @@ class InfinitelyWide(Method):
             if (given is not None and not likelihood.classifies)
             else event[: log_noise.shape[1] > 1]
         )
-        posterior = belief.posterior(
-            **run.common(self) | {"likelihood": likelihood}, kernel=belief.function,
-            hyper=belief.hyper(scales.double()),
+        posterior = prior.posterior(
+            **run.common(self) | {"likelihood": likelihood}, kernel=prior.function,
+            hyper=prior.hyper(scales.double()),
             log_noise=log_noise.expand(-1, math.prod(own)).reshape(run.size, *own),
-            x=x, y=y, weight=weight, event=event, **self.settled(run), **belief.settled(scales),
+            x=x, y=y, weight=weight, event=event, **self.settled(run), **prior.settled(scales),
         )  # fmt: skip
         posterior.record.diagnostics["kernel"] = posterior.kernel.named(posterior.hyper)
         if "ascent.grad" in state:
@@ -197,8 +199,8 @@ class InfinitelyWide(Method):
 
 
 class Scales(Problem):
-    """The evidence and a prior on θ: log σ_w, log σ_b and log σ of fitted units, around
-    1.5, 0.3 and 1."""
+    """The evidence with a prior on θ: log σ_w, log σ_b and log σ in fitted units, around 1.5, 0.3
+    and 1."""
 
     def value(self, theta: Tensor, solved: Solved) -> Tensor:
         return super().value(theta, solved) - 0.5 * self._away(theta).square().sum(-1)
@@ -212,7 +214,7 @@ class Scales(Problem):
         return theta - centre
 
 
-class Belief(ABC):
+class ProcessPrior(ABC):
     """The Gaussian-process prior over functions of a run; `function` is k(hyper, a, b)."""
 
     function: Any
@@ -226,7 +228,7 @@ class Belief(ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """Where the logarithms of its scales start, [M, H]; an error where rows do not fit."""
+        """Initial logarithms of the scales, [M, H]; an error if the rows have the wrong shape."""
 
     @abstractmethod
     def problem(self, batch: Batch, log_noise: Tensor | None) -> Problem:
@@ -237,7 +239,7 @@ class Belief(ABC):
         """Inputs as vectors [..., N, D], with `lead` axes up to the rows."""
 
     def hyper(self, scales: Tensor) -> Tensor:
-        """What `function` is given, for fitted scales [M, H]."""
+        """The argument of `function` for fitted scales [M, H]."""
         return scales
 
     def settled(self, scales: Tensor) -> dict[str, Any]:
@@ -251,8 +253,8 @@ class Belief(ABC):
         return y, weight, self.run.n.double()
 
 
-class Analytic(Belief):
-    """Of an architecture, at infinite width."""
+class Analytic(ProcessPrior):
+    """The prior of an architecture at infinite width."""
 
     def __init__(self, method: InfinitelyWide, run: Run) -> None:
         super().__init__(method, run)

@@ -3,8 +3,8 @@
     f ~ GP(0, K),   K_{l+1}(x, x') = σ_b² + σ_w² E[φ(u)φ(v)],   (u, v) ~ N(0, K_l)
 
 Neal (1996), Lee et al. (2018), Matthews et al. (2018), Novak et al. (2019). Exact inference for
-such a network under N(0, σ_w²/n) weights and Gaussian noise, as `gp` does it, with no training.
-For few rows, up to about 10,000. Classes are regressed on, and calibrated by leave-one-out.
+such a network under N(0, σ_w²/n) weights and Gaussian noise, as in `gp`, without training. It is
+for up to about 10,000 rows. Classes are regression targets, and are calibrated by leave-one-out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NNGP(InfinitelyWide):
         that `fit` is given.
     weight_std, bias_std: σ_w and σ_b where they start: weights have variance σ_w²/n, n inputs.
     noise: standard deviation of the noise in units of y; None: that of the likelihood, or fitted.
-    fit_hyper: fit σ_w, σ_b and the noise by evidence; False keeps the initial ones.
+    learn_kernel: fit σ_w, σ_b and the noise by evidence; False keeps the initial ones.
     refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
 
     Examples

@@ -1,4 +1,10 @@
-"""Infers the likelihood, where none is given, from the type and values of y and the output shape.
+"""The table of likelihoods, and the choice of one by its name or from the targets.
+
+`LIKELIHOODS` is the table. The names that `fit`, the estimators and the command line accept, the
+targets that `doxa fit` reads, saved artefacts and the tests all use it. What other parts of doxa
+need to know about a likelihood, it declares itself: see `Likelihood`.
+
+Where no likelihood is given, `infer` chooses one by the type and values of y and the output shape:
 
     y                                 outputs       likelihood
     integers [N, *site]               [N, K, *site] categorical
@@ -20,19 +26,51 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.errors import ModelError, ShapeError
+from doxa.errors import ModelError, ShapeError, deprecated
 from doxa.likelihoods.base import Likelihood
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
+from doxa.likelihoods.negative_binomial import NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     kind.name: kind
-    for kind in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, Poisson)
+    for kind in (
+        Gaussian,
+        HeteroscedasticGaussian,
+        StudentT,
+        Poisson,
+        NegativeBinomial,
+        Bernoulli,
+        Categorical,
+    )
 }
 
-_GLANCE = 1000  # the first rows decide most cases; all rows are read only where they do not
+
+def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihood:
+    """A likelihood from its name, itself, or a sequence of either: one for each head."""
+    if isinstance(spec, Likelihood):
+        return spec
+    if isinstance(spec, str):
+        if spec not in LIKELIHOODS:
+            known = ", ".join(sorted(LIKELIHOODS))
+            raise ModelError(f"no likelihood is called {spec!r}; there are {known}")
+        return LIKELIHOODS[spec]()
+    if isinstance(spec, tuple | list):
+        return Heads(tuple(likelihood(part) for part in spec))
+    if isinstance(spec, type) and issubclass(spec, Likelihood):
+        raise ModelError(f"a likelihood is a name or an object: {spec.__name__}(), not its class")
+    raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")
+
+
+def assumed(name: str) -> Likelihood:
+    """The likelihood of a name that was inferred, not given: held-out calibration may replace
+    it."""
+    return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
+
+
+_FIRST_ROWS = 1000  # the first rows decide most cases; all rows are read only where they do not
 
 
 class Inferred(NamedTuple):
@@ -45,8 +83,14 @@ class Inferred(NamedTuple):
     level: int = logging.WARNING
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         return f"{self.name}, because {self.reason}" if self.reason else ""
+
+    @property
+    def said(self) -> str:
+        """Deprecated: `message`."""
+        deprecated("Inferred.said", "Inferred.message")
+        return self.message
 
 
 def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
@@ -118,27 +162,5 @@ def _are_classes(y: Tensor, classes: int) -> bool:
 
 def _vary_in(y: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
     """Whether all values pass the test, and at least two of them differ."""
-    passed = all(bool(test(part).all()) for part in (y[:_GLANCE], y))
+    passed = all(bool(test(part).all()) for part in (y[:_FIRST_ROWS], y))
     return passed and bool((y != y.flatten()[:1]).any())
-
-
-def assumed(name: str) -> Likelihood:
-    """The likelihood of a name that was inferred, not given: held-out calibration may replace
-    it."""
-    return Gaussian(assumed=True) if name == "gaussian" else likelihood(name)
-
-
-def likelihood(spec: str | Likelihood | Sequence[str | Likelihood]) -> Likelihood:
-    """A likelihood from its name, itself, or a sequence of either: one for each head."""
-    if isinstance(spec, Likelihood):
-        return spec
-    if isinstance(spec, str):
-        if spec not in LIKELIHOODS:
-            known = ", ".join(sorted(LIKELIHOODS))
-            raise ModelError(f"no likelihood is called {spec!r}; there are {known}")
-        return LIKELIHOODS[spec]()
-    if isinstance(spec, tuple | list):
-        return Heads(tuple(likelihood(part) for part in spec))
-    if isinstance(spec, type) and issubclass(spec, Likelihood):
-        raise ModelError(f"a likelihood is a name or an object: {spec.__name__}(), not its class")
-    raise ModelError(f"a likelihood is a name or an object, got {type(spec).__name__}")

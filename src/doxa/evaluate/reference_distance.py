@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from doxa.errors import DataError, ModelError, ShapeError, Unavailable
-from doxa.likelihoods import Bernoulli
 from doxa.likelihoods.gaussian import standard_normal_cdf
 from doxa.predictive import Predictive
 from doxa.predictive.form import mix
@@ -220,7 +219,7 @@ def _weights(given: Tensor | None, like: Tensor) -> Tensor:
 def _class_table(p: Predictive) -> Tensor:
     """[N, C, ...] in float64; a Bernoulli's one number becomes two."""
     probs = p.probs.double()
-    if isinstance(p.likelihood, Bernoulli):
+    if p.likelihood.binary:
         return torch.stack([1.0 - probs, probs], 1)
     return probs
 
@@ -228,7 +227,7 @@ def _class_table(p: Predictive) -> Tensor:
 def _class_draws(p: Predictive) -> Tensor:
     """[S, N, C, ...]: each draw's probabilities. A Bernoulli's second class mirrors its first."""
     logits = p.samples.double()
-    return logits.sigmoid() if isinstance(p.likelihood, Bernoulli) else logits.softmax(2)
+    return logits.sigmoid() if p.likelihood.binary else logits.softmax(2)
 
 
 def _check(p: Predictive, q: Predictive) -> None:

@@ -102,8 +102,8 @@ class Linearised:
             parts = [self._members(product, rows, own) for rows in self._parts(draws)]
         except NotImplementedError as error:
             raise MethodError(
-                "centre='mean' needs forward-mode derivatives, and an operation of the network has "
-                f"none ({str(error).splitlines()[0][:120]}): use centre='mode'"
+                "mean_correction=True needs forward-mode derivatives, and an operation of the "
+                f"network has none ({str(error).splitlines()[0][:120]}): use mean_correction=False"
             ) from error
         f, away = (torch.cat(each, 1) for each in zip(*parts, strict=True))
         return f, away
@@ -195,8 +195,9 @@ def move(
 ) -> None:
     """Move the Gaussians of `posterior` to the corrected mean, in place.
 
-    `width` updates Σ; with None, Σ stays. `asked` is True where the user set centre='mean'. Then a
-    network without forward-mode derivatives is an error; otherwise the Gaussians stay at the mode.
+    `width` updates Σ; with None, Σ stays. `asked` is True where the user set
+    mean_correction=True. Then a network without forward-mode derivatives is an error; otherwise the
+    Gaussians stay at the mode.
     """
     try:
         m, spread = nearest(run, posterior, prior, width)
@@ -452,7 +453,7 @@ def check_maximum(
         "not-converged",
         "the weights are not at a maximum of the log joint: the maximum is "
         f"{worst**0.5:.3g} posterior standard deviations away, and a posterior draw of {size} "
-        f"weights is only {size**0.5:.3g} away; train longer, or set polish= to a number of "
+        f"weights is only {size**0.5:.3g} away; train longer, or set newton_steps= to a number of "
         "Gauss–Newton steps (structure='full')",
     )
 

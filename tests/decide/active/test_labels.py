@@ -12,7 +12,7 @@ import pytest
 
 from doxa import store
 from doxa.decide.active import LabelState, answer
-from doxa.decide.active.book import load, save
+from doxa.decide.active.labels import load, save
 from doxa.errors import DataError, StoreError
 
 

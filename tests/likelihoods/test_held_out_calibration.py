@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
-from doxa.likelihoods.base import clear
+from doxa.likelihoods.base import significant_gain
 
 N = 2000
 
@@ -35,7 +35,7 @@ def test_the_temperature_of_labels_that_were_drawn_at_one(
     by a hundredth of log T at most. Four standard errors, once in 16,000."""
     f = 2.0 * normals(1, N, outputs)
     y = labels(kind(temperature=truth), f[0])
-    found = kind().left_out(f, y, {}, torch.ones(N))
+    found = kind().calibrate_held_out(f, y, {}, torch.ones(N))
     assert found is not None and isinstance(found.likelihood, kind)
     assert found.likelihood.temperature is not None
     assert math.log(found.likelihood.temperature / truth) == pytest.approx(0.0, abs=0.16)
@@ -68,7 +68,7 @@ def test_few_rows_say_it_with_a_prior_and_clearly(members: int) -> None:
         for truth in (1.0, 0.7):
             f = 2.0 * normals(1, 100, 1, seed=seed)
             y = labels(Bernoulli(temperature=truth), f[0], 1000 + seed)
-            found = Bernoulli().left_out(f, y, {}, torch.ones(100), members)
+            found = Bernoulli().calibrate_held_out(f, y, {}, torch.ones(100), members)
             signs = 2.0 * y.double().numpy().ravel() - 1.0
             expected, gain = best_of(f[0, :, 0].numpy(), signs, members)
             assert (found is not None) == (gain > (0.25 if expected > 0 else 1.0))
@@ -86,8 +86,8 @@ def test_rows_of_weight_two_are_two_rows() -> None:
     y, weight = labels(Bernoulli(temperature=2.0), f[0]), torch.ones(200)
     weight[:100] = 2.0
     twice = torch.cat([torch.arange(100), torch.arange(200)])
-    one = Bernoulli().left_out(f, y, {}, weight)
-    two = Bernoulli().left_out(f[:, twice], y[twice], {}, torch.ones(300))
+    one = Bernoulli().calibrate_held_out(f, y, {}, weight)
+    two = Bernoulli().calibrate_held_out(f[:, twice], y[twice], {}, torch.ones(300))
     assert one is not None and two is not None
     assert one.likelihood.temperature == pytest.approx(  # type: ignore[attr-defined]
         two.likelihood.temperature, rel=1e-3  # type: ignore[attr-defined]
@@ -101,12 +101,13 @@ def test_whether_a_gain_is_clear_is_a_matter_of_relative_weights() -> None:
     gain = torch.tensor([0.5, 1.0, -0.2, 0.8, 0.1]).double()
     weight = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.5]).double()
     for errors in (0.5, 1.0, 1.5, 1.9, 2.5, 4.0):
-        asked = clear(gain, weight, errors)
-        assert clear(gain, 0.01 * weight, errors) == asked == clear(gain, 100 * weight, errors)
+        asked = significant_gain(gain, weight, errors)
+        for scale in (0.01, 100):
+            assert significant_gain(gain, scale * weight, errors) == asked
         more, none = torch.tensor([50.0, -80.0]).double(), torch.zeros(2).double()
-        assert clear(torch.cat([gain, more]), torch.cat([weight, none]), errors) == asked
-    assert clear(gain, weight, 0.5) and not clear(gain, weight, 4.0)
-    assert clear(torch.full((5,), 1e-3).double(), weight, 4.0)  # no spread, no error
+        assert significant_gain(torch.cat([gain, more]), torch.cat([weight, none]), errors) == asked
+    assert significant_gain(gain, weight, 0.5) and not significant_gain(gain, weight, 4.0)
+    assert significant_gain(torch.full((5,), 1e-3).double(), weight, 4.0)  # no spread, no error
 
 
 def test_nothing_is_asked_of_what_is_given() -> None:
@@ -127,14 +128,14 @@ def test_heavy_tails_are_student_t_and_gaussian_ones_are_not() -> None:
     rng = np.random.default_rng(0)
     f, wide = torch.zeros(1, N, 1).double(), {"log_noise": torch.tensor([math.log(1.5)]).double()}
     heavy = torch.tensor(0.5 * stats.t(4).rvs(N, random_state=rng))[:, None]
-    found = assumed("gaussian").left_out(f, heavy, wide, torch.ones(N))
+    found = assumed("gaussian").calibrate_held_out(f, heavy, wide, torch.ones(N))
     assert found is not None and isinstance(found.likelihood, StudentT)
     assert found.likelihood.df in (3.0, 4.0, 5.0)
     scale = 1.5 * math.exp(found.moved["log_scale"])
     _, _, expected = stats.t.fit(heavy[:, 0].numpy(), fdf=found.likelihood.df, floc=0.0)
     assert scale == pytest.approx(expected, rel=1e-3)
     light = 0.5 * normals(N, 1, seed=3)
-    assert assumed("gaussian").left_out(f, light, wide, torch.ones(N)) is None
+    assert assumed("gaussian").calibrate_held_out(f, light, wide, torch.ones(N)) is None
 
 
 DEGREES = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0)
@@ -169,7 +170,7 @@ def test_one_fit_in_two_hundred_takes_gaussian_errors_for_heavy_ones(
     assert stats.chi2(1).sf(6.63) / 2 == pytest.approx(1 / 200, abs=1e-4)
     y = torch.tensor(errors_of(ratio))[:, None]
     level = {"log_noise": torch.tensor([math.log(1.2)]).double()}
-    found = assumed("gaussian").left_out(
+    found = assumed("gaussian").calibrate_held_out(
         torch.zeros(1, *y.shape).double(), y, level, torch.ones(200)
     )
     assert (found is not None) == heavy
@@ -181,7 +182,7 @@ def test_the_spread_of_functions_is_not_noise() -> None:
     f = torch.tensor([-1.0, 1.0]).double()[:, None, None].expand(2, N, 1)
     y = normals(N, 1).sign() + 0.5 * normals(N, 1, seed=1)
     theta = {"log_noise": torch.full((2,), math.log(0.5)).double()}
-    assert assumed("gaussian").left_out(f, y, theta, torch.ones(N)) is None
+    assert assumed("gaussian").calibrate_held_out(f, y, theta, torch.ones(N)) is None
     heavy = normals(N, 1).sign() + torch.tensor(0.5 * stats.t(3).rvs((N, 1), random_state=0))
-    found = assumed("gaussian").left_out(f, heavy, theta, torch.ones(N))
+    found = assumed("gaussian").calibrate_held_out(f, heavy, theta, torch.ones(N))
     assert found is not None and abs(found.moved["log_scale"]) < 0.15

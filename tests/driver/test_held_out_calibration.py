@@ -17,6 +17,7 @@ from doxa.app import fitting
 from doxa.app.schema import TableSpec, inferred
 from doxa.driver.setup import own_parts
 from doxa.laplace import posterior as links
+from doxa.likelihoods import infer
 from doxa.sklearn import BayesianRegressor
 
 N = 600
@@ -55,10 +56,11 @@ def fitted(data: Data, method: Any = "map", **options: Any) -> Any:
 def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
     for data in (numbers(True), classes()):
         posterior = fitted(data, "deep-ensemble", members=3)
-        likelihood, rows = posterior.base_likelihood, posterior.diagnostics["left_out"]["rows"]
+        likelihood = posterior.base_likelihood
+        calibrated = posterior.diagnostics["held_out_calibration"]
+        rows, message = calibrated["rows"], calibrated["likelihood"]
         assert rows == 3 * len(data[0]) // 10
-        said = posterior.diagnostics["left_out"]["likelihood"]
-        assert f"{said}, by {rows} held-out rows" in repr(posterior)
+        assert f"{message}, by {rows} held-out rows" in repr(posterior)
         posterior.save(tmp_path / likelihood.name)
         net = torch.nn.Linear(1, 1 if likelihood.name == "student-t" else 2, bias=False)
         loaded = doxa.load(tmp_path / likelihood.name, net)
@@ -67,6 +69,33 @@ def test_it_is_said_saved_and_shown(tmp_path: Path) -> None:
         for each in (posterior, loaded):
             p = each.predict(data[0])
             assert torch.equal(p.log_prob(data[1]), posterior.predict(data[0]).log_prob(data[1]))
+
+
+def test_the_former_key_of_the_diagnostics_is_read(tmp_path: Path) -> None:
+    posterior = fitted(numbers(True))
+    now, shown = posterior.diagnostics["held_out_calibration"], repr(posterior)
+    posterior.record.diagnostics["left_out"] = posterior.record.diagnostics.pop(
+        "held_out_calibration"
+    )
+    posterior.save(tmp_path / "run")
+    loaded = doxa.load(tmp_path / "run", torch.nn.Linear(1, 1, bias=False))
+    assert loaded.diagnostics["held_out_calibration"] == now
+    with pytest.warns(DeprecationWarning, match="held_out_calibration"):
+        assert loaded.diagnostics["left_out"] == now
+    assert "left_out" not in loaded.diagnostics and repr(loaded) == shown
+
+
+def test_former_names_still_work() -> None:
+    model = doxa.Model(torch.nn.Linear(1, 1))
+    with pytest.warns(DeprecationWarning, match="with_likelihood"):
+        assert model.meaning("student-t").likelihood == doxa.StudentT()
+    y = (torch.arange(40) % 2).double()[:, None]
+    rows = (8.0 * (2 * y - 1)[None], 1 - y, {}, torch.ones(40))
+    with pytest.warns(DeprecationWarning, match="calibrate_held_out"):
+        assert doxa.Bernoulli().left_out(*rows) == doxa.Bernoulli().calibrate_held_out(*rows)
+    found = infer(torch.tensor([0, 1, 1]), ())
+    with pytest.warns(DeprecationWarning, match="Inferred.message"):
+        assert found.said == found.message == f"bernoulli, because {found.reason}"
 
 
 def test_only_what_nobody_gave_is_asked_for() -> None:
@@ -140,10 +169,10 @@ def test_a_row_is_given_to_the_mixture_moved_to_the_member_that_left_it_out(
 ) -> None:
     seen: list[tuple[Tensor, Tensor, int]] = []
 
-    def left_out(_: Any, f: Tensor, y: Tensor, *rest: Any, stopped: int) -> None:
+    def calibrate(_: Any, f: Tensor, y: Tensor, *rest: Any, stopped: int) -> None:
         seen.append((f, y, stopped))
 
-    monkeypatch.setattr(doxa.Categorical, "left_out", left_out)
+    monkeypatch.setattr(doxa.Categorical, "calibrate_held_out", calibrate)
     x, y = classes()
     posterior = fitted((x, y), "deep-ensemble", members=3, init="fresh")
     splits = own_parts([torch.arange(N)], range(3), [0])
@@ -228,10 +257,10 @@ def test_functions_are_drawn_as_wide_as_they_are(monkeypatch: pytest.MonkeyPatch
     """Fifty at each of sixty rows: the mean of their variances is Laplace's own to 1/√1500."""
     seen: list[Tensor] = []
 
-    def left_out(_: Any, f: Tensor, *rest: Any, stopped: int) -> None:
+    def calibrate(_: Any, f: Tensor, *rest: Any, stopped: int) -> None:
         seen.append(f)
 
-    monkeypatch.setattr(doxa.Gaussian, "left_out", left_out)
+    monkeypatch.setattr(doxa.Gaussian, "calibrate_held_out", calibrate)
     x, y = numbers(False)
     posterior = fitted((x, y), doxa.Laplace(tune=None))
     splits = own_parts([torch.arange(N)], [0], [0])

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 import doxa
 from doxa.data import Batch
 from doxa.errors import MethodError
-from doxa.laplace import centre, status
+from doxa.laplace import mean_correction, status
 from doxa.laplace.curvature import Jacobians
 from doxa.posterior.saving import from_artefact, to_artefact
+
+CHOICES: dict[str, bool | str] = {"mode": False, "mean": True, "auto": "auto"}
 
 
 def test_it_is_nearer_to_a_skewed_posterior() -> None:
@@ -35,7 +37,9 @@ def test_it_is_nearer_to_a_skewed_posterior() -> None:
     model = doxa.Model(nn.Linear(1, 1, bias=False).double(), "bernoulli", doxa.Normal(3.0))
     options: dict[str, Any] = {"steps": 500, "lr": 0.1, "seed": 0, "validation": None}
     found = {
-        place: doxa.fit(model, (x, y), doxa.Laplace(centre=place, tune=None), **options)
+        place: doxa.fit(
+            model, (x, y), doxa.Laplace(mean_correction=CHOICES[place], tune=None), **options
+        )
         for place in ("mode", "mean")
     }
     ours, spread = float(found["mean"].mean), float(found["mean"].covariance.diagonal())
@@ -63,7 +67,7 @@ def test_the_average_gradient_is_zero_there(structure: str) -> None:
     x, y = normal(40, 2), (torch.arange(40) % 3)
     x = x + 2.0 * nn.functional.one_hot(y, 3)[:, :2]
     weight = torch.linspace(0.5, 1.5, 40).double()
-    method = doxa.Laplace(structure, tune=None, centre="mean")
+    method = doxa.Laplace(structure, tune=None, mean_correction=True)
     posterior = doxa.fit(net, (x, y), method, likelihood="categorical", members=2, steps=150,
                          lr=0.05, seed=0, sample_weight=weight, validation=None)  # fmt: skip
     f, j = Jacobians(posterior.network, posterior.at, posterior.network.subset_names)(x)
@@ -97,7 +101,7 @@ def test_a_member_goes_no_further_because_another_does() -> None:
         "likelihood": "categorical", "steps": 300, "lr": 0.1, "validation": None,
         "prior": doxa.Normal(2.0), "dtype": torch.float64,
     }  # fmt: skip
-    method = doxa.Laplace("kronecker", tune=None, centre="mean")
+    method = doxa.Laplace("kronecker", tune=None, mean_correction=True)
     net = doxa.nets.mlp(2, 3, (8,), activation="tanh")
     together = doxa.fit(net, (x, y), method, members=3, **options)
     for k in range(3):
@@ -116,14 +120,14 @@ def test_it_is_as_wide_as_its_average_curvature_says(
     x = normal(1, 3).expand(24, 3) if structure == "kronecker" else normal(24, 3)
     y = torch.arange(24) % 3
     net = nn.Linear(3, 3, bias=False).double()
-    method = doxa.Laplace(structure, tune=None, centre="mean", train=False, rank=9)
+    method = doxa.Laplace(structure, tune=None, mean_correction=True, train=False, rank=9)
 
     def fitted() -> Any:
         return doxa.fit(net, (x, y), method, likelihood="categorical", init="given",
                         prior=doxa.Normal(2.0), validation=None)  # fmt: skip
 
     with monkeypatch.context() as patch:
-        patch.setattr(centre, "_WIDTHS", 0)
+        patch.setattr(mean_correction, "_WIDTHS", 0)
         before = fitted()
     f, j = Jacobians(before.network, before.at, before.network.subset_names)(x)
     keys = [f"{k}/{i}" for k in before.ids for i in range(128)]
@@ -142,14 +146,16 @@ def test_draws_together_are_what_they_are_alone(
     numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A convolution's Jδ, and Jᵀv, with J held whole: one draw of one row at a time, a few, all."""
-    monkeypatch.setattr(centre, "chunk_bytes", lambda device: numbers * 3 * 8 * 27)  # of 27 numbers
+    monkeypatch.setattr(
+        mean_correction, "chunk_bytes", lambda device: numbers * 3 * 8 * 27
+    )  # of 27 numbers
     net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
     model = doxa.Model(net, "categorical")
     x, y = normal(7, 1, 8), torch.arange(7) % 3
-    posterior = doxa.fit(model, (x, y), doxa.Laplace(centre="mode"), members=2, steps=5,
+    posterior = doxa.fit(model, (x, y), doxa.Laplace(mean_correction=False), members=2, steps=5,
                          validation=None)  # fmt: skip
     jacobians = posterior.jacobians()
-    line = centre.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
+    line = mean_correction.Linearised(jacobians, Batch(x, y, torch.ones(2).double()))
     f, j = jacobians(x)
     delta, v = normal(2, 4, j.shape[-1]), normal(2, 7, 3)
     found, away = line.along(delta)
@@ -160,10 +166,10 @@ def test_draws_together_are_what_they_are_alone(
 
 def test_it_is_for_classes_and_the_linearised_network() -> None:
     with pytest.raises(MethodError, match="needs predictive='linearised'"):
-        doxa.Laplace(centre="mean", predictive="sampled")
+        doxa.Laplace(mean_correction=True, predictive="sampled")
     with pytest.raises(MethodError, match="the likelihood is gaussian"):
         doxa.fit(nn.Linear(2, 1), (normal(9, 2).float(), normal(9, 1).float()),
-                 doxa.Laplace(centre="mean"), steps=2)  # fmt: skip
+                 doxa.Laplace(mean_correction=True), steps=2)  # fmt: skip
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
@@ -172,22 +178,22 @@ def test_by_default_it_is_moved_where_the_mode_loses_much(structure: str) -> Non
     more, and the status says so; the default is the mean's Gaussian to the bit, and loses .02 at
     the most."""
     found = {
-        place: post_hoc(doxa.Laplace(structure, train=False, centre=place))
+        place: post_hoc(doxa.Laplace(structure, train=False, mean_correction=CHOICES[place]))
         for place in ("mode", "mean", "auto")
     }
     assert found["mode"].status == "worse-than-map" and found["mode"].at is None
     assert loss(found["mode"]) > loss_of_the_weights() + 0.03
-    assert found["auto"].status == "ok" and found["auto"].diagnostics["centre"] == "mean"
+    assert found["auto"].status == "ok" and found["auto"].diagnostics["mean_correction"] is True
     assert torch.equal(found["auto"].mean, found["mean"].mean)
     assert torch.equal(found["auto"].maximum, found["mode"].mean)
     assert found["auto"].log_evidence == found["mode"].log_evidence
     assert loss(found["auto"]) < loss_of_the_weights() + 0.02
-    assert doxa.Laplace().centre == "auto"
+    assert doxa.Laplace().mean_correction == "auto"
 
 
 def test_a_subnetwork_is_moved_alone() -> None:
     """Weights that are points stay where they are."""
-    posterior = post_hoc(doxa.Laplace(train=False, centre="mean", subnetwork=10))
+    posterior = post_hoc(doxa.Laplace(train=False, mean_correction=True, subnetwork=10))
     assert int((posterior.moved != 0).sum()) == 10
     assert torch.equal(posterior.moved != 0, posterior.covariance.diagonal() != 0)
 
@@ -196,7 +202,7 @@ def test_by_default_it_stays_where_the_mode_loses_little() -> None:
     """Under a prior so narrow that hardly anything is in doubt."""
     stays = post_hoc(doxa.Laplace(train=False, tune=None), prior=doxa.Normal(0.05))
     assert stays.at is None and stays.status != "worse-than-map"
-    assert stays.diagnostics["centre"] == "mode"
+    assert stays.diagnostics["mean_correction"] is False
 
 
 def by_heart(rows: int) -> tuple[Any, Any, Any, dict[str, Any]]:
@@ -238,12 +244,14 @@ def test_a_diagonal_excuses_no_more_than_factors_of_layers_do(
     monkeypatch.setattr(status, "compare_with_map", noted)
     net, data, at, given = by_heart(60)
     for structure in ("full", "kronecker", "diagonal"):
-        method = doxa.Laplace(structure, tune=None, train=False, centre="mode", temperature=0.7)
+        method = doxa.Laplace(
+            structure, tune=None, train=False, mean_correction=False, temperature=0.7
+        )
         doxa.fit(net, data, method, init=at, prior=doxa.Normal(1.0), **given)
     (_, full, none), (_, factors, _), (_, diagonal, nearer) = seen
     assert full < factors < diagonal and none is None
     assert nearer == pytest.approx(factors, rel=1e-6)
-    wide = doxa.Laplace("diagonal", tune="evidence", train=False, centre="mode")
+    wide = doxa.Laplace("diagonal", tune="evidence", train=False, mean_correction=False)
     worse = doxa.fit(net, data, wide, init=at, **given)
     assert worse.status == "worse-than-map"
     assert seen[-1][1] > 1.1 * seen[-1][2]
@@ -252,17 +260,17 @@ def test_a_diagonal_excuses_no_more_than_factors_of_layers_do(
     )
     assert doxa.fit(net, data, wide, init=at, **given).status == "ok"
     monkeypatch.undo()
-    moved = doxa.fit(net, data, dataclasses.replace(wide, centre="auto"), init=at, **given)
-    assert moved.diagnostics["centre"] == "mean"
+    moved = doxa.fit(net, data, dataclasses.replace(wide, mean_correction="auto"), init=at, **given)
+    assert moved.diagnostics["mean_correction"] is True
 
 
 def test_by_default_it_stays_where_there_are_no_classes_or_no_lines() -> None:
     """With noise, and where drawn weights go into the network."""
     x = normal(30, 2)
     line = doxa.fit(nn.Linear(2, 1).double(), (x, x[:, :1]), doxa.Laplace(), steps=20)
-    assert line.at is None and "centre" not in line.diagnostics
+    assert line.at is None and "mean_correction" not in line.diagnostics
     drawn = post_hoc(doxa.Laplace(train=False, predictive="sampled"))
-    assert drawn.at is None and drawn.diagnostics["centre"] == "mode"
+    assert drawn.at is None and drawn.diagnostics["mean_correction"] is False
 
 
 class Distances(nn.Module):
@@ -282,4 +290,4 @@ def test_without_forward_derivatives_the_default_stays_at_the_mode() -> None:
     posterior = doxa.fit(Distances(), data, method, **given)
     assert posterior.at is None and posterior.status == "worse-than-map"
     with pytest.raises(MethodError, match="forward-mode derivatives"):
-        doxa.fit(Distances(), data, dataclasses.replace(method, centre="mean"), **given)
+        doxa.fit(Distances(), data, dataclasses.replace(method, mean_correction=True), **given)

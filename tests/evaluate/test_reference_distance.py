@@ -14,7 +14,7 @@ from scipy import integrate, stats
 
 import doxa
 from doxa.errors import DataError, ModelError, ShapeError, Unavailable
-from doxa.evaluate.closeness import (
+from doxa.evaluate.reference_distance import (
     agreement,
     closeness,
     sample_wasserstein2,

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
@@ -444,7 +444,8 @@ def fit(
     torch.Size([64, 1])
     """
     began = time.monotonic()
-    fresh, begin = _start(init)
+    fresh, earlier = _start(init)
+    begin = torch.cat([one.point() for one in earlier]) if earlier else None
     method = as_method(method)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
@@ -504,10 +505,11 @@ def fit(
 
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
     folder = None if checkpoint is None else str(checkpoint)
-    parts = _cross_fit_parts(given, specs, ids) if auto else 0
+    parts = _cross_fit_parts(given, specs, ids, earlier) if auto else 0
     crossed = None
     if parts:
-        run = prepared(list(range(parts)), "auto", settings)
+        each = None if begin is None else begin.repeat_interleave(parts, 0)
+        run = prepared(list(range(parts)), "auto", replace(settings, begin=each))
         _check_network(run, method)
         digest = "" if folder is None else fingerprint(run, method, specs)
         crossed = cross_fit(run, method, specs, began, folder, digest)
@@ -544,22 +546,32 @@ def _check_network(run: Run, method: Method) -> None:
     check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
 
 
-def _cross_fit_parts(given: Given, specs: Sequence[RunSpec], ids: Sequence[int]) -> int:
-    """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`)."""
+def _cross_fit_parts(
+    given: Given, specs: Sequence[RunSpec], ids: Sequence[int], earlier: Sequence[WeightPosterior]
+) -> int:
+    """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`).
+
+    A network that starts from an earlier fit to these rows has seen all parts: there are none.
+    """
     if len(ids) > 1 or given.source is not None or given.tasks is not None:
+        return 0
+    if earlier and sum(len(one.point()) for one in earlier) != len(specs):
+        return 0  # an error of the fit to all rows
+    seen = [one.fitted_rows for one in earlier]
+    if any(rows is None or rows.overlap(given.x, given.y) for rows in seen):
         return 0
     rows = [given.rows_of_run(spec) for spec in specs]
     return cross_fit_parts(run_sizes(rows, given.weight))
 
 
-def _start(init: Any) -> tuple[bool, Tensor | None]:
-    """Whether weights are re-initialised; and the starting points, if `init` is posteriors."""
+def _start(init: Any) -> tuple[bool, list[WeightPosterior]]:
+    """Whether weights are re-initialised; and the posteriors at whose points they start."""
     if isinstance(init, str) and init in ("fresh", "given"):
-        return init == "fresh", None
+        return init == "fresh", []
     earlier: Any = [init] if isinstance(init, Posterior) else init
     several = isinstance(earlier, Sweep | list | tuple) and len(earlier) > 0
     if several and all(isinstance(one, WeightPosterior) for one in earlier):
-        return False, torch.cat([one.point() for one in earlier])
+        return False, list(earlier)
     raise MethodError(
         f"init must be 'fresh' or 'given', or posteriors over a network's weights, not {init!r}"
     )

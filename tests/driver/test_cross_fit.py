@@ -180,3 +180,28 @@ def test_it_is_saved(tmp_path: Path) -> None:
     assert again.status == posterior.status
     assert again.diagnostics["held_out"] == posterior.diagnostics["held_out"]
     assert torch.equal(again.predict(x[:5]).mean, posterior.predict(x[:5]).mean)
+
+
+def test_a_row_is_too_few_for_anything() -> None:
+    data, _ = table(1)
+    assert fit(data, steps=5).status == "not-evaluated"
+
+
+def test_a_start_from_another_fit() -> None:
+    """From a fit to other rows, each part's network starts there. A fit to the same rows has seen
+    all parts, and scores of rows that were seen are none."""
+    data, other = table(20)
+    earlier = fit(other, steps=300)
+    found = fit(data, steps=1, lr=1e-6, init=earlier)
+    assert found.diagnostics["held_out"]["cross_fit_parts"] == 5
+    assert found.diagnostics["held_out"]["gain"] > 0.2, "one small step from a good start"
+    again = fit(data, steps=1, init=found)
+    assert again.status == "not-evaluated" and "held_out" not in again.diagnostics
+    assert "no rows were held out" in again.status.reason
+
+
+def test_a_start_of_the_wrong_shape_is_named_before_the_parts_are_fitted() -> None:
+    data, other = table(20)
+    two = fit(other, steps=5, members=2)
+    with pytest.raises(doxa.errors.MethodError, match=r"2 points .* has 1 members"):
+        fit(data, steps=5, init=two)

@@ -84,8 +84,9 @@ def parts(rows: int) -> int:
 def cross_fit_parts(sizes: Sequence[float]) -> int:
     """The number of parts if runs of these sizes are cross-fitted, else 0: they have rows to hold
     out, but a part is too small to stop the training of one network."""
-    few = min(size // parts(int(size)) for size in sizes if size >= 2) < FEWEST_HELD_OUT
-    return max(parts(int(s)) for s in sizes) if few and min(sizes) >= FEWEST_ROWS else 0
+    if min(sizes) < FEWEST_ROWS or min(s // parts(int(s)) for s in sizes) >= FEWEST_HELD_OUT:
+        return 0
+    return max(parts(int(size)) for size in sizes)
 
 
 def run_sizes(rows: Sequence[Tensor], weight: Tensor | None) -> list[int]:

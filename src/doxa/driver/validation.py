@@ -122,10 +122,10 @@ def evaluate_held_out(
 
 def not_evaluated(rows: int) -> str:
     """The reason for the status of a fit whose held-out rows are too few, or which has none."""
-    held_out = f"{rows} held-out rows are" if rows else "no rows were held out: the fit is"
+    few = f"{rows} held-out rows are not enough" if rows else "no rows were held out"
     return (
-        f"{held_out} not enough to evaluate this fit: use a method that needs no held-out rows "
-        "(gp, linear), or more rows"
+        f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
+        "more rows"
     )
 
 

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
-from doxa.driver.cross_fit import cross_fit
+from doxa.driver.cross_fit import LogOnce, cross_fit
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
@@ -507,14 +507,17 @@ def fit(
     folder = None if checkpoint is None else str(checkpoint)
     parts = _cross_fit_parts(given, specs, ids, earlier) if auto else 0
     crossed = None
+    once = LogOnce()
     if parts:
         each = None if begin is None else begin.repeat_interleave(parts, 0)
-        run = prepared(list(range(parts)), "auto", replace(settings, begin=each))
+        with once:
+            run = prepared(list(range(parts)), "auto", replace(settings, begin=each))
         _check_network(run, method)
         digest = "" if folder is None else fingerprint(run, method, specs)
         crossed = cross_fit(run, method, specs, began, folder, digest)
         settings = crossed.settings(settings)
-    run = prepared(ids, None if parts else validation, settings)
+    with once:
+        run = prepared(ids, None if parts else validation, settings)
     if not parts:
         _check_network(run, method)
     digest = "" if folder is None else fingerprint(run, method, specs)

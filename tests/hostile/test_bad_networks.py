@@ -127,8 +127,9 @@ def test_batch_norm_trains_as_torch_does(engine: str) -> None:
     x, y = table()
     net = with_batch_norm()
     posterior = doxa.fit(
-        net, (x, y), steps=1, batch_size=N, init="given", members=2, engine=engine, lr=1e-3
-    )
+        net, (x, y), steps=1, batch_size=N, init="given", members=2, engine=engine, lr=1e-3,
+        validation=None,
+    )  # fmt: skip
     net.train()(x)
     for member in range(2):
         torch.testing.assert_close(posterior.buffers["1.running_mean"][member], net[1].running_mean)
@@ -184,7 +185,7 @@ def test_a_diverging_rate_says_so_and_still_predicts(name: str, optimizer: str, 
 def test_one_diverging_run_does_not_touch_the_other() -> None:
     x, y = table()
     net = doxa.nets.mlp(D, 1, hidden=(8,)).double()
-    settings: dict[str, Any] = {"steps": 40, "optimizer": "sgd", "members": 2}
+    settings: dict[str, Any] = {"steps": 40, "optimizer": "sgd", "members": 2, "validation": None}
     sweep = doxa.fit(net, (x, y), runs=doxa.Runs(grid={"lr": [1e-3, 1e30]}), **settings)
     assert [p.status for p in sweep] == ["ok", "diverged"]
     alone = doxa.fit(net, (x, y), lr=1e-3, **settings)

@@ -18,9 +18,11 @@ chosen on the rows that are scored.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from torch import Tensor
 
@@ -32,6 +34,31 @@ from doxa.method import FitSettings, Method, Run
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
+
+
+class LogOnce(logging.Filter):
+    """Inside the `with` blocks of one object, this thread logs each message once: a fit is prepared
+    for the parts and for all rows, from the same data and the same network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+        self._logged: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self._thread:
+            return True
+        message = record.getMessage()
+        new = message not in self._logged
+        self._logged.add(message)
+        return new
+
+    def __enter__(self) -> Self:
+        log.addFilter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        log.removeFilter(self)
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,10 @@ def _posterior(
         record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
     _check_divergence(posterior, part, result, rows)
     if isinstance(run.data, Data):
-        seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
-        rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
-        record.diagnostics["rows"] = len(rows_seen)
+        first, held_out = part.split_of[0], run.data.validation
+        record.diagnostics["rows"] = len(run.data.rows[first])
+        if held_out is not None and len(set(part.split_of)) > 1:  # together they have all rows
+            record.diagnostics["rows"] += len(held_out[first])
         if run.data.validation is not None and not run.data.tasks:
             each = posteriors_by_split(posterior, method, run, rows, result)
             if parts:

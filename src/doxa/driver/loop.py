@@ -246,7 +246,7 @@ class EarlyStopping:
             total = run.over_run(total)
         scores = total.cpu().tolist()
         if not at.best:
-            at.best = copied(at.state)
+            at.best = copied(at.good)  # the current state may be non-finite
             at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
             at.best_step = [at.done] * run.size
         better = [
@@ -283,7 +283,7 @@ class StopAt:
         now = [at.t == step for step in self.steps]
         if any(now):
             if not at.best:
-                at.best, at.best_step = copied(at.state), [at.done] * len(now)
+                at.best, at.best_step = copied(at.good), [at.done] * len(now)
             some = next(iter(at.state.values()))
             at.best = chosen(torch.tensor(now, device=some.device), at.state, at.best)
             at.best_step = [at.done if b else t for t, b in zip(at.best_step, now, strict=True)]
@@ -493,11 +493,12 @@ class Driver:
             stopping = StopAt(self.settings.stop_at[number])
         elif stage.validates:
             stopping = EarlyStopping.of(run, self.method, steps, self.settings.patience)
+        last = {steps} if not isinstance(stopping, StopAt) else {steps, *stopping.steps}
         while at.t < steps:
             t = at.t
             if t in stage.hooks:
                 at.state = stage.hooks[t](run, at.state)
-            tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
+            tick = t == 0 or (t + 1) % every == 0 or t + 1 in last
             before = copied(at.state) if tick else {}
             new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
@@ -506,7 +507,7 @@ class Driver:
                 at.keep(self.method.parameters(run, new), info)
             stop = False
             if tick:
-                self._guard(stage, at, before, info)
+                self._guard(stage, at, before, info, every)
                 stop = self._tick(stage, at, info, bar)
             if stopping is not None and stopping.ends(at):
                 if isinstance(stopping, EarlyStopping):
@@ -524,7 +525,11 @@ class Driver:
         at.modes[stage.name] = [steps, mode]
         if at.best:
             at.state = at.best
-            at.stops[number] = [step - at.done + at.t for step in at.best_step]
+            never = [score == -math.inf for score in at.best_score or [0.0] * len(at.best_step)]
+            at.stops[number] = [
+                steps if n else step - at.done + at.t
+                for n, step in zip(never, at.best_step, strict=True)
+            ]
         if bar is not None:
             bar.advance_to(at.done)
 
@@ -573,7 +578,7 @@ class Driver:
                 self._interrupts.pending = True  # as for Ctrl-C: stop when this step is complete
         return stop
 
-    def _guard(self, stage: Stage, at: Progress, before: State, info: Info) -> None:
+    def _guard(self, stage: Stage, at: Progress, before: State, info: Info, every: int) -> None:
         """Reset members with non-finite tensors to their last good state, and log a warning.
 
         The good state is the one `before` the step: `info` has the loss of that state. The new
@@ -586,10 +591,15 @@ class Driver:
         if bool(fine.all()):
             at.good = before
             return
+        unchecked = torch.zeros_like(fine)
         for m in (~fine).nonzero().flatten().tolist():
             if m not in at.diverged:
                 at.diverged[m] = at.done
+                if at.best and at.best_score and at.best_step[m] >= at.done - every:
+                    unchecked[m], at.best_score[m] = True, -math.inf
                 log.warning("member %d became non-finite by step %d; its last good state is kept",
                             self.run.members[m], at.done)  # fmt: skip
+        if bool(unchecked.any()):  # kept by early stopping after the last good state
+            at.best = chosen(unchecked, at.good, at.best)
         at.state = chosen(fine, at.state, at.good)
         at.good = chosen(fine, before, at.good)

@@ -24,6 +24,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -507,7 +508,7 @@ def fit(
     folder = None if checkpoint is None else str(checkpoint)
     parts = _cross_fit_parts(given, specs, ids, earlier) if auto else 0
     crossed = None
-    once = LogOnce()
+    once = LogOnce() if parts else nullcontext()
     if parts:
         each = None if begin is None else begin.repeat_interleave(parts, 0)
         with once:

@@ -185,7 +185,7 @@ class Weighted(doxa.MAP):
 def test_row_weights_of_a_method_are_each_members_own() -> None:
     x, y = data()
     y = torch.where(torch.arange(12)[:, None] < 6, y, -y)
-    options = {"steps": 300, "lr": 0.05, "batch_size": 12, "init": "given"}
+    options = {"steps": 300, "lr": 0.05, "batch_size": 12, "init": "given", "validation": None}
     net, given = nn.Linear(2, 1).double(), {"likelihood": doxa.Gaussian(noise=0.1)}
     both = doxa.fit(net, (x, y), Weighted(), members=2, **given, **options)
     for m, rows in enumerate((slice(0, 6), slice(6, 12))):

@@ -166,12 +166,11 @@ class Run:
         return self.data.validation is not None or bool(self.settings.stop_at)
 
     def over_run(self, values: Tensor) -> Tensor:
-        """The mean of the values [M, ...] over the members of each run, for each member."""
-        first = min(self.run_of)
-        index = torch.tensor([r - first for r in self.run_of], device=values.device)
-        count = torch.bincount(index).to(values.dtype)
-        sums = values.new_zeros(len(count), *values.shape[1:]).index_add(0, index, values)
-        return (sums / count.reshape(-1, *(1,) * (values.ndim - 1)))[index]
+        """The mean of the values [M, ...] over the members of each run, for each member.
+
+        Runs have equally many members, one after the other. A step of a graph may call this."""
+        each = values.unflatten(0, (len(set(self.run_of)), -1))
+        return each.mean(1, keepdim=True).expand_as(each).flatten(0, 1)
 
     @property
     def tempered(self) -> bool:

@@ -169,7 +169,7 @@ class Run:
         """The mean of the values [M, ...] over the members of each run, for each member.
 
         Runs have equally many members, one after the other. A step of a graph may call this."""
-        each = values.unflatten(0, (len(set(self.run_of)), -1))
+        each: Tensor = values.unflatten(0, (len(set(self.run_of)), -1))
         return each.mean(1, keepdim=True).expand_as(each).flatten(0, 1)
 
     @property
